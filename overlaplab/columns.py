@@ -363,7 +363,9 @@ _ANYWHERE = (
     Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
     Column("half_bound_ns", "ns", "half the bytes", "The same if every collective sent half as much."),
     Column("half_transfer_ns", "ns", "half transfer", "What all transfers would take with half the bytes."),
-    Column("any_cap_ns", "ns", "any cap", "The least time that the step could take with the best buckets of all."),
+    Column("any_cap_ns", "ns", "any cap", "The same of one rank alone with the best buckets of all."),
+    Column("found_ns", "ns", "best found", "How long the step takes with the best buckets that were played."),
+    Column("least_ns", "ns", "least", "How long it takes at least, whatever the buckets."),
     Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for another rank."),
     Column(
         "bytes_explain", "flag", "bytes explain it", "Whether more bytes take longer: false where waits may hide that."

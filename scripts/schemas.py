@@ -117,7 +117,7 @@ _PLANNED = keys(
 _ADVISED = row(
     "advise",
     "option bucket_cap_mb? first_bucket_mb? prefetch? buckets? bucket_sizes[]? caps_mb[]? gain_ns half_ns? low_ns?"
-    " high_ns? step_ns memory_bytes replayed best",
+    " high_ns? step_ns least_ns? memory_bytes replayed best",
 )
 _VERIFIED = keys(
     confirmed=FLAG,
@@ -198,7 +198,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 row(
                     "bound",
                     "rank? step? span_ns compute_ns transfer_ns bound_ns any_cap_ns? half_bound_ns? half_transfer_ns?"
-                    " waits_known bytes_explain",
+                    " found_ns? least_ns? waits_known bytes_explain",
                 )
             ),
             "worst": null_or(row("", "rank? step?")),

@@ -11,8 +11,9 @@ import pandas as pd
 from overlaplab.charts.parts import FLUSH, Layer, bars, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.findings import (
+    BEST_FOUND,
     BEST_POSSIBLE,
-    best_possible_reading,
+    best_buckets_reading,
     caps_predicted_title,
     depths_predicted_title,
     held_predicted_title,
@@ -40,13 +41,15 @@ def caps_predicted(
     advised_mb: float | None = None,
     *,
     measured_ns: int | None = None,
+    found_ns: int | None = None,
     least_ns: int | None = None,
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
     """The step by cap: rows of `what_if.by_cap` and `recorded_caps`, on either side the interval's half.
 
-    A named line at the recorded step, `measured_ns`, whose cap is not known, and at `what_if.best_possible_ns`.
+    A named line at the recorded step, `measured_ns`, whose cap is not known, at `what_if.best_found_ns`,
+    and at `device_what_if.least_ns`.
     `advised_mb`: the cap that `advise` finds best.
     """
     title = caps_predicted_title(table, advised_mb)
@@ -62,8 +65,12 @@ def caps_predicted(
         note=note,
         dark=dark,
         tone=palette(dark).compute,
-        levels=[*_level("measured", measured_ns), *_level(BEST_POSSIBLE, least_ns)],
-        reading=None if least_ns is None else best_possible_reading(),
+        levels=[
+            *_level("measured", measured_ns),
+            *_level(BEST_FOUND, found_ns),
+            *_level(BEST_POSSIBLE, least_ns),
+        ],
+        reading=best_buckets_reading(found=found_ns is not None, possible=least_ns is not None),
     )
 
 

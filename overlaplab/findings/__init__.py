@@ -172,8 +172,9 @@ from overlaplab.findings.systems.plan import (
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.what_if import (
+    BEST_FOUND,
     BEST_POSSIBLE,
-    best_possible_reading,
+    best_buckets_reading,
     caps_predicted_title,
     depths_advice,
     depths_predicted_title,
@@ -200,6 +201,7 @@ from overlaplab.findings.windows import (
 )
 
 __all__ = [
+    "BEST_FOUND",
     "BEST_POSSIBLE",
     "CAUSE_LABELS",
     "CAUSE_MEANINGS",
@@ -230,8 +232,8 @@ __all__ = [
     "batches_finding",
     "bench_finding",
     "bench_remarks",
+    "best_buckets_reading",
     "best_buckets_remark",
-    "best_possible_reading",
     "bucket_cause_words",
     "bucket_causes",
     "bucket_notes",

@@ -120,18 +120,19 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
     chosen = advised(table)
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
-        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the median step."
+        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
     else:
         yield f"Best option: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             yield _sentence(row)[0].upper() + _sentence(row)[1:]
     if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
-        yield f"No division into buckets gains more than {ms(most_ns)} in {place_name(diagnosis)}."
+        of = "of the mean step" if table["least_ns"].notna().any() else f"in {place_name(diagnosis)}"
+        yield f"No division into buckets gains more than {ms(most_ns)} {of}."
     if table["replayed"].any():
         yield (
-            "Gains are of the median of all steps that nothing disturbed, ranges of each of them and 1 % of a step"
-            f" beyond. {_recorded_gains(table)}"
+            "Gains are means over all steps that nothing disturbed, ranges reach from the least of them to the largest,"
+            f" and by 1 % of a step beyond. {_recorded_gains(table)}"
         )
 
 
@@ -162,7 +163,7 @@ def _sentence(row: Row) -> str:
             f"{words}: gains at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing is delayed and no rank is late."
         )
     return (
-        f"{words}: replayed, the median step is {ms(row['gain_ns'])} shorter ({ms(row['low_ns'])} to"
+        f"{words}: replayed, the mean step is {ms(row['gain_ns'])} shorter ({ms(row['low_ns'])} to"
         f" {ms(row['high_ns'])}), {percent(row['gain_ns'], now_ns)} of {ms(now_ns)}{_doubt(row)}{_memory(row)}."
     )
 
@@ -186,12 +187,15 @@ def _caps(caps_mb: Sequence[float]) -> str:
 def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:
     """What no cutting into buckets exceeds, of rows of `simulate.advise`; None where that is unknown.
 
-    The bound does not count what the host saves by launching less, so a gain that was played may be larger.
+    Of the mean step where buckets were played; else of the diagnosis's step.
     """
+    played = table[table["least_ns"].notna()]
+    if len(played):
+        row = played.iloc[0]
+        return max(int(row["step_ns"] + row["gain_ns"] - row["least_ns"]), 0)
     if diagnosis.bound is None:
         return None
-    gained_ns = gains_by_buckets(diagnosis.bound, diagnosis.exposed_ns)
-    return None if gained_ns is None else max(gained_ns, *table.loc[table["buckets"].notna(), "gain_ns"].tolist(), 0)
+    return gains_by_buckets(diagnosis.bound, diagnosis.exposed_ns)
 
 
 def _is_little(row: Row) -> bool:

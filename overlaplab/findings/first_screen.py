@@ -93,10 +93,11 @@ def step_marks(found: Diagnosis) -> pd.DataFrame:
     marks = {"measured": span, "no communication": alone} if exposed else {}
     if exposed and found.bound is not None:
         gained = gains_by_buckets(found.bound, exposed)
+        played = pd.notna(found.bound.get("found_ns"))
         launched = alone + int(found.bound["bound_ns"]) - int(found.bound["compute_ns"])
         if gained is not None:
-            marks["best buckets possible"] = span - gained
-        if launched < span:
+            marks["best buckets found" if played else "best buckets possible"] = span - gained
+        if launched < span and not played:
             marks["this schedule, no pauses" if gained is None else "these buckets, no pauses"] = launched
     if exposed and found.ahead is not None:
         marks[f"prefetch {found.ahead[0]}"] = found.ahead[1]

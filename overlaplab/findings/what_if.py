@@ -17,8 +17,9 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import count, joined, ms, percent
 
 __all__ = [
+    "BEST_FOUND",
     "BEST_POSSIBLE",
-    "best_possible_reading",
+    "best_buckets_reading",
     "caps_predicted_title",
     "depths_advice",
     "depths_predicted_title",
@@ -34,8 +35,10 @@ __all__ = [
     "what_if_notes",
 ]
 
+BEST_FOUND = "best buckets found"
+"""The name of the line at `what_if.best_found_ns`."""
 BEST_POSSIBLE = "best buckets possible"
-"""The name of the line at `what_if.best_possible_ns`."""
+"""The name of the line at `device_what_if.least_ns`."""
 _ALGORITHMS: dict[Algorithm, str] = {
     "ring": "Collectives go around a ring, as on the emulated link",
     "tree": "Collectives go along trees",
@@ -98,12 +101,13 @@ def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -
     return f"Predicted step by cap: {_near(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
 
-def best_possible_reading() -> str:
-    """What the line at the best buckets means."""
-    name = BEST_POSSIBLE.capitalize()
-    return (
-        f"{name}: no buckets give a shorter step, even without delays or late ranks; the mean of all ranks and steps."
-    )
+def best_buckets_reading(*, found: bool, possible: bool) -> str | None:
+    """What the line at the best buckets means, if there is one."""
+    if found:
+        return f"{BEST_FOUND.capitalize()}: the shortest of all caps and lists of caps that were played."
+    if possible:
+        return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays or late ranks."
+    return None
 
 
 def depths_predicted_title(table: pd.DataFrame) -> str:

@@ -189,7 +189,7 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
         frame=best.assign(setting=pd.Series(words, dtype=object)),
         columns=_ADVICE,
         narrow=_ADVICE,
-        legend="ms; the median undisturbed step; ±: by how much a recorded gain may differ; more MB: each rank holds",
+        legend="ms; the mean undisturbed step; ±: by how much a recorded gain may differ; more MB: each rank holds",
     )
 
 

@@ -146,8 +146,10 @@ def _over_caps(
     if len(caps):
         cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb or CAP_MB
         seen = recorded.head(0) if found.changes_but("bucket_cap_mb") else recorded.dropna()
-        least_ns = what_if.best_possible_ns(found.run, asked.setting, algorithm=asked.algorithm)
-        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns, advised_mb, least_ns=least_ns)
+        found_ns = what_if.best_found_ns(found.run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
+        if found_ns is not None:
+            found_ns = min(found_ns, int(caps["step_ns"].min()))
+        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns, advised_mb, found_ns=found_ns)
         yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
 
 

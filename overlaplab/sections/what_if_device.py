@@ -59,7 +59,7 @@ def _over_caps(
         own if setting.bucket_cap_mb is None else setting.bucket_cap_mb,
         step_ns[1],
         measured_ns=step_ns[0] if own is None else None,
-        least_ns=what_if.best_possible_ns(run, setting),
+        least_ns=device_what_if.least_ns(run),
     )
     return Chart(key="caps_predicted", draw=draw, note=note, table=as_held(table, "by_cap"))
 

@@ -10,9 +10,9 @@ waits for a reduce-scatter where the engine did (`engine::scatter_done`), but no
 since the number in flight is the engine's choice. Collectives of flags and norms are ignored.
 
 [Note: any cap]
-The same computation, but the gradients are cut into buckets in the best of all ways, in their order of arrival
-(`cutting.best_cutting`). A bucket is launched as soon as its last gradient is there, and computation waits for all of
-them at the end of the backward pass. No `bucket_cap_mb` gives a shorter step on this link.
+For one rank alone the same computation, but the gradients are cut into buckets in the best of all ways, in their order
+of arrival (`best_cutting`). A bucket is launched as soon as its last gradient is there, and computation waits for all
+of them at the end of the backward pass.
 
 [Note: no communication]
 The computation alone.
@@ -31,12 +31,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Window
+from overlaplab.events import Run, Trace, Window, step_windows
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
 from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.simulate.cutting import best_cutting
+from overlaplab.simulate.buckets.cutting import best_cutting
+from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.issued import Issued, issued, progress
 from overlaplab.simulate.player import Launch, Move, Wait, Work, play
 from overlaplab.simulate.transfers import Transfers, transfers
@@ -45,7 +46,7 @@ _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
 _TYPES = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     **dict.fromkeys(_NUMBERS, "int64"),
-    **dict.fromkeys(("any_cap_ns", "half_bound_ns", "half_transfer_ns"), "Int64"),
+    **dict.fromkeys(("any_cap_ns", "half_bound_ns", "half_transfer_ns", "found_ns", "least_ns"), "Int64"),
     **dict.fromkeys(("waits_known", "bytes_explain"), "bool"),
 }
 
@@ -59,19 +60,36 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     (T of all collectives played), `bound_ns` (see [Note: as launched]; all int64), `any_cap_ns` (Int64; see [Note: any
     cap]; null unless gradients are averaged by all-reduces, in one backward pass of the step, and their sizes and T of
     any size are known), `half_bound_ns`, `half_transfer_ns` (both Int64: `bound_ns` and `transfer_ns` with [Note: half
-    the bytes]; null unless T of any size is known), `waits_known` (bool: else T may include waiting for other ranks,
-    and the bounds hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no
-    line).
+    the bytes]; null unless T of any size is known), `found_ns`, `least_ns` (both Int64: how long the step takes with
+    the best buckets that were played with all ranks, and at least with any, see `buckets.search` and `buckets.least`;
+    null where a run cannot be played so), `waits_known` (bool: else T may include waiting for other ranks, and the
+    bounds hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no line).
 
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
-    sizes a line through those measured. Each rank is simulated alone, so bounds include no waiting for other ranks.
+    sizes a line through those measured. But for `found_ns` and `least_ns` each rank is simulated alone, without waiting
+    for other ranks.
     Steps whose collectives are unknown have no row, nor have DDP's steps that also exchange other data than gradients,
     nor runs where updated parameters are gathered, which reaches into the next step, or sent by a server, nor meshes of
     several axes. Raises `OverlaplabError` for an unknown rank or step.
     """
     link = link or (run.manifest.link if run.manifest else None)
     rows = rows_by_rank(run, selection, partial(_of_trace, run, link)) if _has_bounds(run) else []
+    played = _played(run, link) if rows else {}
+    rows = [row | played.get((row["rank"], row["step"]), {}) for row in rows]
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
+
+
+def _played(run: Run, link: Link | None) -> dict[tuple[int | None, int | None], dict[str, int]]:
+    """`found_ns` and `least_ns` by rank and step."""
+    search = bucket_search(run, link)
+    if search is None or search.best_found is None:
+        return {}
+    found, least = search.best_found.spans_ns, np.minimum(search.best_found.spans_ns, search.least.spans_ns)
+    return {
+        (trace.rank, window.step): {"found_ns": int(found[place, step]), "least_ns": int(least[place, step])}
+        for place, trace in enumerate(run.traces)
+        for step, window in enumerate(step_windows(trace))
+    }
 
 
 def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:

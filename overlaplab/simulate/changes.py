@@ -1,17 +1,10 @@
-"""Changes of programs: what the ranks would do with another option, from what they did (see `player`).
-
-[Note: costs]
-A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
-interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. A rank that waits at once for what it launched loses the second
-part while it waits, and saves the range alone if it no longer launches. On a sleeping device that makes up for what the
-host takes (`Manifest.hides_host`) a launch costs nothing.
-"""
+"""Changes of programs: what the ranks would do with another option, from what they did (see `player`)."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TypeVar
 
@@ -19,25 +12,11 @@ import numpy as np
 
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["Bucket", "assign", "balanced", "earlier", "launch_ns", "prefetched", "recut", "without_pauses"]
+__all__ = ["assign", "balanced", "earlier", "prefetched", "without_pauses"]
 
 Name = TypeVar("Name", bound=Hashable)
 _LONG = 0.02
 """Of a step: what occupies the link for longer may hold up what is queued behind it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """Gradients that are sent together."""
-
-    parameters: tuple[str, ...]
-    transfer_ns: int
-    bytes: int = 0
-    """Those sent."""
-    gradient_bytes: int = 0
-    """The gradients alone."""
-    displaced_ns: int = 0
-    """See `Launch`."""
 
 
 def assign(order: Sequence[Name], sizes: Mapping[Name, int], caps: Sequence[int]) -> list[list[Name]]:
@@ -54,103 +33,6 @@ def assign(order: Sequence[Name], sizes: Mapping[Name, int], caps: Sequence[int]
             buckets.append([])
             held = 0
     return [bucket for bucket in buckets if bucket]
-
-
-def launch_ns(launch: Launch) -> int:
-    """What launching it costs the host; see [Note: costs]."""
-    return 2 * launch.host_ns
-
-
-def recut(program: Program, buckets: Sequence[Bucket], *, host_ns: int, wake_ns: int) -> list[Move]:
-    """Other buckets, each launched with its last gradient, in order; all waited for at the end of the backward pass.
-
-    A launch costs the host `host_ns`, and to wake up at the end `wake_ns`; the recorded ones no longer do.
-    """
-    old = {move.key for move in program if isinstance(move, Launch) and move.role == "bucket"}
-    home = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
-    unused = _unused_by_pass(program)
-    missing: list[int] = []
-    moves: list[Move] = []
-    passes = launched = saved_ns = 0
-
-    def begin() -> None:
-        nonlocal missing, launched
-        without = unused[passes] if passes < len(unused) else frozenset()
-        missing = [sum(name not in without for name in bucket.parameters) for bucket in buckets]
-        launched = 0
-
-    def launch(*, all_there: bool = False) -> Iterator[Move]:
-        nonlocal launched
-        while launched < len(buckets) and (all_there or not missing[launched]):
-            key = ("bucket", passes, launched)
-            yield Work(host_ns)
-            bucket = buckets[launched]
-            yield Launch(
-                key,
-                bucket.transfer_ns,
-                "all_reduce",
-                bucket.bytes,
-                role="bucket",
-                what=str(launched),
-                host_ns=host_ns // 2,
-                displaced_ns=bucket.displaced_ns,
-                parameters=bucket.parameters,
-                gradient_bytes=bucket.gradient_bytes,
-            )
-            launched += 1
-
-    begin()
-    for move, then in zip(program, _next_but_work(program), strict=True):
-        if isinstance(move, Launch | Wait) and move.key in old:
-            if isinstance(move, Launch):
-                at_once = isinstance(then, Wait) and then.key == move.key
-                saved_ns += move.host_ns if at_once else launch_ns(move)
-            continue
-        if isinstance(move, Work) and saved_ns:
-            less_ns = min(saved_ns, move.ns)
-            move = Work(move.ns - less_ns, move.paused_ns, move.idle_ns)
-            saved_ns -= less_ns
-        moves.append(move)
-        if isinstance(move, Mark) and move.word == "gradient" and move.name in home:
-            missing[home[move.name]] -= 1
-            moves += launch()
-        elif isinstance(move, Mark) and move.word == "backward_end":
-            moves += launch(all_there=True)
-            last = len(buckets) - 1
-            moves += [Wait(("bucket", passes, number), wake_ns if number == last else 0) for number in range(last + 1)]
-            passes += 1
-            begin()
-    return moves
-
-
-def _unused_by_pass(program: Program) -> list[frozenset[str]]:
-    """The parameters of each backward pass whose bucket left without their gradient arriving before its end.
-
-    DDP takes the parameters that a pass does not use for ready from its beginning (`find_unused_parameters`).
-    """
-    passes: list[frozenset[str]] = []
-    arrived: set[str] = set()
-    sent: set[str] = set()
-    for move in program:
-        if isinstance(move, Launch) and move.role == "bucket":
-            sent.update(move.parameters)
-        elif isinstance(move, Mark) and move.word == "gradient":
-            arrived.add(move.name)
-        elif isinstance(move, Mark) and move.word == "backward":
-            arrived, sent = set(), set()
-        elif isinstance(move, Mark) and move.word == "backward_end":
-            passes.append(frozenset(sent - arrived))
-    return passes
-
-
-def _next_but_work(program: Program) -> list[Move | None]:
-    """After each move the next one that is no `Work`."""
-    found: list[Move | None] = []
-    following: Move | None = None
-    for move in reversed(program):
-        found.append(following)
-        following = following if isinstance(move, Work) else move
-    return found[::-1]
 
 
 def prefetched(program: Program) -> list[Move]:

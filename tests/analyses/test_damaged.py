@@ -15,7 +15,7 @@ from overlaplab.analyses import scalars, worst_step
 from overlaplab.events import step_windows
 from overlaplab.findings import run_warnings
 from overlaplab.load.cut import slice_run
-from overlaplab.simulate.advice.caps import undisturbed_steps
+from overlaplab.simulate.undisturbed import undisturbed_steps
 
 Event = dict[str, Any]
 START, STEP_US = 1_700_000_000_000_000, 10_000

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
 
-from overlaplab.simulate.changes import Bucket, assign, balanced, earlier, prefetched, recut, without_pauses
-from overlaplab.simulate.displaced import with_displaced, without_displaced
+from overlaplab.simulate.changes import assign, balanced, earlier, prefetched, without_pauses
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 
 
@@ -24,71 +23,6 @@ def test_buckets_close_as_the_engines(sizes: list[int], first: int, cap: int) ->
     expected = engine_assign(range(len(sizes)), sizes, [0] * len(sizes), [first, cap])
     got = assign(names, dict(zip(names, sizes, strict=True)), [first, cap])
     assert got == [[names[number] for number in bucket] for bucket in expected]
-
-
-BACKWARD: list[Move] = [
-    *(End(), Work(10)),  # forward
-    *(Work(20), Mark("gradient", "c"), Work(20), Mark("gradient", "b"), Work(20), Mark("gradient", "a"), Work(3)),
-    *(Launch("all", 60, role="bucket", host_ns=1), Mark("backward_end")),
-    *(Wait("all", 2), Work(5), End()),
-]
-"""It takes 10 + 60 + 3 + 60 + 2 + 5."""
-
-
-def test_smaller_buckets_leave_as_soon_as_they_are_full() -> None:
-    """Of 20 each: two are hidden, the last ends 21 after its gradient, of which 1 is what the launch costs.
-
-    The recorded launch's 2 ns are saved.
-    """
-    assert spans([BACKWARD]) == [[140]]
-    buckets = [Bucket(parameters=(name,), transfer_ns=20) for name in "cba"]
-    moves = recut(BACKWARD, buckets, host_ns=1, wake_ns=4)
-    launches = [(place, move.key) for place, move in enumerate(moves) if isinstance(move, Launch)]
-    assert [key for _, key in launches] == [("bucket", 0, number) for number in range(3)]
-    assert spans([moves]) == [[10 + 3 * 21 + 20 + 4 + (5 - 2)]]
-
-
-def test_a_bucket_on_its_way_displaces_computation() -> None:
-    """Half of its T of 20 each, of the last 2 before the wait. The recorded one displaced 1 of the last 3."""
-    program = [*BACKWARD[:8], Launch("all", 60, role="bucket", displaced_ns=20), BACKWARD[8], *BACKWARD[10:]]
-    buckets = [Bucket(parameters=(name,), transfer_ns=20, displaced_ns=10) for name in "cba"]
-    moves = with_displaced(recut(without_displaced(program), buckets, host_ns=0, wake_ns=0))
-    assert sum(move.ns for move in moves if isinstance(move, Work)) == 10 + 20 + 2 * 30 + 2 * 2 + 5
-    assert spans([moves]) == [[10 + 20 + 2 * 30 + 20 + 5]]
-
-
-def test_a_launch_that_was_waited_for_at_once_saves_its_range_alone() -> None:
-    """Of the 3 after each launch; as much again would come out of the work on gradients."""
-    blocking: list[Move] = [End(), Work(10)]
-    for name in "ba":
-        launch = Launch(name, 60, role="bucket", host_ns=3)
-        blocking += [Work(20), Mark("gradient", name), launch, Work(3), Wait(name, 2)]
-    blocking += [Mark("backward_end"), Work(30), End()]
-    buckets = [Bucket(parameters=("b", "a"), transfer_ns=60)]
-    assert spans([recut(blocking, buckets, host_ns=0, wake_ns=0)]) == [[10 + 2 * 20 + 60 + 30]]
-
-
-def test_what_has_no_gradient_is_sent_at_the_end() -> None:
-    buckets = [Bucket(parameters=("unused",), transfer_ns=20), Bucket(parameters=("a", "b", "c"), transfer_ns=40)]
-    moves = recut(BACKWARD, buckets, host_ns=0, wake_ns=0)
-    assert spans([moves]) == [[10 + 60 + 3 + 60 + 5 - 2]]
-
-
-def test_what_a_pass_does_not_use_holds_no_bucket_up() -> None:
-    """DDP sent the bucket of `unused` within the pass, though no gradient arrived: as soon as the one before it."""
-    sent = [Launch(name, 20, role="bucket", parameters=(name,)) for name in ("c", "unused")]
-    flags = Launch("flags", 1)
-    program = [End(), Mark("backward"), Work(10), Mark("gradient", "c"), *sent, Work(10), flags, Mark("backward_end")]
-    buckets = [Bucket(parameters=("c", "unused"), transfer_ns=40)]
-    moves = recut([*program, End()], buckets, host_ns=0, wake_ns=0)
-    assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), "flags"]
-    assert spans([moves]) == [[10 + 40]]
-
-
-def test_each_pass_has_buckets_of_its_own() -> None:
-    buckets = [Bucket(parameters=("c", "b", "a"), transfer_ns=60)]
-    moves = recut([*BACKWARD[:-1], *BACKWARD[1:]], buckets, host_ns=0, wake_ns=0)
-    assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), ("bucket", 1, 0)]
 
 
 def gather(unit: str, phase: str = "forward") -> Launch:

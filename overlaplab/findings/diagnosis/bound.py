@@ -24,6 +24,8 @@ def bound_finding(
     if exposed == 0:
         return None
     alone = span - exposed
+    if pd.notna(bound.get("found_ns")):
+        return _played_finding(bound, span, alone)
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     gained = gains_by_buckets(bound, exposed)
     if gained is None and ahead is not None:
@@ -50,8 +52,25 @@ def bound_finding(
     )
 
 
+def _played_finding(bound: Mapping[str, Any], span: int, alone: int) -> str:
+    """Where buckets were played with all ranks."""
+    found, least = int(bound["found_ns"]), int(bound["least_ns"])
+    gap = f", no less than {ms(least)} with any" if found - least > LITTLE_GAIN * span else ""
+    if span - found <= LITTLE_GAIN * span:
+        return (
+            f"That step takes {ms(span)}, and would take {ms(alone)} without any communication: the best buckets found"
+            f" gain {ms(max(span - found, 0))}{gap}."
+        )
+    return (
+        f"That step takes {ms(span)}: {ms(found)} with the best buckets found{gap}, and {ms(alone)} without any"
+        " communication."
+    )
+
+
 def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
-    """How much shorter the step could be with the best buckets of all, in ns; None where unknown."""
+    """How much shorter the step is with the best buckets found, in ns, or could be with any; None where unknown."""
+    if pd.notna(bound.get("found_ns")):
+        return max(int(bound["span_ns"]) - int(bound["found_ns"]), 0)
     if pd.isna(bound["any_cap_ns"]):
         return None
     unavoidable = int(bound["any_cap_ns"]) - int(bound["compute_ns"])
@@ -69,9 +88,13 @@ def gains_by_half_the_bytes(bound: Mapping[str, Any], exposed: int) -> int | Non
     return max(min(int(bound["transfer_ns"]) - int(bound["half_transfer_ns"]), exposed - left), 0)
 
 
-def unavoidable_ns(bound: Mapping[str, Any]) -> int:
-    """How much of a step's communication nothing hides, in ns: the best buckets of all leave it exposed, or, where
-    these are unknown, all transfers take so much longer than all computation.
+def unavoidable_ns(bound: Mapping[str, Any], exposed_ns: int) -> int:
+    """How much of so much exposed time no buckets hide, in ns, or, where their best are unknown, no schedule at all.
+
+    Where buckets were played, what no buckets make the step shorter; else what the best buckets of all leave exposed,
+    or by how much all transfers take longer than all computation.
     """
+    if pd.notna(bound.get("least_ns")):
+        return max(exposed_ns - max(int(bound["span_ns"]) - int(bound["least_ns"]), 0), 0)
     least = bound["any_cap_ns"] if pd.notna(bound["any_cap_ns"]) else bound["transfer_ns"]
     return max(int(least) - int(bound["compute_ns"]), 0)

@@ -19,12 +19,20 @@ def told_causes(table: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
 
     `bounds`: rows of `simulate.bound`. So much of a step as its bound leaves exposed is called `Cause.UNHIDEABLE`, or
     `Cause.LINK` where the best buckets are unknown: of each cause the last collectives, of a collective the last
-    moments. Moments are cut there, so that both tables tell the same of a step and collective. A step without a
-    bound stays as it is.
+    moments. Where buckets were played, only gradients' collectives are called so, as far as no buckets make the step
+    shorter. Moments are cut there, so that both tables tell the same of a step and collective. A step without a bound
+    stays as it is.
     """
     table = table.reset_index(drop=True)
-    excess = table[_WINDOW].merge(_excess(bounds), on=_WINDOW, how="left")
-    order = _order_of_taking(table[excess["called"].notna().to_numpy()])
+    if bounds.empty:
+        return table
+    bounds = bounds.astype(dict.fromkeys(_WINDOW, "Int64"))
+    played = bounds["least_ns"].notna() if "least_ns" in bounds else pd.Series(False, index=bounds.index)
+    with_bound = table[_WINDOW].merge(bounds[_WINDOW].assign(played=played, known=True), on=_WINDOW, how="left")
+    gradients = table["what"].notna().to_numpy() | ~with_bound["played"].eq(True).to_numpy()
+    order = _order_of_taking(table[with_bound["known"].eq(True).to_numpy() & gradients])
+    may_be_taken = table.loc[order].groupby(_WINDOW, dropna=False)["exposed_ns"].sum()
+    excess = table[_WINDOW].merge(_excess(bounds, may_be_taken), on=_WINDOW, how="left")
     window = table.loc[order].groupby(_WINDOW, dropna=False, sort=False)["exposed_ns"]
     left_ns = excess.loc[order, "excess_ns"].astype("int64") - window.cumsum() + table.loc[order, "exposed_ns"]
     taken_ns = left_ns.clip(lower=0, upper=table.loc[order, "exposed_ns"]).reindex(table.index, fill_value=0)
@@ -35,17 +43,18 @@ def told_causes(table: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _excess(bounds: pd.DataFrame) -> pd.DataFrame:
-    """What nothing hides, by rank and step: `excess_ns`, and the cause that it is `called`."""
-    rows = [
-        (
-            row["rank"],
-            row["step"],
-            unavoidable_ns({str(name): value for name, value in row.items()}),
-            Cause.LINK.value if pd.isna(row["any_cap_ns"]) else Cause.UNHIDEABLE.value,
-        )
-        for row in bounds.to_dict("records")
-    ]
+def _excess(bounds: pd.DataFrame, may_be_taken: pd.Series) -> pd.DataFrame:
+    """What nothing hides, by rank and step: `excess_ns`, and the cause that it is `called`.
+
+    `may_be_taken`: of each rank and step the exposed time from which it is taken.
+    """
+    rows = []
+    for row in bounds.to_dict("records"):
+        known = pd.notna(row["any_cap_ns"]) or pd.notna(row.get("least_ns"))
+        own_ns = int(may_be_taken.get((row["rank"], row["step"]), 0))
+        excess_ns = unavoidable_ns({str(name): value for name, value in row.items()}, own_ns)
+        called = Cause.UNHIDEABLE if known else Cause.LINK
+        rows.append((row["rank"], row["step"], excess_ns, called.value))
     return pd.DataFrame(rows, columns=[*_WINDOW, "excess_ns", "called"]).astype(dict.fromkeys(_WINDOW, "Int64"))
 
 

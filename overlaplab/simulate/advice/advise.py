@@ -1,10 +1,10 @@
 """Which settings would make the recorded steps shorter, by how much, and what memory they cost.
 
 [Note: played]
-Where a run can be played (see `plain_programs`), each setting changes all ranks' programs, which are played again.
-The gain is how much earlier the last rank ends a step, the median over the steps that nothing disturbed. Its range
-reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay tells
-settings apart no better. It says nothing of how much recordings differ: `half_ns` does.
+Where a run can be played (see `plain_programs`), each setting changes all ranks' programs, which are played again. The
+gain is how much shorter a step is, the mean over all ranks' steps that nothing disturbed, as `predict` tells it. Its
+range reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay
+tells settings apart no better. It says nothing of how much recordings differ: `half_ns` does.
 
 [Note: by the bound]
 Elsewhere one step of one rank speaks: computation at its recorded times, buckets one after the other on a link that no
@@ -25,25 +25,14 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
-from overlaplab.simulate.advice.caps import (
-    TIE,
-    CapPlayed,
-    Recutting,
-    best_buckets_played,
-    best_cap,
-    cap_ranges,
-    caps_played,
-    closing_caps,
-    first_caps_played,
-    recutting,
-    undisturbed_spans_ns,
-    undisturbed_steps,
-)
 from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.bound import sendable
-from overlaplab.simulate.cutting import best_cutting, last_end
+from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
+from overlaplab.simulate.buckets.cutting import best_cutting, last_end
+from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
 from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns, undisturbed_steps
 
 __all__ = ["OPTIONS", "advise", "best_cap_mb", "fits"]
 
@@ -54,7 +43,7 @@ _TYPES = {
     **dict.fromkeys(("bucket_cap_mb", "first_bucket_mb"), "Float64"),
     **dict.fromkeys(("prefetch", "buckets"), "Int64"),
     **dict.fromkeys(("bucket_sizes", "caps_mb"), "object"),
-    **dict.fromkeys(("gain_ns", "half_ns", "low_ns", "high_ns", "step_ns", "memory_bytes"), "Int64"),
+    **dict.fromkeys(("gain_ns", "half_ns", "low_ns", "high_ns", "step_ns", "least_ns", "memory_bytes"), "Int64"),
     **dict.fromkeys(("replayed", "best"), "bool"),
 }
 
@@ -68,8 +57,9 @@ def advise(run: Run) -> pd.DataFrame:
     prefetch), `gain_ns` (how much shorter a step is; negative if longer), `half_ns` (by
     how much a recorded gain may differ from it, see `gains_miss_ns`), `low_ns`, `high_ns` (its range; all four
     Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
-    `step_ns` (how long the median step would then take), `memory_bytes` (what each rank holds more at
-    most; both Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
+    `step_ns` (how long the mean step would then take), `least_ns` (what it takes at least with any buckets, null of a
+    prefetch and without a replay), `memory_bytes` (what each rank holds more at
+    most; all Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
     T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
     be told.
     """
@@ -79,44 +69,44 @@ def advise(run: Run) -> pd.DataFrame:
 
 def best_cap_mb(run: Run) -> float | None:
     """The cap that `advise` finds best, without what it tells of other options; None where none was replayed."""
-    best = best_cap(run, caps_played(run))
+    search = bucket_search(run)
+    best = search.best_cap if search else None
     return None if best is None else best.caps_mb[0]
 
 
 def fits(run: Run) -> bool:
     """Whether other buckets than the recorded ones could be tried at all without extrapolating."""
-    cut = recutting(run)
-    return cut is None or bool(caps_played(run))
+    search = bucket_search(run)
+    return search is None or search.best_cap is not None
 
 
 def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
     """The settings of a run that all-reduces gradients; torch's DDP has no first bucket, but caps for all."""
-    cut, played = recutting(run), caps_played(run)
-    best = best_cap(run, played)
-    if cut is None or best is None:
+    search = bucket_search(run)
+    if search is None or search.best_cap is None:
         return
     traits, manifest = traits_of(run.manifest), run.manifest
     cap = manifest.bucket_cap_mb if manifest and traits and traits.buckets else None
     has_first = manifest is not None and manifest.strategy != "torch-ddp"
+    options: list[tuple[str, Sequence[Candidate], BucketsPlayed | None]] = []
     if has_first and cap is not None:
-        yield from _caps(run, cut, "first_bucket", first_caps_played(run, cap))
-    yield from _caps(run, cut, "cap", played)
+        options.append(("first_bucket", search.first_caps(cap), search.best_first_cap(cap)))
+    options.append(("cap", search.caps, search.best_cap))
     if has_first:
-        yield from _caps(run, cut, "cap_and_first_bucket", first_caps_played(run, best.caps_mb[0]))
-    yield from _caps(run, cut, "buckets", best_buckets_played(run))
-
-
-def _caps(run: Run, cut: Recutting, option: str, played: Sequence[CapPlayed]) -> Iterator[dict[str, Any]]:
-    best = best_cap(run, played)
-    for own in played:
-        caps: dict[str, Any] = {"caps_mb": own.caps_mb}
-        if option in ("cap", "cap_and_first_bucket"):
-            caps["bucket_cap_mb"] = own.caps_mb[-1]
-        if option in ("first_bucket", "cap_and_first_bucket"):
-            caps["first_bucket_mb"] = own.caps_mb[0]
-        held = tuple(sum(cut.sizes[name] for name in names) for names in own.buckets)
-        size: dict[str, Any] = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
-        yield {"option": option, "best": own is best} | caps | size | _gain(run, own.spans_ns)
+        others = search.best_cap.caps_mb[0]
+        options.append(("cap_and_first_bucket", search.first_caps(others), search.best_first_cap(others)))
+    options.append(("buckets", search.lists, search.best_list))
+    for option, tried, best in options:
+        for own in search.played(tried):
+            caps: dict[str, Any] = {"caps_mb": own.caps_mb, "least_ns": round(search.least_ns)}
+            if option in ("cap", "cap_and_first_bucket"):
+                caps["bucket_cap_mb"] = own.caps_mb[-1]
+            if option in ("first_bucket", "cap_and_first_bucket"):
+                caps["first_bucket_mb"] = own.caps_mb[0]
+            held = tuple(sum(search.cut.sizes[name] for name in names) for names in own.buckets)
+            size: dict[str, Any] = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
+            is_best = best is not None and own.caps_mb == best.caps_mb
+            yield {"option": option, "best": is_best} | caps | size | _gain(run, own.spans_ns)
 
 
 def _of_depths(run: Run) -> Iterator[dict[str, Any]]:
@@ -130,14 +120,15 @@ def _of_depths(run: Run) -> Iterator[dict[str, Any]]:
 
 def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     """What a setting gains whose steps take so long; see [Note: played]."""
-    before, after = undisturbed_spans_ns(run).max(axis=0), spans_ns[:, undisturbed_steps(run)].max(axis=0)
-    gained, beyond = before - after, TIE * float(np.median(before))
+    before, after = (spans.mean(axis=0) for spans in (undisturbed_spans_ns(run), spans_ns[:, undisturbed_steps(run)]))
+    gained, beyond_ns = before - after, TIE * float(before.mean())
+    step_ns, gain_ns = round(float(after.mean())), round(float(gained.mean()))
     return {
-        "gain_ns": int(np.median(gained)),
+        "gain_ns": gain_ns,
         "half_ns": gains_miss_ns(run),
-        "low_ns": int(gained.min() - beyond),
-        "high_ns": int(gained.max() + beyond),
-        "step_ns": int(np.median(before)) - int(np.median(gained)),
+        "low_ns": int(gained.min() - beyond_ns),
+        "high_ns": int(gained.max() + beyond_ns),
+        "step_ns": step_ns,
         "replayed": True,
     }
 

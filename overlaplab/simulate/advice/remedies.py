@@ -24,20 +24,15 @@ import pandas as pd
 from overlaplab.analyses.exposed import Cause, exposed
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
-from overlaplab.simulate.advice.caps import best_cap, caps_played, first_caps_played, recutting
 from overlaplab.simulate.advice.depths import best_depth
-from overlaplab.simulate.changes import (
-    balanced,
-    earlier,
-    without_pauses,
-)
+from overlaplab.simulate.buckets.search import bucket_search
+from overlaplab.simulate.changes import balanced, earlier, without_pauses
 from overlaplab.simulate.player import Launch, Move, Program, StuckError, Work, play
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import transfers
 
 __all__ = ["REMEDIES", "remedies"]
 
-MIB = 1 << 20
 REMEDIES = {
     "balance": (Cause.STRAGGLER,),
     "cap": (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE),
@@ -54,8 +49,6 @@ _COLUMNS = {
     "setting": "float64",
     **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
 }
-_TIE = 0.01
-"""Of a step: of caps that differ by no more the largest is taken, since each bucket costs the host time, too."""
 
 
 def remedies(run: Run) -> pd.DataFrame:
@@ -119,16 +112,14 @@ def _late(run: Run) -> int | None:
 
 def _cuttings(run: Run) -> Iterator[tuple[str, float, Sequence[Program]]]:
     """The best cap, and where the run has a first bucket of its own, its best cap."""
-    cut, manifest = recutting(run), run.manifest
-    if cut is None or manifest is None:
+    search, manifest = bucket_search(run), run.manifest
+    if search is None or manifest is None:
         return
-    if (best := best_cap(run, caps_played(run))) is not None:
-        yield "cap", best.caps_mb[0], cut.programs(best.buckets)
+    if (best := search.best_cap) is not None:
+        yield "cap", best.caps_mb[0], search.cut.programs(best.buckets)
     first, cap = (manifest.raw or {}).get("first_bucket_mb"), manifest.bucket_cap_mb
-    if first is not None and cap is not None:
-        smaller = [own for own in first_caps_played(run, cap) if own.caps_mb[0] < first]
-        if (best := best_cap(run, smaller)) is not None:
-            yield "first_bucket", best.caps_mb[0], cut.programs(best.buckets)
+    if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
+        yield "first_bucket", best.caps_mb[0], search.cut.programs(best.buckets)
 
 
 def _halved(run: Run, programs: Sequence[Program]) -> list[Program] | None:

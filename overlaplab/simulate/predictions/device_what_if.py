@@ -14,9 +14,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
+from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.intervals import Intervals, clip, subtract, union
+from overlaplab.simulate.bound import bound
 from overlaplab.simulate.gpus.buckets import gradient_sizes, recut
 from overlaplab.simulate.gpus.gathers import prefetched
 from overlaplab.simulate.predictions.device import (
@@ -31,7 +33,19 @@ from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import label_fields
 
-__all__ = ["DEPTHS", "DeviceAnswer", "Option", "answer", "by_cap", "by_depth", "lanes", "option", "sure", "whole_bytes"]
+__all__ = [
+    "DEPTHS",
+    "DeviceAnswer",
+    "Option",
+    "answer",
+    "by_cap",
+    "by_depth",
+    "lanes",
+    "least_ns",
+    "option",
+    "sure",
+    "whole_bytes",
+]
 
 Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
 DEPTHS = (1, 2, 3, 4)
@@ -123,6 +137,21 @@ def by_cap(run: Run, setting: Setting, caps: Sequence[float]) -> pd.DataFrame:
     """The setting with each of these caps, in MiB: columns `bucket_cap_mb` (float64), `step_ns` (int64, the mean)."""
     rows = [(cap, round(answer(run, replace(setting, bucket_cap_mb=cap)).mean_ns)) for cap in caps]
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype({"bucket_cap_mb": "float64"})
+
+
+@once_per_run
+def least_ns(run: Run) -> int | None:
+    """What no buckets are shorter than: the mean over ranks and steps of each rank alone, its recorded idle time in it.
+
+    None where that is unknown.
+    """
+    window = ["rank", "step"]
+    bounds = bound(run)[[*window, "compute_ns", "any_cap_ns"]].rename(columns={"compute_ns": "alone_ns"})
+    rows = summary(run).merge(bounds, on=window, how="left")
+    if rows.empty or rows["any_cap_ns"].isna().any():
+        return None
+    exposed = (rows["any_cap_ns"] - rows["alone_ns"]).clip(lower=0, upper=rows["exposed_comm_ns"])
+    return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
 
 
 def by_depth(run: Run, setting: Setting) -> pd.DataFrame:

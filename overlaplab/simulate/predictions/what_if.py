@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.summary import summary
 from overlaplab.costs import Algorithm
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
-from overlaplab.manifest import Link, Manifest, traits_of
-from overlaplab.simulate.bound import bound
+from overlaplab.manifest import Manifest, traits_of
+from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import End, Launch, StuckError
 from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import require_device
@@ -35,7 +34,7 @@ from overlaplab.vocabulary import Rule
 
 __all__ = [
     "Step",
-    "best_possible_ns",
+    "best_found_ns",
     "by_cap",
     "by_ranks",
     "far",
@@ -164,40 +163,25 @@ def by_cap(run: Run, setting: Setting, caps: Sequence[float], **how: Any) -> pd.
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns", "buckets"]).astype({"bucket_cap_mb": "float64"})
 
 
-def best_possible_ns(run: Run, setting: Setting, *, algorithm: Algorithm = "ring") -> int | None:
-    """The mean step with the best buckets of all (`bound`'s any cap), its recorded idle time in it, of each rank alone.
+def best_found_ns(
+    run: Run, setting: Setting, *, algorithm: Algorithm = "ring", skew: Skew = "recorded", seed: int = 0
+) -> int | None:
+    """The mean step with the best buckets found behind the setting's link and ranks; the rest is as of `played`.
 
-    None where that is unknown, and for settings that change more than caps, the link and the number of ranks.
+    None where none are found (`bucket_search`), and for settings that change more than caps, the link and the ranks.
     """
     kept = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
+    recorded = run.manifest.link if run.manifest else None
     if replace(setting, **{name: getattr(Setting(), name) for name in kept}) != Setting() or algorithm != "ring":
         return None
-    link = setting.link or (run.manifest.link if run.manifest else None)
-    if link is not None and setting.ranks is not None:
-        link = replace(link, world_size=setting.ranks)
-    found = _best_possible(run)
-    if link not in found:
-        found[link] = _least_ns(run, link)
-    return found[link]
-
-
-@once_per_run
-def _best_possible(run: Run) -> dict[Link | None, int | None]:
-    """What `best_possible_ns` has found, by link."""
-    return {}
-
-
-def _least_ns(run: Run, link: Link | None) -> int | None:
-    """Each step without its exposed communication, but with what the best buckets behind this link leave exposed."""
-    own = ["rank", "step"]
-    bounds = bound(run, link=link)[[*own, "compute_ns", "any_cap_ns"]].rename(columns={"compute_ns": "alone_ns"})
-    rows = summary(run).merge(bounds, on=own, how="left")
-    if rows.empty or rows["any_cap_ns"].isna().any():
+    link = setting.link or recorded
+    search = bucket_search(run, link and replace(link, world_size=setting.ranks or link.world_size))
+    if search is None or search.best_found is None:
         return None
-    exposed = (rows["any_cap_ns"] - rows["alone_ns"]).clip(lower=0)
-    if link is None or (run.manifest is not None and link == run.manifest.link):
-        exposed = exposed.clip(upper=rows["exposed_comm_ns"])  # it was a cutting, too
-    return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
+    program = widen(search.cut.programs(search.best_found.buckets))
+    if setting.ranks is not None and setting.ranks != program.ranks:
+        program = drawn(program, setting.ranks, skew=skew, seed=seed)
+    return mean_step_ns(play_wide(program))
 
 
 def _buckets(program: WideProgram) -> int:

@@ -22,6 +22,7 @@ from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import End, Launch, Mark, Program, StuckError
+from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
@@ -100,6 +101,9 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
+    if after != before and (recut := _recut(run, before, after)) is not None:
+        chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
+        return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
     if after != before:
         _require(run, manifest, after)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
@@ -107,8 +111,8 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     served = is_served(run, Setting())
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
-        chosen = (programs if setting.straggler else [programs[median]] * len(programs))[: after.ranks]
-        return tuple(chosen if link == manifest.link else (behind(each, manifest.link, link) for each in chosen))
+        chosen = [*(programs if setting.straggler else [programs[median]] * len(programs))][: after.ranks]
+        return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
     profile = profile_of(programs, displaced, sharded="optimizer" in _traits(manifest).sharded, served=served)
     ranks: Sequence[Sequence[Step]] = profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
     if is_served(run, setting):
@@ -120,6 +124,14 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
         tuple(make(after, model, profile, transfer, rank).program(steps))
         for rank, steps in enumerate(ranks[: after.ranks])
     )
+
+
+def _recut(run: Run, before: Options, after: Options) -> list[Program] | None:
+    """The recorded moves with other buckets, where the caps change and perhaps the ranks, and the run can be recut."""
+    if replace(after, caps=before.caps, ranks=before.ranks) != before or after.caps == before.caps:
+        return None
+    cut = recutting(run)
+    return None if cut is None else cut.programs(cut.cut(*after.caps))
 
 
 def _each_in_turn(run: Run, ranks: Sequence[Sequence[Step]], count: int) -> list[Sequence[Step]]:
@@ -219,9 +231,9 @@ def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
             else:
                 continue
             raise OverlaplabError(
-                f"{reason}, so that only another link is predicted",
+                f"{reason}, so that only another link or cap is predicted",
                 path=run.path,
-                remedy="overlaplab advise tells what other buckets gain",
+                remedy="overlaplab predict takes --link and --bucket-cap-mb of it",
             )
 
 

@@ -315,7 +315,7 @@ def test_a_recorders_loop_is_made_anew_where_its_steps_are_plain(
     slower = replace(run.manifest.link, bandwidth_gbps=0.01)
     assert programs_of(run, Setting(link=slower))
     if reason is None:
-        assert programs_of(run, Setting(bucket_cap_mb=0.5))
+        assert programs_of(run, Setting(accumulate=2))
         return
-    with pytest.raises(OverlaplabError, match=f"{reason}, so that only another link is predicted"):
-        programs_of(run, Setting(bucket_cap_mb=0.5))
+    with pytest.raises(OverlaplabError, match=f"{reason}, so that only another link or cap is predicted"):
+        programs_of(run, Setting(accumulate=2))

@@ -9,10 +9,13 @@ Li, INFOCOM 2019) asks the same question of layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+__all__ = ["Cutting", "best_cutting", "best_cuttings", "last_end", "transfer_table"]
 
 
 def best_cutting(
@@ -44,40 +47,55 @@ def best_cutting(
     return ends[-1], tuple(reversed(held))
 
 
-def best_launched(
-    ready_ns: Sequence[int],
-    num_bytes: Sequence[int],
-    transfer_ns: Callable[[int], int],
-    launch_ns: int,
-    *,
-    most: int = 64,
-) -> tuple[int, ...]:
-    """As `best_cutting`, where each launch delays computation by `launch_ns`; how many gradients each bucket holds.
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """A division of gradients into buckets."""
 
-    Of cuttings into at most so many buckets it is the one with which computation and the last bucket end first: what
-    launches cost depends on their number alone, so for each number the earliest end follows as in the note above.
-    """
+    end_ns: int
+    """When the last bucket ends."""
+    counts: tuple[int, ...]
+    """How many gradients each bucket holds."""
+
+
+def transfer_table(num_bytes: Sequence[int], transfer_ns: Callable[[int], int]) -> npt.NDArray[np.int64]:
+    """T in ns of the gradients from `first` up to `last` in one bucket, at `[first, last]`; elsewhere very long."""
     number = len(num_bytes)
     sums = np.concatenate(([0], np.cumsum(np.asarray(num_bytes, np.int64))))
     took = np.full((number + 1, number + 1), np.iinfo(np.int64).max // 4)
     for last in range(1, number + 1):
         took[:last, last] = [transfer_ns(int(size)) for size in sums[last] - sums[:last]]
+    return took
+
+
+def best_cuttings(
+    ready_ns: Sequence[int], took_ns: npt.NDArray[np.int64], launch_ns: int, *, most: int = 64
+) -> Iterator[Cutting]:
+    """The cutting whose last bucket ends first, of those into one bucket, into two, …, into at most so many.
+
+    Takes the gradients in their order of arrival: when each is ready, and `transfer_table`. Each launch delays later
+    gradients by `launch_ns`: what that costs depends on the number of buckets alone, so for each number the earliest
+    end follows as in the note above.
+    """
+    number = len(ready_ns)
     ready = np.concatenate(([0], np.maximum.accumulate(np.asarray(ready_ns, np.int64)))) if number else np.zeros(1)
-    ends = np.full(number + 1, took[-1, -1])
+    ends = np.full(number + 1, took_ns[-1, -1])
     ends[0] = 0
-    cuts: list[npt.NDArray[np.int64]] = []
-    finished: list[int] = []
+    borders: list[npt.NDArray[np.int64]] = []
     for count in range(1, min(number, most) + 1):
-        ended = np.maximum(ends[:, None], ready + count * launch_ns) + took
-        cuts.append(ended.argmin(axis=0))
-        ends = np.minimum(ended.min(axis=0), took[-1, -1])
-        finished.append(int(max(ends[-1], ready[-1] + count * launch_ns)))
-    held: list[int] = []
-    last = number
-    for cut in reversed(cuts[: finished.index(min(finished)) + 1] if finished else ()):
-        held.append(last - int(cut[last]))
-        last = int(cut[last])
-    return tuple(reversed(held))
+        ended = np.maximum(ends[:, None], ready + count * launch_ns) + took_ns
+        borders.append(ended.argmin(axis=0))
+        ends = np.minimum(ended.min(axis=0), took_ns[-1, -1])
+        yield Cutting(int(ends[-1]), _counts(borders))
+
+
+def _counts(borders: Sequence[npt.NDArray[np.int64]]) -> tuple[int, ...]:
+    """How many gradients each bucket holds, from where the last one begins by where it ends, and so on back."""
+    counts: list[int] = []
+    last = len(borders[0]) - 1
+    for border in reversed(borders):
+        counts.append(last - int(border[last]))
+        last = int(border[last])
+    return tuple(reversed(counts))
 
 
 def last_end(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations, pairwise
-
 import pytest
+from cuttings import cuttings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.simulate.cutting import best_cutting, best_launched, last_end
+from overlaplab.simulate.buckets.cutting import best_cutting, best_cuttings, last_end, transfer_table
 
 
 def slow(num_bytes: int) -> int:
@@ -33,12 +31,6 @@ def test_by_hand(ready: list[int], sizes: list[int], end: int, held: tuple[int, 
     assert best_cutting(ready, sizes, slow) == (end, held)
 
 
-def cuttings(count: int) -> Iterator[tuple[int, ...]]:
-    for borders in (chosen for number in range(count) for chosen in combinations(range(1, count), number)):
-        edges = (0, *borders, count)
-        yield tuple(later - earlier for earlier, later in pairwise(edges))
-
-
 def played(held: tuple[int, ...], ready: list[int], sizes: list[int]) -> int:
     free = first = 0
     for number in held:
@@ -59,12 +51,14 @@ def test_against_all_cuttings(gradients: list[tuple[int, int]]) -> None:
 def test_with_launches_against_all_cuttings(gradients: list[tuple[int, int]], launch_ns: int) -> None:
     """Each launch delays what is computed after it, and so every later gradient."""
     ready, sizes = [own for own, _ in gradients], [own for _, own in gradients]
-    found = best_launched(ready, sizes, slow, launch_ns)
-    assert sum(found) == len(sizes)
-    if sizes:
-        assert launched(found, ready, sizes, launch_ns) == min(
-            launched(held, ready, sizes, launch_ns) for held in cuttings(len(sizes))
-        )
+    best: dict[int, int] = {}
+    for held in cuttings(len(sizes)) if sizes else ():
+        best[len(held)] = min(best.get(len(held), 10**9), launched(held, ready, sizes, launch_ns))
+    found = list(best_cuttings(ready, transfer_table(sizes, slow), launch_ns))
+    assert {len(own.counts): own.end_ns for own in found} == best
+    for own in found:
+        assert sum(own.counts) == len(sizes)
+        assert launched(own.counts, ready, sizes, launch_ns) == own.end_ns
 
 
 def launched(held: tuple[int, ...], ready: list[int], sizes: list[int], launch_ns: int) -> int:
@@ -72,13 +66,12 @@ def launched(held: tuple[int, ...], ready: list[int], sizes: list[int], launch_n
     for number, many in enumerate(held, start=1):
         free = max(free, max(ready[: first + many]) + number * launch_ns) + slow(sum(sizes[first : first + many]))
         first += many
-    return max(free, max(ready) + len(held) * launch_ns)
+    return free
 
 
-def test_few_buckets_are_kept_to() -> None:
+def test_no_more_buckets_than_asked_for() -> None:
     ready, sizes = [0, 100, 200, 300], [90, 90, 90, 90]
-    assert best_launched(ready, sizes, slow, 0) == (1, 1, 1, 1)
-    assert best_launched(ready, sizes, slow, 0, most=2) in [(3, 1), (2, 2)]
-    assert best_launched(ready, sizes, slow, 1000) == (4,)
+    found = list(best_cuttings(ready, transfer_table(sizes, slow), 0, most=2))
+    assert [own.counts for own in found] in [[(4,), (3, 1)], [(4,), (2, 2)]]
     assert last_end(ready, sizes, (1, 1, 1, 1), slow) == 400
     assert last_end(ready, sizes, (4,), slow) == 670

@@ -1,0 +1,60 @@
+"""Every `bucket_cap_mb` that makes a difference.
+
+A bucket closes once it holds its cap, so between two sums of gradients that arrived one after the other all caps give
+the same buckets. At such a sum the step time jumps: a cap that is a little larger may leave two buckets fewer. So each
+range of caps is tried once, and none between is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, log10
+from typing import Generic, TypeVar
+
+from overlaplab.simulate.changes import assign
+
+__all__ = ["CapRange", "cap_for", "cap_ranges", "closing_caps"]
+
+MIB = 1 << 20
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapRange(Generic[Name]):
+    """Caps that all give the same buckets."""
+
+    cap_mb: float
+    """The one with the fewest digits, in MiB."""
+    buckets: tuple[tuple[Name, ...], ...]
+
+
+def cap_ranges(order: Sequence[Name], sizes: Mapping[Name, int]) -> Iterator[CapRange[Name]]:
+    """All ranges, the smallest caps first: from one bucket per gradient to one for all.
+
+    Takes the gradients in their order of arrival and their bytes.
+    """
+    cap = 1
+    while order:
+        buckets = assign(order, sizes, [cap])
+        full = [sum(sizes[name] for name in bucket) for bucket in buckets[:-1]]
+        upto = min(full, default=2 * cap)  # of one bucket for all every larger cap
+        yield CapRange(cap_mb=cap_for(cap, upto), buckets=tuple(map(tuple, buckets)))
+        if not full:
+            return
+        cap = upto + 1
+
+
+def cap_for(least: int, most: int) -> float:
+    """The cap in MiB with the fewest digits of those from `least` to `most` bytes; of several the largest."""
+    for digits in range(1, 17):
+        unit = 10.0 ** (floor(log10(most / MIB)) - digits + 1)
+        cap = float(f"{floor(most / MIB / unit) * unit:.{digits}g}")
+        if least <= int(cap * MIB) <= most:
+            return cap
+    return most / MIB
+
+
+def closing_caps(buckets: Sequence[Sequence[int]]) -> list[float]:
+    """A cap in MiB for each bucket, so that it closes with its last gradient; of each the gradients' bytes."""
+    return [cap_for(sum(sizes[:-1]) + 1, sum(sizes)) for sizes in buckets]

@@ -1,0 +1,154 @@
+"""What no buckets make shorter: the least time of a recorded run's steps, whatever its gradients are sent in.
+
+[Note: bound]
+Each rank plays its program without buckets, up to the end of a backward pass. So no gradient arrives earlier, and no
+rank ends its pass earlier, than with any buckets. For every number of buckets the best cutting of these gradients ends
+at a certain time (`best_cuttings`), and that many launches delay the ranks. No rank goes on before both, with the
+number of buckets that is best for it. From there the next pass is played in the same way. What buckets displace of the
+computation, and how they and other collectives hold each other up, is left out: it makes no step shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.simulate.buckets.cutting import Cutting, best_cutting, best_cuttings, transfer_table
+from overlaplab.simulate.player import Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.programs.buckets import Buckets, Recutting, recut
+
+__all__ = ["Least", "least_of"]
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardPass:
+    """A backward pass that sends gradients, played without buckets; times of the run as in [Note: bound]."""
+
+    step: int
+    """Its place among the steps."""
+    ready_ns: Times
+    """When the last rank has each gradient, in their order."""
+    ended_ns: Times
+    """When each rank has ended its backward pass."""
+    resumed_ns: Times
+    """When each rank goes on at the earliest, whatever the buckets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """A run's steps at their least."""
+
+    cut: Recutting
+    took_ns: Times
+    """T of gradients in one bucket: see `transfer_table`."""
+    passes: tuple[BackwardPass, ...]
+    spans_ns: Times
+    """How long each step takes at least, of shape (ranks, steps): see [Note: bound]."""
+
+    def spans_with_ns(self, buckets: Buckets) -> Times:
+        """How long each step takes at least with these buckets: the mean over the ranks, of shape (steps,)."""
+        ends = np.cumsum([len(names) for names in buckets])
+        ready = np.maximum.accumulate([each.ready_ns for each in self.passes], axis=1) + self.cut.host_ns
+        free_ns = np.zeros(len(self.passes), dtype=np.int64)
+        launch_ns, first = 2 * self.cut.host_ns, 0
+        for number, end in enumerate(ends.tolist()):
+            free_ns = np.maximum(free_ns, ready[:, end - 1] + number * launch_ns) + self.took_ns[first, end]
+            first = end
+        spans: Times = self.spans_ns.mean(axis=0)
+        for each, end_ns in zip(self.passes, free_ns.tolist(), strict=True):
+            resumed = _resumed(each.ended_ns, len(buckets), end_ns, self.cut)
+            spans[each.step] += (resumed - each.resumed_ns).mean()
+        return spans
+
+    def cuttings(self, ready_ns: Times) -> Iterator[Cutting]:
+        """The best cuttings for a pass with these times, into one bucket, into two, …; half a launch is before it."""
+        return best_cuttings((ready_ns - self.cut.host_ns).tolist(), self.took_ns, 2 * self.cut.host_ns)
+
+
+def least_of(cut: Recutting) -> Least | None:
+    """None where ranks have different numbers of backward passes."""
+    parts = [_parts(recut(program, (), host_ns=0, wake_ns=0)) for program in cut.alone]
+    if len({len(each) for each in parts}) > 1:
+        return None
+    took_ns = transfer_table([cut.sent[name] for name in cut.order], cut.takes)
+    at_ns = np.zeros(len(parts), dtype=np.int64)
+    ends: list[list[int]] = [[] for _ in parts]
+    known = Least(cut=cut, took_ns=took_ns, passes=(), spans_ns=at_ns)
+    passes: list[BackwardPass] = []
+    for part in zip(*parts, strict=True):
+        begun = int(at_ns.min())
+        moves = [[Work(int(at) - begun), *own] for at, own in zip(at_ns, _closed(part), strict=True)]
+        try:
+            played = play(moves)
+        except StuckError:
+            return None
+        for rank, ended_ns in enumerate(played.ends_ns):
+            ends[rank] += [begun + at for at in ended_ns]
+        at_ns = begun + np.array([over_ns[-1] for over_ns in played.over_ns], dtype=np.int64)
+        if isinstance(moves[0][-1], Mark):  # the end of a backward pass
+            ready = begun + _ready_ns(cut, moves, played)
+            at_ns, ended = _earliest_ns(known, ready, at_ns), at_ns
+            step = len(ends[0]) - 1
+            passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
+    times = np.array(ends, dtype=np.int64)
+    spans = times[:, 1:] - times[:, :-1]
+    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=spans)
+
+
+def _parts(program: Program) -> list[list[Move]]:
+    """The moves up to the end of each backward pass that sends gradients, and what follows the last."""
+    parts: list[list[Move]] = [[]]
+    for move in program:
+        parts[-1].append(move)
+        if isinstance(move, Mark) and move.word == "backward_end":
+            parts.append([])
+    return parts
+
+
+def _closed(parts: Sequence[Sequence[Move]]) -> list[list[Move]]:
+    """The ranks' moves without those collectives that do not begin and end within them on all ranks."""
+    launched = [{move.key for move in part if isinstance(move, Launch)} for part in parts]
+    inside: set[Hashable] = set.intersection(*launched)
+    return [[move for move in part if not isinstance(move, Launch | Wait) or move.key in inside] for part in parts]
+
+
+def _ready_ns(cut: Recutting, moves: Sequence[Program], played: Played) -> Times:
+    """When the last rank has each gradient; one that does not arrive is there from the beginning."""
+    place_of = {name: place for place, name in enumerate(cut.order)}
+    ready = np.zeros(len(place_of), dtype=np.int64)
+    for program, times in zip(moves, played.over_ns, strict=True):
+        for move, time in zip(program, times, strict=True):
+            if isinstance(move, Mark) and move.word == "gradient":
+                ready[place_of[move.name]] = max(ready[place_of[move.name]], time)
+    return ready
+
+
+def _earliest_ns(known: Least, ready_ns: Times, ended_ns: Times) -> Times:
+    """When each rank goes on at the earliest after a backward pass."""
+    cut, begun = known.cut, int(ready_ns.min())
+    ready, ended = ready_ns - begun, ended_ns - begun
+    sent = [cut.sent[name] for name in cut.order]
+    if not cut.host_ns:
+        return np.asarray(begun + _resumed(ended, 0, best_cutting(ready.tolist(), sent, cut.takes)[0], cut))
+    earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
+    number = 0
+    for number, cutting in enumerate(known.cuttings(ready), start=1):
+        earliest = np.minimum(earliest, _resumed(ended, number, cutting.end_ns, cut))
+        if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
+            return np.asarray(begun + earliest)
+    if number < len(sent):  # into still more
+        end_ns = best_cutting(ready.tolist(), sent, cut.takes)[0]
+        earliest = np.minimum(earliest, _resumed(ended, number + 1, end_ns, cut))
+    return np.asarray(begun + earliest)
+
+
+def _resumed(ended_ns: Times, launches: int, end_ns: int, cut: Recutting) -> Times:
+    """When each rank goes on after so many launches in its backward pass, of which the last bucket ends at `end_ns`."""
+    alone = ended_ns + 2 * launches * cut.host_ns
+    resumed: Times = np.where(end_ns > alone, end_ns + cut.wake_ns, alone)
+    return resumed

@@ -1,0 +1,243 @@
+"""Which buckets would make a recorded run's steps shortest, played.
+
+[Note: best found]
+Tried are all caps, and for some backward passes, and for their median, the cutting that is best for that pass alone,
+where a gradient is there once the last rank has it. All are played over all steps, with all ranks, other collectives,
+waits and the host's work as they were recorded. What cannot be best, since its steps take longer even at their least
+(`Least.spans_with_ns`), is not played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.events import Run, once_per_run
+from overlaplab.manifest import Link
+from overlaplab.simulate.buckets.caps import MIB, cap_for, cap_ranges, closing_caps
+from overlaplab.simulate.buckets.least import Least, least_of
+from overlaplab.simulate.displaced import without_displaced
+from overlaplab.simulate.player import StuckError
+from overlaplab.simulate.programs.buckets import Recutting, recutting, takes_behind
+from overlaplab.simulate.programs.times import behind
+from overlaplab.simulate.undisturbed import TIE, undisturbed_steps
+
+__all__ = ["BucketSearch", "BucketsPlayed", "bucket_search"]
+
+Times = npt.NDArray[np.int64]
+Names = tuple[tuple[str, ...], ...]
+_PASSES = 3
+"""Backward passes whose best buckets are tried on all steps."""
+_ROUGH = TIE / 4
+"""Of a step: by so much less than the least that `Least.spans_with_ns` tells a step was seen to take, where ranks had
+waited for each other anyway."""
+_MOST_MOVES = 3_000_000
+"""So many moves are played in about 3 s. Where all caps need more, only those are played whose steps could be least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketsPlayed:
+    """What buckets would have given."""
+
+    caps_mb: tuple[float, ...]
+    """The caps that give them, the last of which serves on."""
+    buckets: Names
+    spans_ns: Times
+    """How long the steps take, of shape (ranks, steps)."""
+    mean_ns: float
+    """The mean over ranks of the steps that nothing disturbed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Buckets that can be tried."""
+
+    caps_mb: tuple[float, ...]
+    buckets: Names
+    least_ns: float
+    """`mean_ns` is no less."""
+
+
+def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
+    """Of a run, or of the run behind another link; None where its gradients cannot be sent in other buckets."""
+    recorded = run.manifest.link if run.manifest else None
+    kept, link = _searches(run), link or recorded
+    if link not in kept:
+        cut = recutting(run)
+        if cut is not None and link is not None and link != recorded:
+            programs = tuple(behind(program, recorded, link) for program in cut.recorded.programs)
+            cut = replace(
+                cut,
+                recorded=replace(cut.recorded, programs=programs),
+                alone=tuple(map(without_displaced, programs)),
+                takes=takes_behind(run, cut.recorded, link),
+                measured=None,
+            )
+        least = None if cut is None else least_of(cut)
+        kept[link] = None if least is None else BucketSearch(least, undisturbed_steps(run))
+    return kept[link]
+
+
+@once_per_run
+def _searches(run: Run) -> dict[Link | None, BucketSearch | None]:
+    """By link."""
+    return {}
+
+
+class BucketSearch:
+    """Plays buckets, each once, and finds the best."""
+
+    def __init__(self, least: Least, steps: npt.NDArray[np.bool_]) -> None:
+        """`steps`: those that settings are compared by."""
+        self.least = least
+        self._steps = steps
+        self._spans: dict[Names, Times | None] = {}
+
+    @property
+    def cut(self) -> Recutting:
+        """What makes the programs."""
+        return self.least.cut
+
+    @cached_property
+    def least_ns(self) -> float:
+        """What no buckets are shorter than: the mean over ranks of the steps that nothing disturbed.
+
+        What was played is one of all cuttings, so it is no longer than that.
+        """
+        played = self.best_found.mean_ns if self.best_found else np.inf
+        return min(self._mean_ns(self.least.spans_ns), played)
+
+    @cached_property
+    def best_cap(self) -> BucketsPlayed | None:
+        """The cap whose steps are shortest, as far as that can be told, with the fewest buckets; None if none is known.
+
+        Each bucket costs the host time. Of several the one with the fewest digits is taken, then the largest.
+        """
+        return self._best(self.caps)
+
+    @cached_property
+    def best_list(self) -> BucketsPlayed | None:
+        """The best of `lists`."""
+        return self._shortest(self.lists)
+
+    @cached_property
+    def best_found(self) -> BucketsPlayed | None:
+        """The shortest of all caps and lists: see [Note: best found]."""
+        found = (self.best_list, self._shortest(self.caps))
+        return min((each for each in found if each is not None), key=lambda each: each.mean_ns, default=None)
+
+    def best_first_cap(self, cap_mb: float, below_mb: float | None = None) -> BucketsPlayed | None:
+        """The best first bucket with this cap for the others, chosen as `best_cap`; perhaps of those below a size."""
+        tried = self.first_caps(cap_mb)
+        return self._best([each for each in tried if below_mb is None or each.caps_mb[0] < below_mb])
+
+    @cached_property
+    def caps(self) -> tuple[Candidate, ...]:
+        """Each range of caps, the smallest caps first."""
+        ranges = cap_ranges(self.cut.order, self.cut.sizes)
+        return self._candidates(((each.cap_mb,), each.buckets) for each in ranges)
+
+    @cached_property
+    def lists(self) -> tuple[Candidate, ...]:
+        """Buckets that are the best for some backward passes.
+
+        `caps_mb` are those with which each closes, as torch's DistributedDataParallel takes in `bucket_cap_mb_list`.
+        """
+        cut, tried = self.cut, []
+        ready = [each.ready_ns - each.ready_ns.min() for each in self.least.passes]
+        if not ready:
+            return ()
+        middle = np.median([times - times.max() for times in ready], axis=0).astype(np.int64)
+        for counts in dict.fromkeys(map(self._best_counts, (middle - middle.min(), *ready[:_PASSES]))):
+            ends = np.cumsum(counts).tolist()
+            buckets = tuple(cut.order[end - count : end] for end, count in zip(ends, counts, strict=True))
+            caps = closing_caps([[cut.sizes[name] for name in names] for names in buckets])
+            tried.append((tuple(caps), buckets))
+        return self._candidates(tried)
+
+    def first_caps(self, cap_mb: float) -> tuple[Candidate, ...]:
+        """Every smaller first bucket with this cap for the others, the smallest first."""
+        cut, tried = self.cut, []
+        cap, held = int(cap_mb * MIB), 0
+        for name in cut.order[: len(cut.cut(cap)[0]) - 1]:
+            first_mb = cap_for(held + 1, held + cut.sizes[name])
+            held += cut.sizes[name]
+            tried.append(((first_mb, cap_mb), cut.cut(int(first_mb * MIB), cap)))
+        return self._candidates(tried)
+
+    def played(self, tried: Sequence[Candidate]) -> list[BucketsPlayed]:
+        """All of these that can be played; of very many those whose steps could be least."""
+        most = max(_MOST_MOVES // sum(map(len, self.cut.recorded.programs)), 1)
+        if len(tried) > most:
+            chosen = sorted(range(len(tried)), key=lambda place: tried[place].least_ns)[:most]
+            tried = [tried[place] for place in sorted(chosen)]
+        return [played for each in tried if (played := self._play(each)) is not None]
+
+    def _best(self, tried: Sequence[Candidate]) -> BucketsPlayed | None:
+        shortest = self._shortest(tried)
+        if shortest is None:
+            return None
+        most_ns = shortest.mean_ns * (1 + TIE)
+        for each in sorted(tried, key=lambda each: (len(each.buckets), len(f"{each.caps_mb[0]:g}"), -each.caps_mb[0])):
+            if each.least_ns <= most_ns and (played := self._play(each)) is not None and played.mean_ns <= most_ns:
+                return played
+        return shortest
+
+    def _shortest(self, tried: Sequence[Candidate]) -> BucketsPlayed | None:
+        """The one whose steps are shortest."""
+        shortest: BucketsPlayed | None = None
+        for each in sorted(tried, key=lambda each: each.least_ns):
+            if shortest is not None and each.least_ns >= shortest.mean_ns:
+                break
+            played = self._play(each)
+            if played is not None and (shortest is None or played.mean_ns < shortest.mean_ns):
+                shortest = played
+        return shortest
+
+    def _play(self, each: Candidate) -> BucketsPlayed | None:
+        """None where the ranks would launch in different orders."""
+        spans_ns = self._spans_ns(each.buckets)
+        if spans_ns is None:
+            return None
+        mean_ns = self._mean_ns(spans_ns)
+        return BucketsPlayed(caps_mb=each.caps_mb, buckets=each.buckets, spans_ns=spans_ns, mean_ns=mean_ns)
+
+    def _spans_ns(self, buckets: Names) -> Times | None:
+        if buckets not in self._spans:
+            self._spans[buckets] = None
+            with suppress(StuckError):
+                self._spans[buckets] = self.cut.spans_ns(buckets)
+        return self._spans[buckets]
+
+    def _mean_ns(self, spans_ns: Times) -> float:
+        return float(spans_ns[:, self._steps].mean())
+
+    def _best_counts(self, ready_ns: Times) -> tuple[int, ...]:
+        """How many gradients each bucket holds with which computation and the last bucket end first."""
+        best_ns: int | None = None
+        best: tuple[int, ...] = (len(ready_ns),)
+        for number, cutting in enumerate(self.least.cuttings(ready_ns), start=1):
+            alone_ns = int(ready_ns.max()) + 2 * number * self.cut.host_ns
+            if best_ns is not None and alone_ns >= best_ns:
+                break
+            if best_ns is None or max(alone_ns, cutting.end_ns) < best_ns:
+                best_ns, best = max(alone_ns, cutting.end_ns), cutting.counts
+        return best
+
+    def _candidates(self, tried: Iterable[tuple[tuple[float, ...], Names]]) -> tuple[Candidate, ...]:
+        """Those whose T is known."""
+        return tuple(
+            Candidate(caps_mb=caps_mb, buckets=buckets, least_ns=self._least_ns(buckets))
+            for caps_mb, buckets in tried
+            if self.cut.knows(buckets)
+        )
+
+    def _least_ns(self, buckets: Names) -> float:
+        if buckets == self.cut.buckets:  # these launches cost what they cost, others the mean
+            return self._mean_ns(self.cut.spans_ns(buckets))
+        return float(self.least.spans_with_ns(buckets)[self._steps].mean()) * (1 - _ROUGH)

@@ -1,0 +1,259 @@
+"""Other buckets for the gradients of a recorded run: its programs with these, and everything else as recorded.
+
+Each bucket is launched with its last gradient, in order, and all are waited for at the end of the backward pass, as by
+torch's DistributedDataParallel and by the engine's strategy `bucketed`.
+
+[Note: costs]
+A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
+interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. A rank that waits at once for what it launched loses the second
+part while it waits, and saves the range alone if it no longer launches. On a sleeping device that makes up for what the
+host takes (`Manifest.hides_host`) a launch costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.manifest import Link, traits_of
+from overlaplab.simulate.changes import assign
+from overlaplab.simulate.displaced import with_displaced, without_displaced
+from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.programs.profile import wake_ns
+from overlaplab.simulate.programs.times import transfer_of
+from overlaplab.simulate.recorded import Recorded, plain_programs
+from overlaplab.simulate.transfers import beyond
+
+__all__ = ["Buckets", "Recutting", "recut", "recutting", "takes_behind"]
+
+MIB = 1 << 20
+Buckets = Sequence[Sequence[str]]
+"""The gradients of each bucket by their names, in order of launch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recutting:
+    """A recorded run whose gradients can be sent in other buckets."""
+
+    recorded: Recorded
+    buckets: tuple[tuple[str, ...], ...] | None
+    """Those recorded, where they are filled, launched and waited for as others would be."""
+    alone: tuple[Program, ...]
+    """Its programs, as if collectives displaced nothing."""
+    order: tuple[str, ...]
+    """The gradients as buckets take them: in the order that DDP learnt, else as they arrive on the first rank."""
+    sizes: Mapping[str, int]
+    """Their bytes."""
+    sent: Mapping[str, int]
+    """The same with what is sent beside each."""
+    takes: Callable[[int], int]
+    """T of an all-reduce of so many bytes."""
+    measured: tuple[int, int] | None
+    """The smallest and the largest of the recorded all-reduces in bytes, where T is a line through these."""
+    host_ns: int
+    """What launching a bucket costs the host before it is out, and as much again after: the mean."""
+    displaces: Callable[[int], int]
+    """How much computation an all-reduce of so many bytes displaces."""
+    wake_ns: int
+    """What waking up at the end of the backward pass costs it: the mean."""
+
+    def cut(self, *caps: int) -> tuple[tuple[str, ...], ...]:
+        """The buckets by these caps in bytes; the last one applies to all further buckets."""
+        return tuple(map(tuple, assign(self.order, self.sizes, caps)))
+
+    def knows(self, buckets: Buckets) -> bool:
+        """Whether T of these buckets is no extrapolation."""
+        held = [sum(self.sent[name] for name in names) for names in buckets]
+        return self.measured is None or beyond(held, self.measured) is None
+
+    def spans_ns(self, buckets: Buckets) -> npt.NDArray[np.int64]:
+        """How long the steps would take with these buckets, of shape (ranks, steps). Raises `StuckError`."""
+        programs = self.programs(buckets)
+        played = play(programs)
+        return np.array([played.spans_ns(rank) for rank in range(len(programs))], dtype=np.int64)
+
+    def programs(self, buckets: Buckets) -> list[Program]:
+        """All ranks' programs with these buckets; as recorded with the recorded ones."""
+        if tuple(map(tuple, buckets)) == self.buckets:
+            return list(self.recorded.programs)
+        launches = [self._launch(number, names) for number, names in enumerate(buckets)]
+        changed = (recut(program, launches, host_ns=self.host_ns, wake_ns=self.wake_ns) for program in self.alone)
+        return [with_displaced(program) for program in changed]
+
+    def _launch(self, number: int, names: Sequence[str]) -> Launch:
+        num_bytes = sum(self.sent[name] for name in names)
+        return Launch(
+            None,
+            self.takes(num_bytes),
+            "all_reduce",
+            num_bytes,
+            role="bucket",
+            what=str(number),
+            host_ns=self.host_ns,
+            displaced_ns=self.displaces(num_bytes),
+            parameters=tuple(names),
+            gradient_bytes=sum(self.sizes[name] for name in names),
+        )
+
+
+@once_per_run
+def recutting(run: Run) -> Recutting | None:
+    """None unless all-reduces average the gradients, their names and sizes are known, and the run can be played."""
+    recorded, traits = plain_programs(run), traits_of(run.manifest)
+    if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
+        return None
+    if (order := _order(run, recorded)) is None:
+        return None
+    link = run.manifest.link if run.manifest else None
+    takes = takes_behind(run, recorded, link)
+    try:
+        play(recorded.programs)
+        takes(0)
+    except (StuckError, OverlaplabError):  # collectives of several groups; transfers that follow no line
+        return None
+    launches = [launch for program in recorded.programs for launch in _buckets(program)]
+    sizes = [launch.bytes for launch in launches]
+    return Recutting(
+        recorded=recorded,
+        buckets=_recorded_buckets(recorded) if traits.buckets else None,
+        alone=tuple(map(without_displaced, recorded.programs)),
+        order=order,
+        sizes={name: size for name, (size, _) in recorded.gradients.items()},
+        sent={name: size for name, (_, size) in recorded.gradients.items()},
+        takes=takes,
+        measured=None if link else (min(sizes), max(sizes)),
+        host_ns=round(fmean(launch.host_ns for launch in launches)),
+        displaces=partial(recorded.displaced, "all_reduce"),
+        wake_ns=wake_ns(recorded.programs),
+    )
+
+
+def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:
+    """T of an all-reduce of so many bytes behind a link; without one by what was measured, see `transfer_of`."""
+    return partial(transfer_of(run, recorded.programs, link), "all_reduce")
+
+
+def _order(run: Run, recorded: Recorded) -> tuple[str, ...] | None:
+    """None where gradients do not arrive as the buckets say."""
+    arrived = [move.name for move in recorded.programs[0] if isinstance(move, Mark) and move.word == "gradient"]
+    order = tuple(dict.fromkeys(arrived))
+    manifest = run.manifest
+    if manifest is not None and manifest.strategy == "torch-ddp":
+        learnt = tuple(name for bucket in manifest.buckets for name in bucket.parameters)
+        order = learnt if set(learnt) == set(order) else order
+    return order if set(order) == set(recorded.gradients) else None
+
+
+def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
+    """None where they differ from one backward pass to another."""
+    passes: list[list[tuple[str, ...]]] = [[]]
+    for move in recorded.programs[0]:
+        if isinstance(move, Launch) and move.role == "bucket":
+            passes[-1].append(move.parameters)
+        elif isinstance(move, Mark) and move.word == "backward" and passes[-1]:
+            passes.append([])
+    sent = {tuple(buckets) for buckets in passes if buckets}
+    return sent.pop() if len(sent) == 1 else None
+
+
+def recut(program: Program, buckets: Sequence[Launch], *, host_ns: int, wake_ns: int) -> list[Move]:
+    """One rank's program with other buckets, which are launched under a key of their own in each pass.
+
+    A launch costs the host `host_ns` before it, as much again after it, and to wake up at the end `wake_ns`; the
+    recorded ones no longer do.
+    """
+    return _Recut(program, buckets, host_ns, wake_ns).moves
+
+
+class _Recut:
+    """Makes one rank's program."""
+
+    def __init__(self, program: Program, buckets: Sequence[Launch], host_ns: int, wake_ns: int) -> None:
+        self.moves: list[Move] = []
+        self._buckets, self._host_ns, self._wake_ns = buckets, host_ns, wake_ns
+        self._number_of = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
+        self._unused = _unused_by_pass(program)
+        self._pass = self._saved_ns = 0
+        self._begin()
+        recorded = {launch.key for launch in _buckets(program)}
+        for move, then in zip(program, _next_but_work(program), strict=True):
+            if isinstance(move, Launch | Wait) and move.key in recorded:
+                if isinstance(move, Launch):
+                    waits_at_once = isinstance(then, Wait) and then.key == move.key
+                    self._saved_ns += move.host_ns if waits_at_once else 2 * move.host_ns
+            else:
+                self._add(move)
+
+    def _begin(self) -> None:
+        """A backward pass."""
+        unused = self._unused[self._pass] if self._pass < len(self._unused) else frozenset()
+        self._missing = [sum(name not in unused for name in bucket.parameters) for bucket in self._buckets]
+        self._launched = 0
+
+    def _add(self, move: Move) -> None:
+        if isinstance(move, Work) and self._saved_ns:
+            less_ns = min(self._saved_ns, move.ns)
+            self._saved_ns -= less_ns
+            move = Work(move.ns - less_ns, move.paused_ns, move.idle_ns)
+        self.moves.append(move)
+        if isinstance(move, Mark) and move.word == "gradient" and move.name in self._number_of:
+            self._missing[self._number_of[move.name]] -= 1
+            self._launch_full()
+        elif isinstance(move, Mark) and move.word == "backward_end":
+            self._missing = [0] * len(self._buckets)
+            self._launch_full()
+            last = len(self._buckets) - 1
+            self.moves += [Wait(self._key(number), self._wake_ns * (number == last)) for number in range(last + 1)]
+            self._pass += 1
+            self._begin()
+
+    def _launch_full(self) -> None:
+        """Launch the buckets that have all their gradients, in their order."""
+        while self._launched < len(self._buckets) and not self._missing[self._launched]:
+            launch = replace(self._buckets[self._launched], key=self._key(self._launched))
+            self.moves += [Work(self._host_ns), launch, Work(self._host_ns)]
+            self._launched += 1
+
+    def _key(self, number: int) -> tuple[str, int, int]:
+        return "bucket", self._pass, number
+
+
+def _buckets(program: Program) -> list[Launch]:
+    return [move for move in program if isinstance(move, Launch) and move.role == "bucket"]
+
+
+def _unused_by_pass(program: Program) -> list[frozenset[str]]:
+    """The parameters of each backward pass whose bucket left without their gradient arriving before its end.
+
+    DDP takes the parameters that a pass does not use for ready from its beginning (`find_unused_parameters`).
+    """
+    passes: list[frozenset[str]] = []
+    arrived: set[str] = set()
+    sent: set[str] = set()
+    for move in program:
+        if isinstance(move, Launch) and move.role == "bucket":
+            sent.update(move.parameters)
+        elif isinstance(move, Mark) and move.word == "gradient":
+            arrived.add(move.name)
+        elif isinstance(move, Mark) and move.word == "backward":
+            arrived, sent = set(), set()
+        elif isinstance(move, Mark) and move.word == "backward_end":
+            passes.append(frozenset(sent - arrived))
+    return passes
+
+
+def _next_but_work(program: Program) -> list[Move | None]:
+    """After each move the next one that is no `Work`."""
+    found: list[Move | None] = []
+    following: Move | None = None
+    for move in reversed(program):
+        found.append(following)
+        following = following if isinstance(move, Work) else move
+    return found[::-1]
