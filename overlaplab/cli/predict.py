@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +48,12 @@ def predict(
     no_straggler: Annotated[
         bool, typer.Option("--no-straggler", help="Every rank works for as long as the median rank.")
     ] = False,
+    edit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--edit", metavar="NAME[=VALUE]", help="Any of these and further changes by name; may be repeated."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="RUN2", help="A new folder for the predicted run.")
     ] = None,
@@ -56,9 +63,10 @@ def predict(
     """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all steps of all ranks. Of a pipeline schedule, microbatches, stages and link can be changed; of other meshes
-    of several axes (tensor, DP × TP, HSDP) the link; of an asynchronous parameter server nothing; of a run on GPUs,
-    whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
+    over all steps of all ranks. --edit takes the options by name, as in cap=4, and on CPUs what else ranks might do
+    otherwise; docs/predictions.md lists all. Of a pipeline schedule, microbatches, stages and link can be changed; of
+    other meshes of several axes (tensor, DP × TP, HSDP) the link; of an asynchronous parameter server nothing; of a run
+    on GPUs, whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run
@@ -70,22 +78,24 @@ def predict(
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
     recorded = load([run], opening)[0]
     refuse_to_predict(recorded)
-    found = predict_run(
-        recorded,
-        Setting(
-            strategy=strategy,
-            bucket_cap_mb=bucket_cap_mb,
-            first_bucket_mb=first_bucket_mb,
-            link=None if link is None else _link(link, ranks or len(recorded.traces)),
-            ranks=ranks,
-            prefetch=prefetch,
-            accumulate=accumulate,
-            schedule=schedule,
-            microbatches=microbatches,
-            stages=None if stages is None else _stages(stages),
-            straggler=not no_straggler,
-        ),
-    )
+    options: dict[str, Any] = {
+        "strategy": strategy,
+        "bucket_cap_mb": bucket_cap_mb,
+        "first_bucket_mb": first_bucket_mb,
+        "link": link,
+        "ranks": ranks,
+        "prefetch": prefetch,
+        "accumulate": accumulate,
+        "schedule": schedule,
+        "microbatches": microbatches,
+        "stages": None if stages is None else _stages(stages),
+        "straggler": not no_straggler,
+    }
+    given, edits = _edits(edit or ())
+    options |= given
+    if options["link"] is not None:
+        options["link"] = _link(str(options["link"]), options["ranks"] or len(recorded.traces))
+    found = predict_run(recorded, Setting(**options, edits=edits))
     with TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "predicted"
         predicted_run.write_run(folder, found.manifest, found.ranks)
@@ -94,6 +104,37 @@ def predict(
             print_json(documents.predict_document(found, recorded, predicted))
         else:
             show(*terminal.predict(found, recorded, predicted))
+
+
+def _edits(texts: Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str | None], ...]]:
+    """What `--edit` gives: options of a `Setting`, by their fields, and edits by their names."""
+    options: dict[str, Any] = {}
+    edits: list[tuple[str, str | None]] = []
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name == "no-straggler" and not value:
+            options["straggler"] = False
+        elif name not in _OPTIONS:
+            edits.append((name, value or None))
+        else:
+            field, parse = _OPTIONS[name]
+            try:
+                options[field] = parse(value)
+            except ValueError:
+                raise OverlaplabError(
+                    f"--edit {text}: no value for {name}", remedy=f"As in {_EXAMPLES[name]}"
+                ) from None
+    return options, tuple(edits)
+
+
+def _caps(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
+def _word(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
 
 
 def _stages(text: str) -> tuple[int, ...]:
@@ -115,3 +156,34 @@ def _link(text: str, ranks: int) -> Link:
     if manifest is not None and manifest.link is not None:
         return replace(manifest.link, world_size=ranks)
     return parse_link(text, ranks)
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "strategy": ("strategy", _word),
+    "cap": ("bucket_cap_mb", float),
+    "first-bucket": ("first_bucket_mb", float),
+    "caps": ("caps_mb", _caps),
+    "without-parameter": ("without_parameter", _word),
+    "link": ("link", _word),
+    "ranks": ("ranks", int),
+    "prefetch": ("prefetch", int),
+    "accumulate": ("accumulate", int),
+    "schedule": ("schedule", _word),
+    "microbatches": ("microbatches", int),
+    "stages": ("stages", _stages),
+}
+"""Edits that are fields of a `Setting`, by their names, and how their values are read."""
+_EXAMPLES = {
+    "strategy": "strategy=bucketed",
+    "cap": "cap=4",
+    "first-bucket": "first-bucket=1",
+    "caps": "caps=4,2,1",
+    "without-parameter": "without-parameter=embedding.weight",
+    "link": "link=1Gbps,200us",
+    "ranks": "ranks=64",
+    "prefetch": "prefetch=2",
+    "accumulate": "accumulate=4",
+    "schedule": "schedule=1f1b",
+    "microbatches": "microbatches=8",
+    "stages": "stages=1,3,3,1",
+}

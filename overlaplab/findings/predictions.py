@@ -29,7 +29,7 @@ __all__ = [
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
-_OPTIONS |= {"schedule": "schedule {}", "microbatches": "{} microbatches"}
+_OPTIONS |= {"schedule": "schedule {}", "microbatches": "{} microbatches", "without_parameter": "without {}"}
 _FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
 
 
@@ -75,6 +75,9 @@ def prediction_lead(manifest: Manifest) -> str:
 def _change(name: str, value: object) -> str:
     if name == "straggler":
         return "no straggler"
+    if name in ("caps_mb", "edits") and isinstance(value, list | tuple):
+        listed = ", ".join(shorten(str(each)) for each in value)
+        return f"caps of {listed} MiB" if name == "caps_mb" else listed
     return _OPTIONS.get(name, f"{name} {{}}").format(value if isinstance(value, float | int) else shorten(str(value)))
 
 

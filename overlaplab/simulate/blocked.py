@@ -101,6 +101,8 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
         elif (found := _of_unnamed(own, generals, bisect_right(over_by, own.at_ns))) is not None:
             found.keys.append(own.launch.key)
             found.start_ns = max(found.start_ns, own.at_ns)  # it may be launched within the range
+    if not generals:  # a loop that labels no waits
+        waits += _while_nothing_computes(unnamed, compute)
     ending = sorted(range(len(launches)), key=lambda place: launches[place].ended_ns)
     ends = [launches[place].ended_ns for place in ending]
     for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
@@ -137,16 +139,27 @@ def _of_unnamed(own: Launched, generals: Sequence[Blocked], first: int) -> Block
     return near
 
 
+def _while_nothing_computes(unnamed: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
+    """The rank computed nothing when the collective ended, and went on soon after: so it had waited for it."""
+    starts, ends = compute[:, 0], compute[:, 1]
+    for own in unnamed:
+        place = int(np.searchsorted(starts, own.own_ended_ns))
+        since_ns = max(int(ends[place - 1]) if place else own.at_ns, own.at_ns)
+        until_ns = int(starts[place]) if place < len(starts) else own.own_ended_ns
+        if since_ns < own.own_ended_ns and until_ns <= own.own_ended_ns + _STALL_NS:
+            yield Blocked(since_ns, until_ns, [own.launch.key])
+
+
 def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
     """DDP waits for its buckets in turn at the end of the backward pass, inside it, and may copy each."""
     begun_ns = max(own.at_ns for own in inside)
     last_ns = min(max(own.ended_ns for own in inside), backward.end_ns)
-    pending = deque(sorted(inside, key=lambda own: own.ended_ns))
+    pending = deque(sorted(inside, key=lambda own: own.own_ended_ns))
     last = max(begun_ns, last_ns)
     whole = np.array([[begun_ns, last]], dtype=np.int64)
     for start, end in subtract(whole, clip(compute, begun_ns, last)).tolist():
         wait = Blocked(start, end)
-        while pending and pending[0].ended_ns - _GRAIN_NS <= end:
+        while pending and pending[0].own_ended_ns - _GRAIN_NS <= end:
             wait.keys.append(pending.popleft().launch.key)
         if wait.keys:
             yield wait

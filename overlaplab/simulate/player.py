@@ -86,8 +86,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that a change of the program goes by: a gradient that arrives, or a border of a pass, of a unit's use
-    (`use`, `last_use`) or of an update.
+    """Something that an edit of the program goes by: a gradient that arrives, or a border of a pass, of a unit's use
+    (`use`, `last_use`), of an update or of what the host does between passes (`host`).
     """
 
     word: str

@@ -19,6 +19,7 @@ import pandas as pd
 from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
+from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, labels_of
 from overlaplab.evidence.passes import PASSES, passes_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -176,7 +177,9 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
     others = (label for label in labels_of(trace) if label.word not in PASSES)
-    ranges = sorted((*passes_of(trace), *others, *fsdp2_ranges_of(trace)), key=lambda label: label.start_ns)
+    ranges = sorted(
+        (*passes_of(trace), *others, *fsdp2_ranges_of(trace), *host_work(trace)), key=lambda label: label.start_ns
+    )
     labels = [label for label in ranges if begin <= label.start_ns < end]
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
@@ -306,9 +309,11 @@ def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
                 yield label.start_ns, Mark(label.word.replace("first_", ""), name_of(label))
             case "forward":
                 yield label.start_ns, Mark("forward", name_of(label))
+                yield label.end_ns, Mark("forward_end")
             case "backward":
                 yield label.start_ns, Mark("backward", name_of(label))
                 yield label.end_ns, Mark("backward_end" if label.fields["sync"] == "1" else "kept_end")
-            case "optimizer" | "update":
-                yield label.start_ns, Mark(label.word, label.fields.get("unit", ""))
-                yield label.end_ns, Mark(f"{label.word}_end", label.fields.get("unit", ""))
+            case "optimizer" | "update" | "host":
+                name = label.fields.get("unit", label.fields.get("name", ""))
+                yield label.start_ns, Mark(label.word, name)
+                yield label.end_ns, Mark(f"{label.word}_end", name)

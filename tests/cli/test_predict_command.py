@@ -65,7 +65,10 @@ def test_the_folder_says_from_what_it_was_predicted(predicted: Path) -> None:
         (("--strategy", "naive"), {"strategy": "naive"}),
         (("--strategy", "tree"), {"strategy": "tree"}),
         (("--strategy", "parameter-server", "--ranks", 3), {"strategy": "parameter-server", "ranks": 3}),
-        (("--first-bucket-mb", 0.5), {"first_bucket_mb": 0.5}),
+        (("--first-bucket-mb", 2.0), {"first_bucket_mb": 2.0}),
+        (("--edit", "cap=4", "--edit", "ranks=4"), {"bucket_cap_mb": 4.0, "ranks": 4}),
+        (("--edit", "caps=4,0.5"), {"caps_mb": [4.0, 0.5]}),
+        (("--edit", "half-bytes", "--edit", "balance=0"), {"edits": ["half-bytes", "balance=0"]}),
         (("--no-straggler",), {"straggler": False}),
     ],
 )

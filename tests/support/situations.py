@@ -53,7 +53,7 @@ SITUATIONS = (
         label="waited for rank 1",
         page="Collectives",
         shown="longest waits were for rank 1",
-        advice="balancing the ranks' work: see on the timeline what rank 1 does",
+        advice="making rank 1 as fast as the others: see on the timeline what it does",
         remedy="balance",
     ),
     Situation(

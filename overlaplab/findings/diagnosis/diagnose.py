@@ -273,6 +273,8 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
     took = ms(shares[0].exposed_ns)
     if shares[0].cause is Cause.GAP:
         return f"; {took} are short pauses of the host, which communication does not cause"
+    if shares[0].remedy:
+        return f"; {took} {shares[0].label}, where less is to gain"
     return f"; against {took} {shares[0].label} nothing that is known gains enough"
 
 
@@ -369,12 +371,18 @@ def _of_step(ns: int, window: Mapping[str, Any]) -> str:
 def aim(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
     """The cause that headline and advice are about: the most expensive one that has a remedy, else that without.
 
+    Where remedies were played, it is the one whose remedy gains most, if it gains noticeably more.
     Where all traces do not tell how much of the most expensive one is waiting, that is what there is to say. Many short
     pauses of the host do not count: they come between any two operators, and would be idle time without communication.
     """
     first = _most_expensive(shares, span_ns)
-    others = (share for share in shares if share.remedy and share.cause is not Cause.GAP)
-    return first if first.remedy or first.untold else next(others, first)
+    others = [share for share in shares if share.remedy and share.cause is not Cause.GAP]
+    if not first.remedy and not first.untold and others:
+        first = others[0]
+    played = [share for share in (first, *others) if share.remedy and share.replayed and share.gain_ns is not None]
+    best = max(played, key=lambda share: share.gain_ns or 0, default=first)
+    more = best.gain_ns is not None and first.replayed and best.gain_ns > (first.gain_ns or 0) + LITTLE_GAIN * span_ns
+    return best if more else first
 
 
 def _most_expensive(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
@@ -387,7 +395,7 @@ def _most_expensive(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
     return first if longest > MAJORITY * first.exposed_ns else shares[1]
 
 
-_NO_REPLAYS = pd.DataFrame(columns=["rank", "step", "remedy", "cause", "setting", "gain_ns", "step_ns"])
+_NO_REPLAYS = pd.DataFrame(columns=["rank", "step", "remedy", "cause", "setting", "what", "gain_ns", "step_ns"])
 
 
 def _at_most(

@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.exposed import Cause
+from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
-from overlaplab.words import shorten
+from overlaplab.words import count, kind_word, shorten
 
 __all__ = [
     "FIND_PAUSE",
@@ -77,8 +78,9 @@ def remedy_for(
         return Remedy(text=OPEN_ALL)
     if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
         return Remedy(text=_FEWER_TENSOR_RANKS)
-    best = _best(cause, replays, LITTLE_GAIN * span_ns)
-    if best is not None and (cause is not Cause.STRAGGLER or late_rank in (None, int(best["setting"]))):
+    about_others = (replays["remedy"] == "balance") & (replays["setting"] != (late_rank or 0))
+    best = _best(cause, replays if late_rank is None else replays[~about_others], LITTLE_GAIN * span_ns)
+    if best is not None:
         enough = int(best["gain_ns"]) > LITTLE_GAIN * span_ns
         text = _replayed(best, cause, late_rank, rows, loop) if enough else ""
         return Remedy(text=text, gain_ns=int(best["gain_ns"]), replayed=True)
@@ -119,7 +121,10 @@ def pipeline_words(row: Mapping[Any, Any]) -> str:
     return f"the schedule {SCHEDULES[row['setting']]}"
 
 
-_ORDER = ("balance", "no_pause", "prefetch", "earlier", "first_bucket", "cap", "half_the_bytes")
+_ORDER = (
+    *("host_work", "balance", "no_pause", "last_pass", "prefetch", "earlier", "merge", "asynchronous"),
+    *("first_bucket", "cap", "leave_out", "one_gradient_less", "half_the_bytes"),
+)
 """Remedies of `simulate.remedies`: of those that gain as much the first is advised, which changes least."""
 
 
@@ -160,7 +165,29 @@ def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows
             return f"launching {what} at the start of the step, before it holds up the link"
         case "half_the_bytes":
             return _half_the_bytes(loop)
+        case "host_work" if best["what"] == DATA_LOADING:
+            return "loading data in the background (num_workers of its DataLoader)"
+        case "host_work":
+            return f"less of {shorten(str(best['what']), 40)} between the passes"
+        case "one_gradient_less":
+            return f"freezing {shorten(str(best['what']), 40)} or making its gradient sparse: it has most of the bytes"
+        case "leave_out":
+            return f"doing without {_which(rows)}, or seldom"
+        case "asynchronous":
+            return f"launching {_which(rows)} with async_op=True, and waiting when the step ends"
+        case "merge":
+            return f"one collective in place of {_which(rows)}, on stacked tensors"
+        case "last_pass":
+            return "no_sync() in every backward pass but the last of a step"
     return _in_general(cause, late_rank, rows, loop)
+
+
+def _which(rows: pd.DataFrame) -> str:
+    """Which collectives are meant that move neither gradients nor parameters: these have no name."""
+    others = rows[rows["what"].isna()]
+    kinds = {kind_word(kind) for kind in others["kind"].dropna()}
+    word = kinds.pop() if len(kinds) == 1 else "collective"
+    return f"the {count(others['collective'].nunique(), word)} that wait"
 
 
 def cap_words(cap_mb: float) -> str:
@@ -192,7 +219,7 @@ def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: L
             return "larger microbatches, a faster link, or a schedule that receives ahead"
         case Cause.STRAGGLER:
             who = "the late rank" if late_rank is None else f"rank {late_rank}"
-            return f"balancing the ranks' work: see on the timeline what {who} does while the others wait"
+            return f"making {who} as fast as the others: see on the timeline what it does while they wait"
         case Cause.GAP:
             return FIND_PAUSE
         case Cause.UNKNOWN:

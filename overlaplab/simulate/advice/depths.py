@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import traits_of
-from overlaplab.simulate.changes import prefetched
+from overlaplab.simulate.edits.gathers import prefetched
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import TIE, undisturbed_steps

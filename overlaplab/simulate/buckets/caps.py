@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import floor, log10
 from typing import Generic, TypeVar
 
-from overlaplab.simulate.changes import assign
+from overlaplab.simulate.assign import assign
 
 __all__ = ["CapRange", "cap_for", "cap_ranges", "closing_caps"]
 

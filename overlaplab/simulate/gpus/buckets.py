@@ -32,7 +32,7 @@ from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import Fields
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded, recorded_of_events
-from overlaplab.simulate.changes import assign
+from overlaplab.simulate.assign import assign
 from overlaplab.simulate.gpus.streams import Edit, Held, Sent, held, played_together
 from overlaplab.simulate.player import Launch
 from overlaplab.simulate.transfers import UNSTEADY

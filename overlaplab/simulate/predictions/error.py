@@ -116,8 +116,11 @@ def measured_steps(run: Run) -> list[float]:
 def recorded_caps(own: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
     """The mean step, by run.json alone, of those recordings that differ from `own` in nothing but the cap.
 
-    Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out.
+    Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out. What
+    else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded.
     """
+    if own.by_recorder and own.swept is None:
+        others = (own,)
     rows = [
         (other.bucket_cap_mb, fmean(took))
         for other in others

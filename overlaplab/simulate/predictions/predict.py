@@ -134,7 +134,13 @@ def _marked(run: Run, setting: Setting, step_ns: float, error: Interval, far: di
 
 def changes(setting: Setting) -> dict[str, Any]:
     """What the setting changes, by name; a link and stages as the command takes them."""
-    given = {name: value for name, value in asdict(setting).items() if value is not None and value is not True}
+    given = {
+        name: value
+        for name, value in asdict(setting).items()
+        if value is not None and value is not True and value != ()
+    }
+    if setting.edits:
+        given["edits"] = [name if value is None else f"{name}={value}" for name, value in setting.edits]
     stages = {"stages": ",".join(map(str, setting.stages))} if setting.stages else {}
     return given | stages | ({"link": str(setting.link)} if setting.link else {})
 

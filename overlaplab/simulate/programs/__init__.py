@@ -23,6 +23,7 @@ from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import End, Launch, Mark, Program, StuckError
 from overlaplab.simulate.programs.buckets import recutting
+from overlaplab.simulate.programs.edits import edited
 from overlaplab.simulate.programs.model import Model
 from overlaplab.simulate.programs.options import Options, options_of
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
@@ -96,12 +97,18 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 
 def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
+    """With the setting's edits, which come last."""
+    made = _unedited(run, setting)
+    return edited(run, made, setting.edits) if setting.edits else made
+
+
+def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     manifest, programs, displaced = _recorded(run)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
-    if after != before and (recut := _recut(run, before, after)) is not None:
+    if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
     if after != before:
@@ -126,12 +133,25 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     )
 
 
-def _recut(run: Run, before: Options, after: Options) -> list[Program] | None:
-    """The recorded moves with other buckets, where the caps change and perhaps the ranks, and the run can be recut."""
-    if replace(after, caps=before.caps, ranks=before.ranks) != before or after.caps == before.caps:
-        return None
-    cut = recutting(run)
-    return None if cut is None else cut.programs(cut.cut(*after.caps))
+def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
+    """The recorded moves with other buckets, where the caps change and perhaps the ranks, and the run can be recut.
+
+    Raises `OverlaplabError` where a parameter cannot be left out.
+    """
+    name, cut = setting.without_parameter, recutting(run)
+    other_caps = after.caps != before.caps
+    if replace(after, caps=before.caps, ranks=before.ranks) != before:
+        cut = None
+    if name is None:
+        return cut.programs(cut.cut(*after.caps)) if cut is not None and other_caps else None
+    if cut is None or (not other_caps and cut.buckets is None):
+        raise OverlaplabError("which bucket sends which gradient is not known", path=run.path)
+    if name not in cut.sizes:
+        remedy = f"Known: {', '.join(cut.order[:5])}{' …' if len(cut.order) > 5 else ''}"
+        raise OverlaplabError(f"it sends no gradient of {name}", path=run.path, remedy=remedy)
+    buckets = cut.cut(*after.caps) if other_caps else cut.buckets or ()
+    left = [[own for own in names if own != name] for names in buckets]
+    return cut.programs([names for names in left if names])
 
 
 def _each_in_turn(run: Run, ranks: Sequence[Sequence[Step]], count: int) -> list[Sequence[Step]]:

@@ -5,9 +5,8 @@ torch's DistributedDataParallel and by the engine's strategy `bucketed`.
 
 [Note: costs]
 A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
-interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. A rank that waits at once for what it launched loses the second
-part while it waits, and saves the range alone if it no longer launches. On a sleeping device that makes up for what the
-host takes (`Manifest.hides_host`) a launch costs nothing.
+interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. What is no longer launched saves that (`spared`). On a sleeping
+device that makes up for what the host takes (`Manifest.hides_host`) a launch costs nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ import numpy.typing as npt
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link, traits_of
-from overlaplab.simulate.changes import assign
+from overlaplab.simulate.assign import assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
+from overlaplab.simulate.edits.collectives import spared
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_of
@@ -180,16 +180,10 @@ class _Recut:
         self._buckets, self._host_ns, self._wake_ns = buckets, host_ns, wake_ns
         self._number_of = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
         self._unused = _unused_by_pass(program)
-        self._pass = self._saved_ns = 0
+        self._pass = 0
         self._begin()
-        recorded = {launch.key for launch in _buckets(program)}
-        for move, then in zip(program, _next_but_work(program), strict=True):
-            if isinstance(move, Launch | Wait) and move.key in recorded:
-                if isinstance(move, Launch):
-                    waits_at_once = isinstance(then, Wait) and then.key == move.key
-                    self._saved_ns += move.host_ns if waits_at_once else 2 * move.host_ns
-            else:
-                self._add(move)
+        for move in spared(program, {launch.key for launch in _buckets(program)}):
+            self._add(move)
 
     def _begin(self) -> None:
         """A backward pass."""
@@ -198,10 +192,6 @@ class _Recut:
         self._launched = 0
 
     def _add(self, move: Move) -> None:
-        if isinstance(move, Work) and self._saved_ns:
-            less_ns = min(self._saved_ns, move.ns)
-            self._saved_ns -= less_ns
-            move = Work(move.ns - less_ns, move.paused_ns, move.idle_ns)
         self.moves.append(move)
         if isinstance(move, Mark) and move.word == "gradient" and move.name in self._number_of:
             self._missing[self._number_of[move.name]] -= 1
@@ -247,13 +237,3 @@ def _unused_by_pass(program: Program) -> list[frozenset[str]]:
         elif isinstance(move, Mark) and move.word == "backward_end":
             passes.append(frozenset(sent - arrived))
     return passes
-
-
-def _next_but_work(program: Program) -> list[Move | None]:
-    """After each move the next one that is no `Work`."""
-    found: list[Move | None] = []
-    following: Move | None = None
-    for move in reversed(program):
-        found.append(following)
-        following = following if isinstance(move, Work) else move
-    return found[::-1]

@@ -86,7 +86,8 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         refuse("is predicted from recordings of pipelines alone")
     if setting.schedule or setting.microbatches is not None or setting.stages:
         refuse("is no pipeline: it has neither schedule nor stages, and takes accumulate for microbatches")
-    if not traits.buckets and (setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None):
+    caps = (setting.bucket_cap_mb, setting.first_bucket_mb, setting.caps_mb)
+    if not traits.buckets and any(cap is not None for cap in caps):
         refuse("sends no buckets: it has no cap")
     if traits.buckets and setting.first_bucket_mb is not None and not has_first_bucket(strategy, traits):
         refuse("has no option for its first bucket")
@@ -96,11 +97,15 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         value = getattr(setting, name)
         if value is not None and value <= 0:
             raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
+    if any(cap <= 0 for cap in setting.caps_mb or ()):
+        raise OverlaplabError("caps must be above 0", path=run.path)
     if setting.prefetch is not None and setting.prefetch < 0:
         raise OverlaplabError(f"prefetch must be 0 or more, not {setting.prefetch}", path=run.path)
 
 
 def _caps(manifest: Manifest, setting: Setting, strategy: str) -> tuple[int, ...]:
+    if setting.caps_mb is not None:
+        return tuple(int(cap * MIB) for cap in setting.caps_mb)
     given = _first(setting.bucket_cap_mb, manifest.bucket_cap_mb)
     cap = CAP_MB if given is None else given
     if strategy == "torch-ddp":

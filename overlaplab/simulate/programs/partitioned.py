@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from overlaplab.simulate.changes import assign
+from overlaplab.simulate.assign import assign
 from overlaplab.simulate.programs.model import owned, padded
 from overlaplab.simulate.programs.strategy import Strategy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from overlaplab.costs.link import MESSAGE
-from overlaplab.simulate.changes import assign
+from overlaplab.simulate.assign import assign
 from overlaplab.simulate.player import Program, Work
 from overlaplab.simulate.programs.profile import Step
 from overlaplab.simulate.programs.strategy import Strategy

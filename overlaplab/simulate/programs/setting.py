@@ -31,5 +31,11 @@ class Setting:
     """Of a pipeline's step, each as large as recorded."""
     stages: tuple[int, ...] | None = None
     """The layers of each stage of a pipeline."""
+    caps_mb: tuple[float, ...] | None = None
+    """A cap for each bucket in MiB, the last of which serves on."""
+    without_parameter: str | None = None
+    """One whose gradient is not sent."""
+    edits: tuple[tuple[str, str | None], ...] = ()
+    """Names of `programs.edits.EDITS` with their values, which are made in this order."""
     straggler: bool = True
     """False: every rank's work is as the median rank's."""

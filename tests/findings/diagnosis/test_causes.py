@@ -161,5 +161,5 @@ def test_balancing_another_rank_is_no_remedy() -> None:
     for late, gain in ((3, (12 * MS, True)), (2, (20 * MS, False))):
         found = replays(("balance", Cause.STRAGGLER, float(late), 12))
         told = remedy_for(Cause.STRAGGLER, 3, rows, ENGINE, span_ns=100 * MS, replays=found)
-        assert "what rank 3 does" in told.text
+        assert "making rank 3 as fast" in told.text
         assert (told.gain_ns, told.replayed) == gain

@@ -149,7 +149,7 @@ def test_where_nothing_gains_no_cause_gets_a_remedy() -> None:
 def test_the_advice_is_about_the_next_cause_where_the_first_has_no_remedy() -> None:
     played = replays(("cap", Cause.TAIL, 2.0, 1), ("half_the_bytes", Cause.TAIL, 0.5, 1), ("balance", WAIT, 1, 9))
     found = diagnosed(exposed_rows((0, 1, "tail", 18, None), (0, 1, "straggler wait", 12, 1)), replays=played)
-    assert found.advice.startswith("Try balancing the ranks' work")
+    assert found.advice.startswith("Try making rank")
     assert "12.0 ms of it waited for rank 1" in found.headline
 
 

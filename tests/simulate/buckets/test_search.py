@@ -53,7 +53,10 @@ def test_bound_best_found_and_every_cap_are_in_order(name: str) -> None:
     assert len(search.best_cap.buckets) == min(len(each.buckets) for each in tied)
     assert search.least_ns <= search.best_found.mean_ns <= shortest
     recorded_ns = undisturbed_spans_ns(run).mean()
-    assert search.best_found.mean_ns - search.least_ns <= 0.02 * recorded_ns
+    programs = search.cut.recorded.programs
+    alone = all(move.role for program in programs for move in program if isinstance(move, Launch))
+    most = 0.005 if alone else 0.025  # the bound leaves out that other collectives queue behind buckets
+    assert search.best_found.mean_ns - search.least_ns <= most * recorded_ns
     table = bound(run)
     assert (table["least_ns"] <= table["found_ns"]).all()
 

@@ -1,0 +1,26 @@
+"""How buckets are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+__all__ = ["assign"]
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def assign(order: Sequence[Name], sizes: Mapping[Name, int], caps: Sequence[int]) -> list[list[Name]]:
+    """Gradients in order, cut into buckets that close once they hold their cap in bytes; the last cap serves on.
+
+    Source: compute_bucket_assignment_by_size, torch/csrc/distributed/c10d/reducer.cpp.
+    """
+    buckets: list[list[Name]] = [[]]
+    held = 0
+    for name in order:
+        buckets[-1].append(name)
+        held += sizes[name]
+        if held >= caps[min(len(buckets), len(caps)) - 1]:
+            buckets.append([])
+            held = 0
+    return [bucket for bucket in buckets if bucket]

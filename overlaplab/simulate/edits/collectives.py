@@ -1,0 +1,201 @@
+"""Collectives left out, merged, waited for later, launched earlier, or of fewer bytes.
+
+Those of gradients and parameters have a role. *Others*, such as of metrics, flags or normalisation, have none. What a
+loop launches between its passes it does not need at once, or so it is assumed; what is launched within a forward or a
+backward pass, as by SyncBatchNorm, the next layer needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from overlaplab.simulate.edits.steps import mean_step_ns
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+
+__all__ = [
+    "asynchronous",
+    "earlier",
+    "halved",
+    "last_pass_only",
+    "left_out",
+    "merged",
+    "other_collectives",
+    "spared",
+]
+
+_LONG = 0.02
+"""Of a step: what occupies the link for longer may hold up what is queued behind it."""
+
+
+def spared(program: Program, keys: Collection[Hashable]) -> list[Move]:
+    """Without these collectives, and without what launching them cost the host.
+
+    A launch costs its range before it and about as much after it. A rank that waits at once for what it launched loses
+    the second part while it waits, and saves the first alone.
+    """
+    moves: list[Move] = []
+    saved_ns = 0
+    for move, then in zip(program, _next_but_work(program), strict=True):
+        if isinstance(move, Launch) and move.key in keys:
+            waits_at_once = isinstance(then, Wait) and then.key == move.key
+            saved_ns += move.host_ns if waits_at_once else 2 * move.host_ns
+        elif isinstance(move, Work) and saved_ns:
+            less_ns = min(saved_ns, move.ns)
+            saved_ns -= less_ns
+            moves.append(Work(move.ns - less_ns, move.paused_ns, move.idle_ns))
+        elif not (isinstance(move, Wait) and move.key in keys):
+            moves.append(move)
+    return moves
+
+
+def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
+    """Those without a role; if asked for, only those launched outside forward and backward passes."""
+    launches: list[Launch] = []
+    inside = False
+    for move in program:
+        if isinstance(move, Mark) and move.word in _BORDERS:
+            inside = _BORDERS[move.word]
+        elif isinstance(move, Launch) and not move.role and not (between_passes and inside):
+            launches.append(move)
+    return launches
+
+
+_BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}
+
+
+def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
+    """Without the other collectives, or those of a kind; None where there are none."""
+    keys = {
+        launch.key
+        for program in programs
+        for launch in other_collectives(program)
+        if kind is None or launch.kind == kind
+    }
+    return [spared(program, keys) for program in programs] if keys else None
+
+
+def merged(programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]) -> list[list[Move]] | None:
+    """Other collectives of one kind that follow each other between passes, as one in place of the last of them.
+
+    `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged. None where none follow.
+    """
+    groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
+    if not groups:
+        return None
+    last: dict[Hashable, Launch] = {}
+    gone: set[Hashable] = set()
+    for group in groups:
+        num_bytes = sum(launch.bytes for launch in group)
+        took_ns = transfer_ns(group[-1].kind, num_bytes)
+        longest_ns = max(launch.transfer_ns for launch in group)
+        last[group[-1].key] = replace(
+            group[-1], bytes=num_bytes, transfer_ns=longest_ns if took_ns is None else max(took_ns, 0)
+        )
+        gone.update(launch.key for launch in group[:-1])
+    return [
+        [last.get(move.key, move) if isinstance(move, Launch) else move for move in spared(program, gone)]
+        for program in programs
+    ]
+
+
+def _neighbours(program: Program) -> Iterator[list[Launch]]:
+    """Other collectives of one kind between which there is nothing but work and waits for them."""
+    between = {launch.key for launch in other_collectives(program, between_passes=True)}
+    group: list[Launch] = []
+    for move in program:
+        if isinstance(move, Launch) and move.key in between and (not group or move.kind == group[-1].kind):
+            group.append(move)
+        elif isinstance(move, Launch | End) or (isinstance(move, Mark) and move.word not in ("host", "host_end")):
+            yield group
+            group = [move] if isinstance(move, Launch) and move.key in between else []
+    yield group
+
+
+def asynchronous(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Other collectives that are launched between passes, waited for when the step ends; None where there are none."""
+    keys = {launch.key for program in programs for launch in other_collectives(program, between_passes=True)}
+    changed: list[list[Move]] = []
+    for program in programs:
+        moves: list[Move] = []
+        waits: list[Move] = []
+        for move in program:
+            if isinstance(move, Wait) and move.key in keys:
+                waits.append(move)
+            elif isinstance(move, End):
+                moves += [*waits, move]
+                waits = []
+            else:
+                moves.append(move)
+        changed.append([*moves, *waits])
+    return changed if changed != [list(program) for program in programs] else None
+
+
+def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Gradients are sent in the last backward pass of a step alone; None where no step sends them in several."""
+    keys: set[Hashable] = set()
+    for program in programs:
+        passes: list[list[Hashable]] = [[]]
+        for move in program:
+            if isinstance(move, Launch) and move.role == "bucket":
+                passes[-1].append(move.key)
+            elif isinstance(move, Mark) and move.word == "backward" and passes[-1]:
+                passes.append([])
+            elif isinstance(move, End):
+                keys.update(key for launched in _sending(passes)[:-1] for key in launched)
+                passes = [[]]
+    return [spared(program, keys) for program in programs] if keys else None
+
+
+def _sending(passes: Sequence[list[Hashable]]) -> list[list[Hashable]]:
+    return [launched for launched in passes if launched]
+
+
+def halved(programs: Sequence[Program], takes_by_kind: Mapping[str, Callable[[int], int]]) -> list[list[Move]] | None:
+    """What moves gradients or parameters sends half as much; None where T of other sizes is known of no kind.
+
+    `takes_by_kind`: T by bytes.
+    """
+
+    def half(move: Move) -> Move:
+        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not move.role:
+            return move
+        takes = takes_by_kind[move.kind]
+        gained_ns = takes(move.bytes) - takes(move.bytes // 2)
+        return replace(move, transfer_ns=max(move.transfer_ns - gained_ns, 0), bytes=move.bytes // 2)
+
+    return [[half(move) for move in program] for program in programs] if takes_by_kind else None
+
+
+def earlier(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Other collectives that take long, launched when the step begins; None without any."""
+    changed = [_earlier(program) for program in programs]
+    if not any(changed):
+        return None
+    return [moves or list(program) for moves, program in zip(changed, programs, strict=True)]
+
+
+def _earlier(program: Program) -> list[Move] | None:
+    step_ns = mean_step_ns(program)
+    moves: list[Move] = []
+    begun = moved = 0
+    for move in program:
+        if isinstance(move, End):
+            begun = len(moves) + 1
+        if isinstance(move, Launch) and not move.role and move.transfer_ns > _LONG * step_ns:
+            moves.insert(begun, move)
+            begun += 1
+            moved += 1
+        else:
+            moves.append(move)
+    return moves if moved else None
+
+
+def _next_but_work(program: Program) -> list[Move | None]:
+    """After each move the next one that is no `Work`."""
+    following: Move | None = None
+    after: list[Move | None] = []
+    for move in reversed(program):
+        after.append(following)
+        following = following if isinstance(move, Work) else move
+    return after[::-1]

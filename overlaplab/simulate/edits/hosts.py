@@ -1,0 +1,94 @@
+"""What the ranks' hosts would do otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from overlaplab.simulate.edits.steps import work_by_step
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+
+__all__ = ["balanced", "without_host_work", "without_pauses"]
+
+
+def balanced(programs: Sequence[Program], late: int) -> list[Program]:
+    """The work of the rank at place `late` as the others' (their median), between any two other moves.
+
+    Where their moves differ, as long as theirs in each step as a whole.
+    """
+    merged = [_merged(program) for program in programs]
+    others = [program for place, program in enumerate(merged) if place != late]
+    own = merged[late]
+    changed: list[Move] = []
+    if all(_shape(program) == _shape(own) for program in others):
+        for move, *at in zip(own, *others, strict=True):
+            works = [other for other in at if isinstance(other, Work)]
+            changed.append(_median(works) if works else move)
+    else:
+        factors = np.median([work_by_step(program) for program in others], axis=0) / np.maximum(work_by_step(own), 1)
+        step = 0
+        for move in own:
+            step += isinstance(move, End)
+            changed.append(_scaled(move, factors[step]) if isinstance(move, Work) else move)
+    return [changed if place == late else program for place, program in enumerate(programs)]
+
+
+def without_pauses(program: Program) -> list[Move]:
+    """The host does not pause."""
+    return [_unpaused(move) if isinstance(move, Work) else move for move in program]
+
+
+def without_host_work(program: Program, name: str) -> list[Move]:
+    """Nothing is done between the marks `host` and `host_end` of this name."""
+    moves: list[Move] = []
+    inside = False
+    for move in program:
+        if isinstance(move, Mark) and move.word in ("host", "host_end") and move.name == name:
+            inside = move.word == "host"
+        if not (inside and isinstance(move, Work)):
+            moves.append(move)
+    return moves
+
+
+def _unpaused(work: Work) -> Work:
+    return Work(work.ns - work.paused_ns, 0, max(work.idle_ns - work.paused_ns, 0))
+
+
+def _scaled(work: Work, factor: float) -> Work:
+    return Work(*(int(ns * factor) for ns in (work.ns, work.paused_ns, work.idle_ns)))
+
+
+def _median(works: Sequence[Work]) -> Work:
+    return Work(*(int(median(ns)) for ns in zip(*((own.ns, own.paused_ns, own.idle_ns) for own in works), strict=True)))
+
+
+def _merged(program: Program) -> list[Move]:
+    """With exactly one `Work` before every other move."""
+    found: list[Move] = []
+    work = Work(0)
+    for move in program:
+        if isinstance(move, Work):
+            work = Work(work.ns + move.ns, work.paused_ns + move.paused_ns, work.idle_ns + move.idle_ns)
+        else:
+            found += [work, move]
+            work = Work(0)
+    return found
+
+
+def _shape(program: Program) -> list[Move]:
+    """The moves without what differs from rank to rank."""
+    shape: list[Move] = []
+    for move in program:
+        match move:
+            case Work():
+                shape.append(Work(0))
+            case Launch():
+                shape.append(replace(move, host_ns=0, displaced_ns=0))
+            case Wait(key):
+                shape.append(Wait(key))
+            case _:
+                shape.append(move)
+    return shape

@@ -1,0 +1,166 @@
+"""Edits by name, as `overlaplab predict --edit` takes them and as remedies are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from overlaplab.analyses.exposed import exposed
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run
+from overlaplab.simulate.edits import collectives
+from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
+from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
+from overlaplab.simulate.transfers import transfers
+
+__all__ = ["EDITS", "Edit", "edited", "host_works", "late_rank"]
+
+Programs: TypeAlias = Sequence[Program]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """An edit of all ranks' programs."""
+
+    about: str
+    """What changes, in a few words."""
+    value: str = ""
+    """What its value is; empty where it takes none."""
+    required: bool = False
+    """Whether it needs one."""
+    apply: Callable[[Run, Programs, str | None], Sequence[Sequence[Move]] | None]
+    """The programs with it; None where it changes nothing."""
+    nothing: str
+    """Why it changes nothing."""
+
+
+def edited(run: Run, programs: Programs, edits: Sequence[tuple[str, str | None]]) -> tuple[Program, ...]:
+    """The programs with these edits, in this order. Raises `OverlaplabError` for one that does not apply."""
+    for name, value in edits:
+        if name not in EDITS:
+            raise OverlaplabError(f"no edit is called {name}", path=run.path, remedy=f"Known: {', '.join(EDITS)}")
+        edit = EDITS[name]
+        if bool(value) > bool(edit.value) or edit.required > bool(value):
+            how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
+            raise OverlaplabError(f"edit {name} is asked for in another way", path=run.path, remedy=f"As in {how}")
+        changed = edit.apply(run, programs, value)
+        if changed is None:
+            raise OverlaplabError(f"edit {name} does not apply: {edit.nothing}", path=run.path)
+        programs = [tuple(moves) for moves in changed]
+    return tuple(programs)
+
+
+def late_rank(run: Run) -> int | None:
+    """The place of the rank that all others waited for longest; None where none was waited for."""
+    rows = exposed(run).dropna(subset=["late_rank"])
+    if not len(rows):
+        return None
+    late = rows.groupby("late_rank")["exposed_ns"].sum().idxmax()
+    return next((place for place, trace in enumerate(run.traces) if trace.rank == late), None)
+
+
+def host_works(programs: Programs) -> dict[str, int]:
+    """By name how long the host worked between the passes, in ns: of the rank that did so longest."""
+    longest: dict[str, int] = {}
+    for program in programs:
+        works: dict[str, int] = {}
+        inside = None
+        for move in program:
+            if isinstance(move, Mark) and move.word in ("host", "host_end"):
+                inside = move.name if move.word == "host" else None
+            elif isinstance(move, Work) and inside is not None:
+                works[inside] = works.get(inside, 0) + move.ns
+        longest |= {name: max(ns, longest.get(name, 0)) for name, ns in works.items()}
+    return longest
+
+
+def _balance(run: Run, programs: Programs, value: str | None) -> list[Program] | None:
+    if value is None:
+        late = late_rank(run)
+    else:
+        ranks = [str(trace.rank) for trace in run.traces]
+        if value not in ranks:
+            raise OverlaplabError(f"rank {value} is not there", path=run.path, remedy=f"Ranks: {', '.join(ranks)}")
+        late = ranks.index(value)
+    return None if late is None or len(programs) < 2 else balanced(programs, late)
+
+
+def _no_pauses(_run: Run, programs: Programs, _value: str | None) -> list[list[Move]] | None:
+    paused = any(move.paused_ns for program in programs for move in program if isinstance(move, Work))
+    return [without_pauses(program) for program in programs] if paused else None
+
+
+def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[list[Move]]:
+    known = host_works(programs)
+    if value not in known or value is None:
+        remedy = f"Known: {', '.join(known)}" if known else "None has a name: torch.profiler.record_function gives one"
+        raise OverlaplabError(f"no host work between its passes is called {value}", path=run.path, remedy=remedy)
+    return [without_host_work(program, value) for program in programs]
+
+
+def _left_out(_run: Run, programs: Programs, value: str | None) -> list[list[Move]] | None:
+    return collectives.left_out(programs, value)
+
+
+def _merged(run: Run, programs: Programs, _value: str | None) -> list[list[Move]] | None:
+    known = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+
+    def transfer_ns(kind: str, num_bytes: int) -> int | None:
+        takes = known.by_size(kind)
+        return None if takes is None else takes(num_bytes)
+
+    return collectives.merged(programs, transfer_ns)
+
+
+def _halved(run: Run, programs: Programs, _value: str | None) -> list[list[Move]] | None:
+    took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+    kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
+    return collectives.halved(programs, {kind: takes for kind in kinds if (takes := took.by_size(kind)) is not None})
+
+
+EDITS = {
+    "balance": Edit(
+        about="a rank works as long as the others", value="RANK", apply=_balance, nothing="no rank was waited for"
+    ),
+    "no-pause": Edit(about="the host does not pause", apply=_no_pauses, nothing="the host does not pause"),
+    "without-host-work": Edit(
+        about="the host does nothing of this name between passes",
+        value="NAME",
+        required=True,
+        apply=_without_host_work,
+        nothing="",
+    ),
+    "last-pass": Edit(
+        about="gradients are sent in the last backward pass of a step alone",
+        apply=lambda _run, programs, _value: collectives.last_pass_only(programs),
+        nothing="no step sends its gradients in several backward passes",
+    ),
+    "merge": Edit(
+        about="neighbours among the collectives that are not of gradients or parameters are one",
+        apply=_merged,
+        nothing="no such collectives follow each other between the passes",
+    ),
+    "async": Edit(
+        about="collectives that are not of gradients or parameters are waited for when the step ends",
+        apply=lambda _run, programs, _value: collectives.asynchronous(programs),
+        nothing="no such collective is waited for between the passes",
+    ),
+    "early": Edit(
+        about="the same are launched when the step begins, where they take long",
+        apply=lambda _run, programs, _value: collectives.earlier(programs),
+        nothing="no such collective takes long",
+    ),
+    "leave-out": Edit(
+        about="collectives that are not of gradients or parameters, or those of a kind, are left out",
+        value="KIND",
+        apply=_left_out,
+        nothing="there is no such collective",
+    ),
+    "half-bytes": Edit(
+        about="what moves gradients and parameters sends half as much",
+        apply=_halved,
+        nothing="how long its collectives of other sizes take is not known",
+    ),
+}
+"""By name."""

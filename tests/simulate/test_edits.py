@@ -1,0 +1,184 @@
+"""What edits make of programs: literals in, literals out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
+
+from overlaplab.simulate.assign import assign
+from overlaplab.simulate.edits.collectives import (
+    asynchronous,
+    earlier,
+    halved,
+    last_pass_only,
+    left_out,
+    merged,
+    other_collectives,
+    spared,
+)
+from overlaplab.simulate.edits.gathers import prefetched
+from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
+from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
+
+
+def spans(programs: Sequence[Sequence[Move]]) -> list[list[int]]:
+    played = play(programs)
+    return [played.spans_ns(rank) for rank in range(len(programs))]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 20), st.integers(1, 20))
+def test_buckets_close_as_the_engines(sizes: list[int], first: int, cap: int) -> None:
+    names = [str(number) for number in range(len(sizes))]
+    expected = engine_assign(range(len(sizes)), sizes, [0] * len(sizes), [first, cap])
+    got = assign(names, dict(zip(names, sizes, strict=True)), [first, cap])
+    assert got == [[names[number] for number in bucket] for bucket in expected]
+
+
+def gather(unit: str, phase: str = "forward") -> Launch:
+    return Launch(f"{unit} {phase}", 10, role="gather", what=f"{unit} 0 {phase}")
+
+
+def use(unit: str, phase: str = "forward", *, gathered: bool = True) -> list[Move]:
+    waits: list[Move] = [Wait(f"{unit} {phase}")] if gathered else []
+    return [*waits, Mark("use", f"{unit} 0 {phase}"), Work(20)]
+
+
+def test_gathers_are_launched_one_use_earlier() -> None:
+    """c is kept for the backward pass, so that there the gather of b can go when c is used."""
+    serial = [
+        *(End(), gather("a"), *use("a"), gather("b"), *use("b"), gather("c"), *use("c")),
+        *(*use("c", "backward", gathered=False), gather("b", "backward"), *use("b", "backward")),
+        *(gather("a", "backward"), *use("a", "backward"), End()),
+    ]
+    ahead = [
+        *(End(), gather("a"), gather("b"), *use("a"), gather("c"), *use("b"), *use("c")),
+        *(gather("b", "backward"), *use("c", "backward", gathered=False)),
+        *(gather("a", "backward"), *use("b", "backward"), *use("a", "backward"), End()),
+    ]
+    assert prefetched(serial) == ahead
+    assert (spans([serial]), spans([ahead])) == ([[170]], [[130]])
+
+
+def test_a_gather_that_others_queue_behind_goes_first() -> None:
+    program = [
+        *(End(), Work(30), Launch("flags", 1), Launch("features", 40)),
+        *(Work(10), Launch("w", 10, role="bucket"), Work(10), Wait("w"), Wait("features"), End()),
+    ]
+    moves = earlier([program])
+    assert moves is not None
+    assert moves[0][:3] == [End(), Launch("features", 40), Work(30)]
+    assert (spans([program]), spans(moves)) == ([[81]], [[51]])
+    assert earlier([[End(), Work(30), Launch("flags", 0), End()]]) is None
+
+
+def test_a_late_rank_works_as_long_as_the_others() -> None:
+    """Their median. Where its moves differ from theirs, by whole steps: its 40 and 2 become 12 and 0."""
+    ranks: list[list[Move]] = [[End(), Work(ns), Launch("a", 5), Wait("a"), Work(2), End()] for ns in (10, 40, 12)]
+    assert spans(ranks) == [[47]] * 3
+    assert spans(balanced(ranks, 1)) == [[19]] * 3
+    ranks[1][1:1] = [Mark("gradient", "w")]
+    assert [move.ns for move in balanced(ranks, 1)[1] if isinstance(move, Work) and move.ns] == [12]
+
+
+def test_without_pauses() -> None:
+    assert without_pauses([Work(10, 7), End()]) == [Work(3), End()]
+
+
+def test_without_the_hosts_work_of_a_name() -> None:
+    """The waits that it holds stay."""
+    load = [Mark("host", "loading"), Work(40), Wait("a"), Work(1), Mark("host_end", "loading")]
+    save = [Mark("host", "saving"), Work(7), Mark("host_end", "saving")]
+    program: list[Move] = [End(), Launch("a", 5), *load, Work(20), *save, End()]
+    assert spans([program]) == [[68]]
+    assert spans([without_host_work(program, "loading")]) == [[5 + 20 + 7]]
+    assert without_host_work(program, "logging") == program
+
+
+FLAGS, BUCKET = Launch("flags", 4, "all_reduce", 8), Launch("w", 10, "all_reduce", 100, role="bucket", host_ns=2)
+METRICS = [Launch(f"metric {number}", 6, "all_reduce", 4) for number in range(3)]
+
+
+def metrics(*launches: Launch) -> list[Move]:
+    """Each waited for at once, with work between them."""
+    return [move for launch in launches for move in (launch, Wait(launch.key, 1), Work(2))]
+
+
+STEP: list[Move] = [
+    *(End(), Mark("forward"), Work(30), FLAGS, Wait("flags", 1), Mark("forward_end")),
+    *metrics(*METRICS),
+    *(Mark("backward"), Work(50), BUCKET, Work(5), Mark("backward_end"), Wait("w", 1), Work(8), End()),
+]
+"""It takes 30 + 5 + 3 × 9 + 50 + 11 + 8."""
+
+
+def test_other_collectives_are_those_without_a_role() -> None:
+    assert other_collectives(STEP) == [FLAGS, *METRICS]
+    assert other_collectives(STEP, between_passes=True) == METRICS
+
+
+def test_collectives_left_out() -> None:
+    assert spans([STEP]) == [[131]]
+    left = left_out([STEP])
+    assert left is not None
+    assert spans(left) == [[131 - 5 - 3 * 7]]
+    assert left_out([STEP], "broadcast") is None
+
+
+def test_collectives_merged_with_their_neighbours() -> None:
+    """One of 12 bytes, and a wake-up, in place of three."""
+    changed = merged([STEP], lambda kind, size: {"all_reduce": 5 + size // 4}[kind])
+    assert changed is not None
+    assert [move for move in changed[0] if isinstance(move, Launch)] == [
+        *(FLAGS, Launch("metric 2", 8, "all_reduce", 12), BUCKET)
+    ]
+    assert spans(changed) == [[131 - 3 * 7 + 9]]
+    longest = merged([STEP], lambda _kind, _size: None)
+    assert longest is not None
+    assert spans(longest) == [[131 - 2 * 7]]
+    apart = [*STEP[:9], Mark("use", "a"), *STEP[9:12], Mark("use", "b"), *STEP[12:]]
+    assert merged([apart], lambda _kind, _size: None) is None
+
+
+def test_collectives_waited_for_when_the_step_ends() -> None:
+    changed = asynchronous([STEP])
+    assert changed is not None
+    assert changed[0][-4:] == [*(Wait(metric.key, 1) for metric in METRICS), End()]
+    assert spans(changed) == [[131 - 3 * 7]]
+    assert asynchronous([STEP[:6]]) is None
+
+
+def test_gradients_sent_in_the_last_pass_alone() -> None:
+    """The first launch also saves what it cost the host: 2 before it and 2 after it."""
+
+    def backward(key: str) -> list[Move]:
+        bucket = Launch(key, 20, "all_reduce", role="bucket", host_ns=2)
+        return [Mark("backward"), Work(10), bucket, Work(5), Mark("backward_end"), Wait(key)]
+
+    program = [End(), *backward("a"), Work(3), *backward("b"), End()]
+    assert spans([program]) == [[10 + 20 + 3 + 10 + 20]]
+    changed = last_pass_only([program])
+    assert changed is not None
+    assert spans(changed) == [[10 + 5 - 4 + 3 + 10 + 20]]
+    assert last_pass_only([[End(), *backward("a"), End()]]) is None
+    assert last_pass_only([[End(), *backward("a"), End(), *backward("b"), End()]]) is None
+
+
+def test_half_the_bytes() -> None:
+    changed = halved([STEP], {"all_reduce": lambda size: 2 * size // 25})
+    assert changed is not None
+    assert [move for move in changed[0] if isinstance(move, Launch) and move.role] == [
+        replace(BUCKET, transfer_ns=6, bytes=50)
+    ]
+    assert halved([STEP], {}) is None
+
+
+def test_what_is_no_longer_launched_saves_its_cost() -> None:
+    """A rank that waits at once for what it launched loses the second part of the cost while it waits."""
+    at_once = [Work(9), BUCKET, Work(1), Wait("w"), Work(9)]
+    assert spared(at_once, {"w"}) == [Work(9), Work(0), Work(8)]
+    later = [Work(9), BUCKET, Work(1), Mark("use"), Wait("w"), Work(9)]
+    assert spared(later, {"w"}) == [Work(9), Work(0), Mark("use"), Work(6)]
