@@ -21,7 +21,7 @@ _OTHERS = (
     "ProfilerStep#",
     "PyTorch Profiler",
     "DistributedDataParallel.forward",
-    "Optimizer.step#",
+    "Optimizer.",
     "gloo:",
     "nccl:",
 )

@@ -2,7 +2,8 @@
 
 A program is the order of one rank's moves over its steps: it works, launches collectives, waits for them, and ends
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
-later: start = max(last launch, previous end). Work goes on meanwhile, until a wait.
+later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. One that does not queue starts with
+its last launch.
 
 A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
 
@@ -65,6 +66,8 @@ class Launch:
     """The ranks that take part, where not all do; groups share the link, unless this is None."""
     lane: tuple[int, int] | None = None
     """Of a message: sender and receiver; None for collectives, which all queue up."""
+    queues: bool = True
+    """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def play(programs: Sequence[Program]) -> Played:
     ranks = range(len(programs))
     place, now, free = ([0] * len(programs) for _ in range(3))
     queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
-    sharing = _Sharing(members)
+    sharing, alone = _Sharing(members), _Alone(members)
     carried: dict[Hashable, tuple[int, int]] = {}
     over_at: dict[Hashable, int] = {}
     busy = True
@@ -148,6 +151,11 @@ def play(programs: Sequence[Program]) -> Played:
             match program[place[rank]]:
                 case Work(ns):
                     now[rank] += ns
+                case Launch(queues=False) as launch:
+                    if alone.launch(launch, now[rank]):
+                        carried[launch.key] = alone.spans[launch.key]
+                        over_at[launch.key] = carried[launch.key][1]
+                        busy = True
                 case Launch(lane=None, group=None) as launch:
                     queues[rank].append((launch, now[rank]))
                 case Launch() as launch:
@@ -196,6 +204,25 @@ def play(programs: Sequence[Program]) -> Played:
     if any(place[rank] < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))
+
+
+class _Alone:
+    """Collectives that do not queue."""
+
+    def __init__(self, members: Mapping[Hashable, Sequence[int]]) -> None:
+        """`members`: the programs that launch each."""
+        self.spans: dict[Hashable, tuple[int, int]] = {}
+        self._missing = {key: len(programs) for key, programs in members.items()}
+        self._last: dict[Hashable, int] = defaultdict(int)
+
+    def launch(self, launch: Launch, at_ns: int) -> bool:
+        """One program calls; whether it was the last."""
+        self._last[launch.key] = max(self._last[launch.key], at_ns)
+        self._missing[launch.key] -= 1
+        if not self._missing[launch.key]:
+            start = self._last[launch.key]
+            self.spans[launch.key] = start, start + launch.transfer_ns
+        return not self._missing[launch.key]
 
 
 _Lane: TypeAlias = tuple[str, tuple[int, ...]]

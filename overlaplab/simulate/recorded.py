@@ -21,6 +21,7 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, labels_of
+from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.passes import PASSES, passes_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
@@ -74,22 +75,26 @@ def plain_programs(run: Run) -> Recorded | None:
 def recorded_programs(run: Run) -> Recorded | None:
     """The programs; None where the traces do not tell them: on a GPU, without labels of buckets or some ranks.
 
-    Where buckets are averaged by hand, the hops of each are one collective. Also None of an asynchronous server.
+    Where buckets are averaged by hand, the hops of each are one collective. Also None of an asynchronous server, and of
+    pipelines (`recorded_pipelines`). Where passes are not known, the programs have no marks of them.
     """
     if not 0 < len(run.traces) <= MOST_RANKS or any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         return None
-    if run.manifest is not None and run.manifest.asynchronous:
+    if run.manifest is not None and (run.manifest.asynchronous or run.manifest.pipeline is not None):
         return None
     rows = _collectives(run)
-    if not len(rows) or (rows["last_ns"] == UNKNOWN_NS).any() or (rows["launch_ns"] == UNKNOWN_NS).any():
-        return None
-    if not all(passes_of(trace) for trace in run.traces):
+    if not len(rows) or not _all_arrived(rows) or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
     if len({len(step_windows(trace)) for trace in run.traces}) != 1:
         return None
     rows = _timed(rows)
-    if not _in_order(rows):
+    queues = _in_order(rows)
+    link = run.manifest.link if run.manifest else None
+    if not queues and (link is not None or rows["lane"].notna().any()):
         return None
+    if not queues:
+        rows = rows.assign(transfer_ns=rows["ended_ns"] - rows["asked_ns"])
+    rows = rows.assign(queues=queues)
     offsets = corrections(run)
     starts = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
     gradients: dict[str, tuple[int, int]] = {}
@@ -131,6 +136,12 @@ def _collectives(run: Run) -> pd.DataFrame:
     if served or (run.manifest is not None and not run.manifest.axes.is_one_axis):
         rows = rows.assign(members=_members(rows), lane=_lanes(rows))
     return rows
+
+
+def _all_arrived(rows: pd.DataFrame) -> bool:
+    """Whether it is known when the last rank had come to each; of those with a root when it had launched it."""
+    rooted = rows["kind"].isin(ROOTED) & rows["complete"] & ~rows["doubtful"] if "complete" in rows else False
+    return bool(((rows["last_ns"] != UNKNOWN_NS) | rooted).all())
 
 
 def _lanes(rows: pd.DataFrame) -> pd.Series:
@@ -272,6 +283,7 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             hops=row["hops"],
             group=row["members"],
             lane=row["lane"],
+            queues=row["queues"],
         )
         yield Launched(at_ns=row["launch_ns"], ended_ns=row["ended_ns"], own_ended_ns=row["end_ns"], launch=launch)
 

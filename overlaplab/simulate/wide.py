@@ -122,12 +122,14 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     """The keys of one rank's launches, and its moves by their places.
 
     Collectives end in the order of their launches. So once a rank has waited for one, waits for earlier ones do
-    nothing, and are left out: where they stand may depend on how long each happened to take.
+    nothing, and are left out: where they stand may depend on how long each happened to take. Those that do not queue
+    are refused unless they are waited for in that order.
     """
     keys: dict[Hashable, int] = {}
     found: dict[_Place, _Slot] = {}
     worked = passed = 0
     waited = -1
+    alone: set[Hashable] = set()  # those that do not queue, until they are waited for
     for move in program:
         match move:
             case Work(ns):
@@ -138,14 +140,21 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
             case Wait(key, wake_ns):
                 if key not in keys:
                     raise StuckError("a rank waits for a collective that it has not launched")
+                if keys[key] <= waited and key in alone:
+                    raise StuckError(
+                        "a rank waits for collectives that do not queue in another order than it launched them"
+                    )
                 if keys[key] <= waited:
                     continue
+                alone.discard(key)
                 waited = keys[key]
                 found[passed, waited] = _Slot(Wait(waited), worked, wake_ns)
             case Launch(key):
                 found[passed, inf] = _Slot(replace(move, key=len(keys), host_ns=0, displaced_ns=0), worked)
                 keys[key] = len(keys)
                 passed += 1
+                if not move.queues:
+                    alone.add(key)
             case End():
                 found[passed, inf] = _Slot(move, worked)
                 passed += 1
@@ -174,6 +183,9 @@ def play_wide(program: WideProgram) -> WidePlayed:
         for move, work_ns, wake_ns in zip(program.moves[step], works, wakes, strict=True):
             now = now + work_ns
             match move:
+                case Launch(queues=False):
+                    start = int(now.max())
+                    carried.append((start, start + move.transfer_ns))
                 case Launch():
                     start = max(int(now.max()), free)
                     free = start + move.transfer_ns

@@ -100,7 +100,7 @@ def test_every_option_changes_the_prediction(
         ((SWEEP / "cap-1", "--schedule", "1f1b"), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--microbatches", 2), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--stages", "2,x"), "--stages 2,x are not the layers of each stage"),
-        ((SWEEP / "cap-1" / "rank0.pt.trace.json.gz",), "only runs of the engine are predicted"),
+        ((SWEEP / "cap-1" / "rank0.pt.trace.json.gz",), "its traces do not tell what every rank launched"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(command: Any, arguments: tuple[object, ...], said: str) -> None:

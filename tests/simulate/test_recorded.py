@@ -79,15 +79,26 @@ def test_every_bucket_is_launched_and_waited_for() -> None:
 
 
 def test_what_cannot_be_played_has_no_remedies() -> None:
-    run = sample_run("torch-ddp-gloo")
+    run = sample_run("pipeline")
     assert recorded_programs(run) is None
     assert remedies(run).empty
     assert remedies(sample_run("torch-fsdp2")).empty
 
 
-def test_without_labels_or_a_rank_nothing_is_played(tmp_path: Path) -> None:
-    plain = unlabelled(SAMPLES / "torch-ddp-gloo", tmp_path)
-    assert recorded_programs(overlaplab.load_run(plain)) is None
+def test_collectives_of_plain_gloo_do_not_queue(tmp_path: Path) -> None:
+    """Its threads carry several at once. Without labels what they move is unknown, so that none is left out."""
+    run = sample_run("torch-ddp-gloo")
+    recorded = recorded_programs(run)
+    assert recorded is not None
+    assert not any(move.queues for program in recorded.programs for move in program if isinstance(move, Launch))
+    table = replayed(run)
+    assert (table["replayed_ns"] / table["span_ns"] - 1).abs().max() < 0.01
+    plain = overlaplab.load_run(unlabelled(SAMPLES / "torch-ddp-gloo", tmp_path))
+    assert len(replayed(plain)) == len(table)
+    assert "leave_out" not in set(remedies(plain)["remedy"])
+
+
+def test_without_a_rank_nothing_is_played() -> None:
     alone = overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz")
     assert recorded_programs(alone) is None
 

@@ -171,6 +171,8 @@ def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows
             return f"less of {shorten(str(best['what']), 40)} between the passes"
         case "one_gradient_less":
             return f"freezing {shorten(str(best['what']), 40)} or making its gradient sparse: it has most of the bytes"
+        case "leave_out" if loop.framework == "ddp" and set(rows["kind"]) == {"broadcast"}:
+            return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
         case "leave_out":
             return f"doing without {_which(rows)}, or seldom"
         case "asynchronous":

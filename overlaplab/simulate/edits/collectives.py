@@ -50,15 +50,18 @@ def spared(program: Program, keys: Collection[Hashable]) -> list[Move]:
 
 
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
-    """Those without a role; if asked for, only those launched outside forward and backward passes."""
+    """Those without a role; if asked for, only those launched outside forward and backward passes.
+
+    None where no passes are marked: what unlabelled collectives move is not known then.
+    """
     launches: list[Launch] = []
-    inside = False
+    marked = inside = False
     for move in program:
         if isinstance(move, Mark) and move.word in _BORDERS:
-            inside = _BORDERS[move.word]
+            marked, inside = True, _BORDERS[move.word]
         elif isinstance(move, Launch) and not move.role and not (between_passes and inside):
             launches.append(move)
-    return launches
+    return launches if marked else []
 
 
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}

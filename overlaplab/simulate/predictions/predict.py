@@ -74,9 +74,11 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     """
     if any(rule_of(trace) is Rule.GPU for trace in run.traces):
         return _on_device(run, setting, caps)
+    if run.manifest is None:
+        run = replace(run, manifest=device_manifest(run))
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _played(run, recorded), _played(run, programs)
-    assert run.manifest is not None  # programs_of asks for it
+    assert run.manifest is not None
     step_ns = fmean(_spans(after))
     if caps is None:
         caps = recorded_caps(run.manifest, manifests_beside(run.path))
@@ -179,14 +181,15 @@ def manifests_beside(path: str) -> Iterator[Manifest]:
 def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     """run.json as a recording of the setting would have it, as far as it can be known."""
     assert run.manifest is not None
-    raw = {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
+    raw: dict[str, Any] = {"format_version": 1, "world_size": run.manifest.world_size}
+    raw |= {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
     if run.manifest.pipeline is not None:
         link = setting.link or run.manifest.link
         return raw | {
             "pipeline": asdict(pipeline_of(run, run.manifest, setting)),
             "link": asdict(link) if link else None,
         }
-    if not run.manifest.axes.is_one_axis:  # nothing but its link is predicted
+    if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but its link is predicted
         return raw | ({"link": asdict(setting.link)} if setting.link else {})
     options = options_of(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)

@@ -87,6 +87,12 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
             path=run.path,
             remedy="overlaplab predict takes --link of it, and no other change",
         )
+    if manifest is None or manifest.strategy is None:
+        raise OverlaplabError(
+            "what its strategy is has not been recorded",
+            path=run.path,
+            remedy="overlaplab predict takes --edit of it",
+        )
     if is_served(run, setting) and not (manifest and manifest.asynchronous):
         raise OverlaplabError(
             "messages to a server are not played for many ranks at once",
@@ -104,6 +110,8 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     manifest, programs, displaced = _recorded(run)
+    if manifest.strategy is None:
+        return _of_unknown_strategy(run, setting, manifest, programs)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
@@ -131,6 +139,20 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
         tuple(make(after, model, profile, transfer, rank).program(steps))
         for rank, steps in enumerate(ranks[: after.ranks])
     )
+
+
+def _of_unknown_strategy(
+    run: Run, setting: Setting, manifest: Manifest, programs: tuple[Program, ...]
+) -> tuple[Program, ...]:
+    """The recorded moves, of which the link can be another one."""
+    if setting != Setting(link=setting.link, edits=setting.edits) or (setting.link and manifest.link is None):
+        raise OverlaplabError(
+            "what its strategy is has not been recorded, so that its options are not predicted",
+            path=run.path,
+            remedy="overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
+        )
+    link = setting.link and replace(setting.link, world_size=manifest.world_size)
+    return tuple(behind(each, manifest.link, link) for each in programs) if link else programs
 
 
 def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
@@ -182,11 +204,8 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
         raise OverlaplabError("only runs on a CPU are predicted", path=run.path)
     if len(run.traces) > MOST_RANKS:
         raise OverlaplabError(f"runs of more than {MOST_RANKS} ranks are not predicted", path=run.path)
-    manifest = run.manifest
-    if manifest is None or manifest.strategy is None:
-        raise OverlaplabError(
-            "only runs of the engine are predicted", path=run.path, remedy="Record one with overlaplab record"
-        )
+    world = max([trace.world_size or 1 for trace in run.traces], default=1)
+    manifest = run.manifest or Manifest(format_version=1, world_size=world)
     if manifest.asynchronous:
         raise OverlaplabError(
             "its workers do not wait for each other, which is not predicted",

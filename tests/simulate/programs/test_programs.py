@@ -264,8 +264,8 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("dp-tp", Setting(ranks=8), "(dp 2 × tp 2): of such a run another link is predicted, nothing else"),
         ("tensor", Setting(straggler=False), "(tp 2): of such a run another link is predicted, nothing else"),
         ("parameter-server", Setting(), "its workers do not wait for each other, which is not predicted. Predict from"),
-        ("torch-ddp-gloo", Setting(strategy="ring"), "Record it behind"),
-        ("torch-ddp-gloo", Setting(), "Record it behind an emulated link (--link auto)"),
+        ("torch-ddp-gloo", Setting(strategy="bucketed"), "how long its all_reduce of other sizes take is not known"),
+        ("ddp-lessons/one-order", Setting(bucket_cap_mb=1), "predict takes --edit of it"),
     ],
 )
 def test_what_cannot_be_told_is_one_line(sample: str, setting: Setting, words: str) -> None:
@@ -281,7 +281,7 @@ def test_runs_that_tell_too_little_are_refused(tmp_path: Path) -> None:
     plain.mkdir()
     shutil.copytree(TRACES / "naive", one, ignore=shutil.ignore_patterns("rank1*"))
     for run, words in (
-        (overlaplab.load_run(unlabelled(TRACES / "naive", plain)), "only runs of the engine"),
+        (overlaplab.load_run(unlabelled(TRACES / "naive", plain)), "its traces do not tell what every rank launched"),
         (overlaplab.load_run(one), "1 of 2 ranks are there"),
         (run_of(gpu, on_a_gpu(), backend="nccl"), "only runs on a CPU"),
     ):

@@ -1,0 +1,180 @@
+"""Training loops of anybody's, each with a fault that an edit answers, and without it; two ranks behind a link.
+
+    torchrun --nproc-per-node 2 benchmarks/_loops.py LOOP OUT [--mended]
+
+Layers sleep instead of computing, so that times are exact on two cores.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from overlaplab_engine.labels import Span
+from overlaplab_engine.models.sleeping import Clock
+from overlaplab_engine.network import process_group
+from overlaplab_engine.network.link import Link
+from overlaplab_engine.recording.recorder import Recorder
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+LAYERS, FORWARD_NS, BACKWARD_NS = 6, 5_000_000, 10_000_000
+BANDWIDTH_GBPS, LATENCY_US = 0.1, 500.0
+STEPS = 6
+
+
+class Nap(torch.autograd.Function):
+    """A layer that sleeps, in its backward pass before its gradient arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Layer, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Takes the layer, its input and its weight."""
+        ctx.layer, ctx.like = layer, weight
+        layer.clock.take(round(FORWARD_NS * layer.slower), Span(layer.name))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> Any:
+        """Sleeps twice as long."""
+        layer = ctx.layer
+        layer.clock.take(round(BACKWARD_NS * layer.slower), Span(layer.name))
+        return None, outputs[0], torch.full_like(ctx.like, 1e-3) if ctx.needs_input_grad[2] else None
+
+
+class Sync(torch.autograd.Function):
+    """What SyncBatchNorm does: a small all-reduce in both passes, of which the result is needed at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Takes the layer's output."""
+        dist.all_reduce(torch.ones(8))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> Any:
+        """Of its gradient."""
+        dist.all_reduce(torch.ones(8))
+        return outputs[0]
+
+
+class Layer(nn.Module):
+    """One weight of 100 kB, unless it has another size."""
+
+    def __init__(
+        self, name: str, clock: Clock, *, elements: int = 25_000, slower: float = 1.0, syncs: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(elements))
+        self.name, self.clock, self.slower, self.syncs = f"sleep::{name}", clock, slower, syncs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pass it on."""
+        y: torch.Tensor = Nap.apply(self, x, self.weight)  # type: ignore[no-untyped-call]
+        return Sync.apply(y) if self.syncs else y  # type: ignore[no-untyped-call,no-any-return]
+
+
+class Slow(Dataset[torch.Tensor]):
+    """An item takes so many ms to load."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def __len__(self) -> int:
+        """More than are asked for."""
+        return 100
+
+    def __getitem__(self, item: int) -> torch.Tensor:
+        """The item."""
+        time.sleep(self.ms / 1e3)
+        return torch.ones(1)
+
+
+def main(
+    loop: str, out: Path, mended: Annotated[bool, typer.Option("--mended", help="Without the fault.")] = False
+) -> None:
+    """Record the loop."""
+    sys.setswitchinterval(1e-4)
+    process_group.register()
+    emulation = process_group.Emulation(link=Link(bandwidth_gbps=BANDWIDTH_GBPS, latency_us=LATENCY_US))
+    dist.init_process_group(process_group.BACKEND, timeout=timedelta(seconds=60), pg_options=emulation)
+    torch.set_num_threads(1)
+    late = dist.get_rank() == 1
+    clock = Clock(None)
+    slower = 1.4 if loop == "late-rank" and late and not mended else 1.0
+    layers: list[nn.Module] = [
+        Layer(f"layer{n}", clock, slower=slower, syncs=loop == "sync-batch-norm" and not mended) for n in range(LAYERS)
+    ]
+    if loop == "large-embedding":
+        layers[0] = Layer("embedding", clock, elements=400_000)
+        layers[0].requires_grad_(not mended)
+    model = nn.Sequential(*layers)
+    cap = 25 if loop == "one-bucket" and not mended else 0.12
+    ddp = DistributedDataParallel(model, bucket_cap_mb=cap)
+    if loop == "full-precision" and mended:
+        ddp.register_comm_hook(None, fp16_compress_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    loads = {"loader-of-one": 40.0 * late, "loader-of-all": 40.0}.get(loop)
+    workers = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
+    items = iter(DataLoader(Slow(loads), batch_size=1, **workers)) if loads is not None else None
+    with Recorder(out, ddp, steps=STEPS) as recorder:
+        for _ in range(STEPS + 3):
+            if items is not None:
+                next(items)
+            train(loop, ddp, mended=mended)
+            optimizer.step()
+            optimizer.zero_grad()
+            if loop == "saving" and not mended:
+                with torch.profiler.record_function("saving"):
+                    time.sleep(0.03)
+            recorder.step()
+    dist.destroy_process_group()
+
+
+def train(loop: str, ddp: DistributedDataParallel, *, mended: bool) -> None:
+    """The forward and backward passes of a step."""
+    passes = 4 if loop == "microbatches" else 1
+    features = None
+    if loop == "late-features" and mended:
+        features = dist.all_reduce(torch.ones(50_000), async_op=True)
+    for number in range(passes):
+        sends = number == passes - 1 or not mended
+        with nullcontext() if sends else ddp.no_sync():
+            loss = ddp(torch.ones(1, requires_grad=True)).sum()
+            metrics = [*all_reduced_metrics(loop, mended=mended)]
+            loss.backward()
+            for work in metrics:
+                work.wait()
+    if loop == "late-features" and not mended:
+        features = dist.all_reduce(torch.ones(50_000), async_op=True)
+    if features is not None:
+        features.wait()
+
+
+def all_reduced_metrics(loop: str, *, mended: bool) -> Iterator[Any]:
+    """Six, between the passes: one after the other, or all under way at once, or stacked."""
+    if loop == "metrics":
+        for _ in range(6):
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            if mended:
+                yield work
+            else:
+                work.wait()
+    elif loop == "metrics-apart" and mended:
+        dist.all_reduce(torch.ones(6))
+    elif loop == "metrics-apart":
+        for _ in range(6):
+            dist.all_reduce(torch.ones(1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
