@@ -100,7 +100,9 @@ _DIAGNOSIS = keys(
     waited_ns=WHOLE,
     outliers=null_or(TEXT),
 )
-_INTERVAL = keys(**dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "half_ns"), WHOLE))
+_INTERVAL = keys(
+    **dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "extrapolation_ns", "half_ns"), WHOLE)
+)
 _EXTRAPOLATED: Schema = {"type": "object", "additionalProperties": NUMBER}
 _PLANNED = keys(
     run=TEXT,

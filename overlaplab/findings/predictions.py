@@ -90,7 +90,8 @@ def figure_line(name: str, recorded_ns: int, predicted_ns: int, half_ns: int | N
 
 def interval_line(half_ns: int, parts: Mapping[str, int]) -> str:
     """The interval around the predicted step time, and what it consists of."""
-    shown = ["steps", "recordings", "model", *(["transfers"] if parts.get("transfers_ns") else [])]
+    further = [name for name in ("transfers", "extrapolation") if parts.get(f"{name}_ns")]
+    shown = ["steps", "recordings", "model", *further]
     named = ", ".join(f"{name} ± {to_ms(parts[f'{name}_ns']):.1f}" for name in shown)
     return f"A recording's mean step lies within ± {to_ms(half_ns):.1f} ms in 95 of 100 cases ({named})."
 

@@ -75,9 +75,7 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
     caps, no_caps = _told(run, partial(_by_cap, run, asked, advised_mb))
     ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, found.program.ranks))
     doubt_ns = gain_half_ns(found.measured_ns, found.sure)
-    notes = findings.what_if_notes(
-        found.sure, doubt_ns, what_if.far(run, asked.setting, found.program), asked.algorithm
-    )
+    notes = findings.what_if_notes(found.sure, doubt_ns, found.far, asked.algorithm)
     hops = findings.hops_unknown(found.manifest, asked.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
@@ -109,6 +107,8 @@ class _Answer:
     measured_ns: int
     """The mean step, as recorded."""
     step_ns: int
+    far: dict[str, float]
+    """What is extrapolated."""
     sure: Interval
     """Around `step_ns`."""
 
@@ -119,7 +119,7 @@ class _Answer:
 
 def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
     program, played = what_if.played(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
-    step_ns = what_if.mean_step_ns(played)
+    step_ns, far = what_if.mean_step_ns(played), what_if.far(run, asked.setting, program)
     assert run.manifest is not None  # what_if.played asks for it
     return _Answer(
         run=run,
@@ -129,7 +129,8 @@ def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
         played=played,
         measured_ns=round(fmean(measured_steps(run))),
         step_ns=step_ns,
-        sure=what_if.interval(run, step_ns, recorded),
+        far=far,
+        sure=what_if.interval(run, step_ns, recorded, far),
     )
 
 

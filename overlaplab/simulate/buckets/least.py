@@ -82,7 +82,7 @@ def least_of(cut: Recutting) -> Least | None:
     passes: list[BackwardPass] = []
     for part in zip(*parts, strict=True):
         begun = int(at_ns.min())
-        moves = [[Work(int(at) - begun), *own] for at, own in zip(at_ns, _closed(part), strict=True)]
+        moves = [[Work(int(at) - begun), *closed] for at, closed in zip(at_ns, _closed(part), strict=True)]
         try:
             played = play(moves)
         except StuckError:

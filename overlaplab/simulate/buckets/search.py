@@ -66,8 +66,8 @@ class Candidate:
 def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
     """Of a run, or of the run behind another link; None where its gradients cannot be sent in other buckets."""
     recorded = run.manifest.link if run.manifest else None
-    kept, link = _searches(run), link or recorded
-    if link not in kept:
+    searches, link = _searches(run), link or recorded
+    if link not in searches:
         cut = recutting(run)
         if cut is not None and link is not None and link != recorded:
             programs = tuple(behind(program, recorded, link) for program in cut.recorded.programs)
@@ -79,8 +79,8 @@ def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
                 measured=None,
             )
         least = None if cut is None else least_of(cut)
-        kept[link] = None if least is None else BucketSearch(least, undisturbed_steps(run))
-    return kept[link]
+        searches[link] = None if least is None else BucketSearch(least, undisturbed_steps(run))
+    return searches[link]
 
 
 @once_per_run
@@ -128,8 +128,8 @@ class BucketSearch:
     @cached_property
     def best_found(self) -> BucketsPlayed | None:
         """The shortest of all caps and lists: see [Note: best found]."""
-        found = (self.best_list, self._shortest(self.caps))
-        return min((each for each in found if each is not None), key=lambda each: each.mean_ns, default=None)
+        played = [each for each in (self.best_list, self._shortest(self.caps)) if each is not None]
+        return min(played, key=lambda each: each.mean_ns, default=None)
 
     def best_first_cap(self, cap_mb: float, below_mb: float | None = None) -> BucketsPlayed | None:
         """The best first bucket with this cap for the others, chosen as `best_cap`; perhaps of those below a size."""

@@ -21,16 +21,16 @@ def balanced(programs: Sequence[Program], late: int) -> list[Program]:
     """
     merged = [_merged(program) for program in programs]
     others = [program for place, program in enumerate(merged) if place != late]
-    own = merged[late]
+    slow = merged[late]
     changed: list[Move] = []
-    if all(_shape(program) == _shape(own) for program in others):
-        for move, *at in zip(own, *others, strict=True):
+    if all(_shape(program) == _shape(slow) for program in others):
+        for move, *at in zip(slow, *others, strict=True):
             works = [other for other in at if isinstance(other, Work)]
             changed.append(_median(works) if works else move)
     else:
-        factors = np.median([work_by_step(program) for program in others], axis=0) / np.maximum(work_by_step(own), 1)
+        factors = np.median([work_by_step(program) for program in others], axis=0) / np.maximum(work_by_step(slow), 1)
         step = 0
-        for move in own:
+        for move in slow:
             step += isinstance(move, End)
             changed.append(_scaled(move, factors[step]) if isinstance(move, Work) else move)
     return [changed if place == late else program for place, program in enumerate(programs)]
@@ -62,20 +62,21 @@ def _scaled(work: Work, factor: float) -> Work:
 
 
 def _median(works: Sequence[Work]) -> Work:
-    return Work(*(int(median(ns)) for ns in zip(*((own.ns, own.paused_ns, own.idle_ns) for own in works), strict=True)))
+    times = zip(*((work.ns, work.paused_ns, work.idle_ns) for work in works), strict=True)
+    return Work(*(int(median(ns)) for ns in times))
 
 
 def _merged(program: Program) -> list[Move]:
     """With exactly one `Work` before every other move."""
-    found: list[Move] = []
+    moves: list[Move] = []
     work = Work(0)
     for move in program:
         if isinstance(move, Work):
             work = Work(work.ns + move.ns, work.paused_ns + move.paused_ns, work.idle_ns + move.idle_ns)
         else:
-            found += [work, move]
+            moves += [work, move]
             work = Work(0)
-    return found
+    return moves
 
 
 def _shape(program: Program) -> list[Move]:

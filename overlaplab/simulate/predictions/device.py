@@ -82,10 +82,15 @@ def device_manifest(run: Run) -> Manifest:
 
 
 def device_interval(
-    run: Run, mean_ns: float, replayed_ns: Sequence[float], transfers_ns: int, caps: pd.DataFrame
+    run: Run,
+    mean_ns: float,
+    replayed_ns: Sequence[float],
+    transfers_ns: int,
+    caps: pd.DataFrame,
+    far: Mapping[str, float],
 ) -> Interval:
     """Around a predicted mean step: see `DevicePrediction` and `interval_of`."""
-    return replace(interval_of(run, mean_ns, replayed_ns, caps), transfers_ns=transfers_ns)
+    return replace(interval_of(run, mean_ns, replayed_ns, caps, far), transfers_ns=transfers_ns)
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:

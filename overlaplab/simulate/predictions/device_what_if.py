@@ -130,7 +130,7 @@ def _answers(run: Run) -> dict[Setting, DeviceAnswer]:
 
 def sure(run: Run, found: DeviceAnswer, caps: pd.DataFrame) -> Interval:
     """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`."""
-    return device_interval(run, found.mean_ns, found.replayed_ns, found.transfers_ns, caps)
+    return device_interval(run, found.mean_ns, found.replayed_ns, found.transfers_ns, caps, found.far)
 
 
 def by_cap(run: Run, setting: Setting, caps: Sequence[float]) -> pd.DataFrame:

@@ -3,14 +3,14 @@
 This is the one interval of the command, the page and predicted runs. It has parts of which none knows of the others, so
 that their squares add up. Steps within a recording, and recordings of the same setting, are two levels of a
 random-effects model: Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013). The third is the model's
-own error, the fourth that of a line from which T of other sizes follows.
+own error, the fourth that of a line from which T of other sizes follows, the fifth what lies beyond what was recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import hypot, pi, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot, log2, pi, sqrt
 from statistics import NormalDist, fmean, stdev
 
 import pandas as pd
@@ -43,6 +43,9 @@ an idle CPU (`benchmarks/real_predictions.py`). The shorter steps of `traces/swe
 DIFFERENCES_MISS = 0.031
 """By how much the predicted difference between two caps misses that of their recordings' means, as a share of the step:
 root mean square over the 12 ordered pairs of caps in `traces/sweep`. It contains the error of these means."""
+EXTRAPOLATION_MISSES = 0.014
+"""Of a predicted step, for each doubling of what was recorded that it lies outside: the mean error of 3, 4 and 8 ranks
+that were predicted from two (`benchmarks/predictions.py`)."""
 _PRIOR_WEIGHT = 4
 """As many degrees of freedom this prior has beside a sweep's own repeats."""
 _Z = NormalDist().inv_cdf(0.975)
@@ -60,11 +63,13 @@ class Interval:
     """By how much the replay of the recorded run is off."""
     transfers_ns: int = 0
     """How much T of other sizes may change it that follow from a line through recorded transfers."""
+    extrapolation_ns: int = 0
+    """How much it may be off because sizes, speeds or ranks lie far outside of what was recorded."""
 
     @property
     def half_ns(self) -> int:
         """The parts together."""
-        return round(hypot(self.steps_ns, self.recordings_ns, self.model_ns, self.transfers_ns))
+        return round(hypot(self.steps_ns, self.recordings_ns, self.model_ns, self.transfers_ns, self.extrapolation_ns))
 
 
 def interval(
@@ -84,23 +89,29 @@ def interval(
     return Interval(steps_ns=round(spread * scale), recordings_ns=round(between), model_ns=round(model * scale))
 
 
-def interval_of(run: Run, step_ns: float, replayed: Sequence[float], caps: pd.DataFrame) -> Interval:
+def interval_of(
+    run: Run, step_ns: float, replayed: Sequence[float], caps: pd.DataFrame, far: Mapping[str, float]
+) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
-    `replayed`: see `interval`. `caps`: rows of `recorded_caps`.
+    `replayed`: see `interval`. `caps`: rows of `recorded_caps`. `far`: what is extrapolated, see `extrapolated`.
     """
     repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
-    return interval(step_ns, measured_steps(run), replayed, repeats)
+    doublings = sum(log2(times) for times in far.values())
+    beyond_ns = round(_Z * EXTRAPOLATION_MISSES * doublings * step_ns)
+    return replace(interval(step_ns, measured_steps(run), replayed, repeats), extrapolation_ns=beyond_ns)
 
 
 def gain_half_ns(measured_ns: float, sure: Interval) -> int:
     """Half of the 95 % interval of the difference between two settings that were predicted from one recording.
 
     They share the recording, and with it its steps and by how much it differs from another. So of `sure`, the interval
-    of one of them, what the model and T of other sizes are off counts alone, and what such differences miss: a share of
-    the recorded mean step, so that it is the same for all settings. `advise`, `predict` and What if tell this one.
+    of one of them, what the model, T of other sizes and an extrapolation are off counts alone, and what such
+    differences miss: a share of the recorded mean step, so that it is the same for all settings that are not
+    extrapolated. `advise`, `predict` and What if tell this one.
     """
-    return round(hypot(sure.model_ns, sure.transfers_ns, _Z * DIFFERENCES_MISS * measured_ns))
+    off = (sure.model_ns, sure.transfers_ns, sure.extrapolation_ns, _Z * DIFFERENCES_MISS * measured_ns)
+    return round(hypot(*off))
 
 
 def by_step(ranks: Iterable[Sequence[int]]) -> list[float]:

@@ -56,9 +56,5 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     program, result = what_if.played(run, setting)
     step_ns = what_if.mean_step_ns(result)
     caps = recorded_caps(manifest, manifests_beside(run.path)) if recorded is None else recorded
-    return PlannedStep(
-        run=run,
-        step_ns=step_ns,
-        interval=what_if.interval(run, step_ns, caps),
-        extrapolated=what_if.far(run, setting, program),
-    )
+    far = what_if.far(run, setting, program)
+    return PlannedStep(run=run, step_ns=step_ns, interval=what_if.interval(run, step_ns, caps, far), extrapolated=far)

@@ -82,8 +82,8 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     step_ns = fmean(_spans(after))
     if caps is None:
         caps = recorded_caps(run.manifest, manifests_beside(run.path))
-    error = interval_of(run, step_ns, _spans(before), caps)
     far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
+    error = interval_of(run, step_ns, _spans(before), caps, far)
     marked = _marked(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
@@ -105,8 +105,8 @@ def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Predict
     manifest = device_manifest(run)
     if caps is None:
         caps = recorded_caps(manifest, manifests_beside(run.path) if run.manifest else ())
-    error = device_interval(run, step_ns, by_step(found.recorded_ns), found.transfers_ns, caps)
     far = extrapolated(manifest, setting, *found.moves)
+    error = device_interval(run, step_ns, by_step(found.recorded_ns), found.transfers_ns, caps, far)
     raw = {} if run.manifest is None else run.manifest.raw
     own = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
     if setting.bucket_cap_mb is not None:

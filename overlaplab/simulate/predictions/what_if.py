@@ -6,7 +6,7 @@ and who does what was recorded; the wide player plays all ranks at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -123,9 +123,9 @@ def far(run: Run, setting: Setting, program: WideProgram) -> dict[str, float]:
     return extrapolated(run.manifest, setting, _program(run, Setting()).moves, program.moves)
 
 
-def interval(run: Run, step_ns: int, caps: pd.DataFrame) -> Interval:
-    """Of a mean step that was predicted from this run; `caps` has rows of `recorded_caps`."""
-    return interval_of(run, step_ns, by_step(played(run, Setting())[1].spans_ns.T.tolist()), caps)
+def interval(run: Run, step_ns: int, caps: pd.DataFrame, beyond: Mapping[str, float]) -> Interval:
+    """Of a mean step predicted from this run; `caps` has rows of `recorded_caps`, `beyond` is what `far` says."""
+    return interval_of(run, step_ns, by_step(played(run, Setting())[1].spans_ns.T.tolist()), caps, beyond)
 
 
 def mean_step_ns(result: WidePlayed) -> int:

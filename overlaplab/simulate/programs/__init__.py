@@ -172,7 +172,7 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
         remedy = f"Known: {', '.join(cut.order[:5])}{' …' if len(cut.order) > 5 else ''}"
         raise OverlaplabError(f"it sends no gradient of {name}", path=run.path, remedy=remedy)
     buckets = cut.cut(*after.caps) if other_caps else cut.buckets or ()
-    left = [[own for own in names if own != name] for names in buckets]
+    left = [[each for each in names if each != name] for names in buckets]
     return cut.programs([names for names in left if names])
 
 

@@ -123,6 +123,6 @@ def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
     assert half_ns == pytest.approx(1.96 * 0.031 * measured_ns, rel=1e-3)
     predicted = predict(run, Setting(bucket_cap_mb=2.0))
     assert gain_half_ns(predicted.recorded_step_ns, predicted.interval) == pytest.approx(half_ns, rel=1e-3)
-    sure = what_if.interval(run, predicted.step_ns, recorded_caps(run.manifest, [])) if run.manifest else None
+    sure = what_if.interval(run, predicted.step_ns, recorded_caps(run.manifest, []), {}) if run.manifest else None
     assert sure is not None
     assert gain_half_ns(measured_ns, sure) == pytest.approx(half_ns, rel=1e-3)

@@ -22,6 +22,7 @@ from overlaplab.simulate.predictions.error import (
     extrapolated,
     gain_half_ns,
     interval,
+    interval_of,
     measured_steps,
     recorded_caps,
     repeats_deviation,
@@ -119,3 +120,16 @@ def test_recorded_caps_are_told_by_run_json_alone() -> None:
     expected = [fmean(measured_steps(sample_run(f"sweep/{name}"))) for name in ("cap-1", "cap-4")]
     assert table["step_ns"].tolist() == pytest.approx(expected, rel=0.005)
     assert recorded_caps(Manifest(format_version=1, world_size=2), []).empty
+
+
+def test_what_is_extrapolated_widens_the_interval_and_the_gains() -> None:
+    """By 1.4 % of the predicted step for each doubling, whatever lies outside."""
+    run = sample_run("sweep/cap-1")
+    measured = measured_steps(run)
+    caps = recorded_caps(run.manifest, []) if run.manifest else None
+    assert caps is not None
+    near, far = (interval_of(run, 1e9, measured, caps, beyond) for beyond in ({}, {"ranks": 8.0, "latency": 4.0}))
+    assert near.extrapolation_ns == 0
+    assert far.extrapolation_ns == pytest.approx(1.96 * 0.014 * (3 + 2) * 1e9, rel=1e-3)
+    assert far.half_ns**2 == pytest.approx(near.half_ns**2 + far.extrapolation_ns**2, rel=1e-6)
+    assert gain_half_ns(1e9, far) > gain_half_ns(1e9, near)

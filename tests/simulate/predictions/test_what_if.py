@@ -192,10 +192,12 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     run = sample_run("sweep/cap-25")
     assert run.manifest is not None
     beside = [other for file in (SAMPLES / "sweep").iterdir() if (other := sample_run(f"sweep/{file.name}").manifest)]
-    found = what_if.mean_step_ns(what_if.played(run, setting)[1])
+    program, played = what_if.played(run, setting)
+    found, far = what_if.mean_step_ns(played), what_if.far(run, setting, program)
     expected = predict(run, setting)
     assert found == expected.step_ns
-    assert what_if.interval(run, found, recorded_caps(run.manifest, beside)).half_ns == expected.interval.half_ns
+    assert far == expected.extrapolated
+    assert what_if.interval(run, found, recorded_caps(run.manifest, beside), far) == expected.interval
 
 
 @pytest.mark.parametrize("cap", [0.4, 1.0, 4.0])
