@@ -34,7 +34,7 @@ def test_the_document(command: Any) -> None:
     recorded, found, interval = (document[key] for key in ("recorded", "predicted", "interval"))
     assert recorded["exposed_comm_ns"] / recorded["step_ns"] == pytest.approx(0.32, abs=0.01)
     assert interval["half_ns"] ** 2 == pytest.approx(
-        sum(interval[name] ** 2 for name in ("steps_ns", "recordings_ns", "model_ns")), rel=1e-3
+        sum(interval[name] ** 2 for name in ("steps_ns", "recordings_ns", "model_ns", "extrapolation_ns")), rel=1e-3
     )
     truth = [json.loads((run / "run.json").read_text())["link_steps"] for run in SWEEP.glob("cap-1*")]
     for rows in truth:
