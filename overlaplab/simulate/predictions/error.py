@@ -94,10 +94,12 @@ def interval_of(
 ) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
-    `replayed`: see `interval`. `caps`: rows of `recorded_caps`. `far`: what is extrapolated, see `extrapolated`.
+    `replayed`: see `interval`. `caps`: rows of `recorded_caps`. `far`: what is extrapolated, see `extrapolated`; sizes of
+    messages do not count behind a link, whose formula is of any size.
     """
+    by_formula = run.manifest is not None and run.manifest.link is not None
     repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
-    doublings = sum(log2(times) for times in far.values())
+    doublings = sum(log2(times) for name, times in far.items() if not (by_formula and name == "bytes"))
     beyond_ns = round(_Z * EXTRAPOLATION_MISSES * doublings * step_ns)
     return replace(interval(step_ns, measured_steps(run), replayed, repeats), extrapolation_ns=beyond_ns)
 

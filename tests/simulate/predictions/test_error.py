@@ -123,12 +123,14 @@ def test_recorded_caps_are_told_by_run_json_alone() -> None:
 
 
 def test_what_is_extrapolated_widens_the_interval_and_the_gains() -> None:
-    """By 1.4 % of the predicted step for each doubling, whatever lies outside."""
+    """By 1.4 % of the predicted step for each doubling; sizes do not count where the link's formula tells T."""
     run = sample_run("sweep/cap-1")
     measured = measured_steps(run)
     caps = recorded_caps(run.manifest, []) if run.manifest else None
     assert caps is not None
-    near, far = (interval_of(run, 1e9, measured, caps, beyond) for beyond in ({}, {"ranks": 8.0, "latency": 4.0}))
+    near, far = (
+        interval_of(run, 1e9, measured, caps, beyond) for beyond in ({}, {"ranks": 8.0, "latency": 4.0, "bytes": 64.0})
+    )
     assert near.extrapolation_ns == 0
     assert far.extrapolation_ns == pytest.approx(1.96 * 0.014 * (3 + 2) * 1e9, rel=1e-3)
     assert far.half_ns**2 == pytest.approx(near.half_ns**2 + far.extrapolation_ns**2, rel=1e-6)
