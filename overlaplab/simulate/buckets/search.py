@@ -1,7 +1,7 @@
 """Which buckets would make a recorded run's steps shortest, played.
 
 [Note: best found]
-Tried are all caps, and for some backward passes, and for their median, the cutting that is best for that pass alone,
+Tried are the recorded buckets, all caps, and for some backward passes, and for their median, the cutting that is best for that pass alone,
 where a gradient is there once the last rank has it. All are played over all steps, with all ranks, other collectives,
 waits and the host's work as they were recorded. What cannot be best, since its steps take longer even at their least
 (`Least.spans_with_ns`), is not played.
@@ -127,9 +127,10 @@ class BucketSearch:
 
     @cached_property
     def best_found(self) -> BucketsPlayed | None:
-        """The shortest of all caps and lists: see [Note: best found]."""
-        played = [each for each in (self.best_list, self._shortest(self.caps)) if each is not None]
-        return min(played, key=lambda each: each.mean_ns, default=None)
+        """The shortest of all caps, of lists and of the recorded buckets: see [Note: best found]."""
+        recorded = self._candidates([self._list(self.cut.buckets)] if self.cut.buckets else [])
+        played = (self.best_list, self._shortest(self.caps), self._shortest(recorded))
+        return min((each for each in played if each is not None), key=lambda each: each.mean_ns, default=None)
 
     def best_first_cap(self, cap_mb: float, below_mb: float | None = None) -> BucketsPlayed | None:
         """The best first bucket with this cap for the others, chosen as `best_cap`; perhaps of those below a size."""
@@ -148,17 +149,20 @@ class BucketSearch:
 
         `caps_mb` are those with which each closes, as torch's DistributedDataParallel takes in `bucket_cap_mb_list`.
         """
-        cut, tried = self.cut, []
+        order, tried = self.cut.order, []
         ready = [each.ready_ns - each.ready_ns.min() for each in self.least.passes]
         if not ready:
             return ()
         middle = np.median([times - times.max() for times in ready], axis=0).astype(np.int64)
         for counts in dict.fromkeys(map(self._best_counts, (middle - middle.min(), *ready[:_PASSES]))):
             ends = np.cumsum(counts).tolist()
-            buckets = tuple(cut.order[end - count : end] for end, count in zip(ends, counts, strict=True))
-            caps = closing_caps([[cut.sizes[name] for name in names] for names in buckets])
-            tried.append((tuple(caps), buckets))
+            tried.append(self._list(tuple(order[end - count : end] for end, count in zip(ends, counts, strict=True))))
         return self._candidates(tried)
+
+    def _list(self, buckets: Names) -> tuple[tuple[float, ...], Names]:
+        """With the caps that give these buckets."""
+        caps = closing_caps([[self.cut.sizes[name] for name in names] for names in buckets])
+        return tuple(caps), buckets
 
     def first_caps(self, cap_mb: float) -> tuple[Candidate, ...]:
         """Every smaller first bucket with this cap for the others, the smallest first."""

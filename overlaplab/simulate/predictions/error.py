@@ -94,8 +94,8 @@ def interval_of(
 ) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
-    `replayed`: see `interval`. `caps`: rows of `recorded_caps`. `far`: what is extrapolated, see `extrapolated`; sizes of
-    messages do not count behind a link, whose formula is of any size.
+    `replayed`: see `interval`. `caps`: rows of `recorded_caps`. `far`: what is extrapolated, see `extrapolated`; sizes
+    of messages do not count behind a link, whose formula is of any size.
     """
     by_formula = run.manifest is not None and run.manifest.link is not None
     repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
