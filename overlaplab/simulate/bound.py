@@ -37,7 +37,7 @@ from overlaplab.evidence.selection import rows_by_rank, selected_traces, selecte
 from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.buckets.cutting import best_cutting
-from overlaplab.simulate.buckets.search import bucket_search
+from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.issued import Issued, issued, progress
 from overlaplab.simulate.player import Launch, Move, Wait, Work, play
 from overlaplab.simulate.transfers import Transfers, transfers
@@ -93,14 +93,34 @@ def _played(run: Run, link: Link | None) -> dict[tuple[int | None, int | None], 
 
 
 def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank, step and bucket of the best cutting (see [Note: any cap]), in order of launch; empty where
-    `bound` has no `any_cap_ns`.
+    """One row per rank, step and bucket of the best buckets found, in order of launch, as they were played (see
+    `BucketSearch.best_rows`); else of the best cutting for the rank alone (see [Note: any cap]). Empty where neither is
+    known.
 
     Columns, in Int64: `rank`, `step`, `index`, `gradients` (how many), `bytes`, `ready_ns`, `start_ns`, `end_ns`: from
-    the step's start, with computation at its recorded times up to the last gradient's, `last_ns`, and what is sent
-    after that right behind it. Raises `OverlaplabError` for an unknown rank or step.
+    the step's start, and so is `last_ns`, when the last gradient is there. Of a rank alone computation is at its
+    recorded times until then, and what is sent after that right behind it. Raises `OverlaplabError` for an unknown rank
+    or step.
     """
+    search = bucket_search(run)
+    if search is not None and search.best_found is not None:
+        return _played_rows(run, search, selection)
     rows = rows_by_rank(run, selection, partial(_best_of_trace, run)) if _has_bounds(run) else []
+    return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
+
+
+def _played_rows(run: Run, search: BucketSearch, selection: Selection) -> pd.DataFrame:
+    chosen = {
+        (trace.rank, window.step)
+        for trace in selected_traces(run, selection)
+        for window in selected_windows(trace, selection)
+    }
+    windows = [step_windows(trace) for trace in run.traces]
+    rows: list[dict[str, int | None]] = []
+    for row in search.best_rows():
+        named = run.traces[row["rank"]].rank, windows[row["rank"]][row["step"]].step
+        if named in chosen:
+            rows.append({**row, "rank": named[0], "step": named[1]})
     return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
 
 
