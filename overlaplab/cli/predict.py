@@ -16,7 +16,7 @@ from overlaplab.errors import OverlaplabError
 if TYPE_CHECKING:
     from overlaplab.manifest import Link
 
-__all__ = ["app"]
+__all__ = ["OPTIONS", "app"]
 
 app = typer.Typer()
 
@@ -114,10 +114,10 @@ def _edits(texts: Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str |
         name, _, value = text.partition("=")
         if name == "no-straggler" and not value:
             options["straggler"] = False
-        elif name not in _OPTIONS:
+        elif name not in OPTIONS:
             edits.append((name, value or None))
         else:
-            field, parse = _OPTIONS[name]
+            field, parse = OPTIONS[name]
             try:
                 options[field] = parse(value)
             except ValueError:
@@ -158,7 +158,7 @@ def _link(text: str, ranks: int) -> Link:
     return parse_link(text, ranks)
 
 
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "strategy": ("strategy", _word),
     "cap": ("bucket_cap_mb", float),
     "first-bucket": ("first_bucket_mb", float),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlaplab import findings, load_run
+from overlaplab.cli.predict import OPTIONS
 from overlaplab.findings import PREDICTED
+from overlaplab.simulate.programs.edits import EDITS
 
 SWEEP = Path(__file__).parents[2] / "traces" / "sweep"
 
@@ -193,3 +196,9 @@ def test_a_rank_alone_is_marked(command: Any, predicted: Path) -> None:
     """Without run.json the trace says so."""
     document = json.loads(command("summary", predicted / "rank0.pt.trace.json.gz", "--json")[1])
     assert any("they were predicted" in warning for warning in document["warnings"])
+
+
+def test_every_edit_is_in_the_docs() -> None:
+    page = (SWEEP.parents[1] / "docs" / "predictions.md").read_text()
+    named = set(re.findall(r"`([a-z-]+)(?:\[?=[^`]*)?`", page))
+    assert set(EDITS) | set(OPTIONS) | {"no-straggler"} <= named

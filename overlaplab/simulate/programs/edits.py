@@ -23,8 +23,6 @@ Programs: TypeAlias = Sequence[Program]
 class Edit:
     """An edit of all ranks' programs."""
 
-    about: str
-    """What changes, in a few words."""
     value: str = ""
     """What its value is; empty where it takes none."""
     required: bool = False
@@ -120,47 +118,38 @@ def _halved(run: Run, programs: Programs, _value: str | None) -> list[list[Move]
 
 
 EDITS = {
-    "balance": Edit(
-        about="a rank works as long as the others", value="RANK", apply=_balance, nothing="no rank was waited for"
-    ),
-    "no-pause": Edit(about="the host does not pause", apply=_no_pauses, nothing="the host does not pause"),
+    "balance": Edit(value="RANK", apply=_balance, nothing="no rank was waited for"),
+    "no-pause": Edit(apply=_no_pauses, nothing="the host does not pause"),
     "without-host-work": Edit(
-        about="the host does nothing of this name between passes",
         value="NAME",
         required=True,
         apply=_without_host_work,
         nothing="",
     ),
     "last-pass": Edit(
-        about="gradients are sent in the last backward pass of a step alone",
         apply=lambda _run, programs, _value: collectives.last_pass_only(programs),
         nothing="no step sends its gradients in several backward passes",
     ),
     "merge": Edit(
-        about="neighbours among the collectives that are not of gradients or parameters are one",
         apply=_merged,
         nothing="no such collectives follow each other between the passes",
     ),
     "async": Edit(
-        about="collectives that are not of gradients or parameters are waited for when the step ends",
         apply=lambda _run, programs, _value: collectives.asynchronous(programs),
         nothing="no such collective is waited for between the passes",
     ),
     "early": Edit(
-        about="the same are launched when the step begins, where they take long",
         apply=lambda _run, programs, _value: collectives.earlier(programs),
         nothing="no such collective takes long",
     ),
     "leave-out": Edit(
-        about="collectives that are not of gradients or parameters, or those of a kind, are left out",
         value="KIND",
         apply=_left_out,
         nothing="there is no such collective",
     ),
     "half-bytes": Edit(
-        about="what moves gradients and parameters sends half as much",
         apply=_halved,
         nothing="how long its collectives of other sizes take is not known",
     ),
 }
-"""By name."""
+"""By name; docs/predictions.md says what each changes."""
