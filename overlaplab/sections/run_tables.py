@@ -103,6 +103,7 @@ class RunTables:
         own = _only(rank, step)
         bounds = simulate.bound(self.run, own).to_dict("records")
         buckets = analyses.buckets(self.run, own)
+        caps_played = bool((self.replays["remedy"] == "cap").any())
         return findings.diagnose(
             self.summary,
             window,
@@ -115,7 +116,7 @@ class RunTables:
             buckets=buckets,
             replays=self.replays,
             pipelines=self.pipeline_remedies if len(self.pipeline) else None,
-            best_buckets=None if len(self.replays) else simulate.best_buckets(self.run, own),
+            best_buckets=None if caps_played else simulate.best_buckets(self.run, own),
             doubt_ns=simulate.gains_miss_ns(self.run) if len(self.replays) else None,
             busy=findings.busy_share(self.run, step),
         )

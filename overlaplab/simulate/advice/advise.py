@@ -26,6 +26,7 @@ from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.advice.depths import best_depth, depths_played
+from overlaplab.simulate.advice.devices import device_settings
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
@@ -63,7 +64,7 @@ def advise(run: Run) -> pd.DataFrame:
     T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
     be told.
     """
-    rows = [*_of_buckets(run), *_of_depths(run)] or list(_by_bound(run))
+    rows = [*_of_buckets(run), *_of_depths(run), *_of_device(run)] or list(_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -116,6 +117,22 @@ def _of_depths(run: Run) -> Iterator[dict[str, Any]]:
         further = own.prefetch - (run.manifest.prefetch or 0)
         row: dict[str, Any] = {"prefetch": own.prefetch, "memory_bytes": prefetched_bytes(run.manifest, further)}
         yield {"option": "prefetch", "best": own is best} | row | _gain(run, own.spans_ns)
+
+
+def _of_device(run: Run) -> Iterator[dict[str, Any]]:
+    """The settings of a run on GPUs; of those as good as the shortest the one with the fewest buckets or units."""
+    played = device_settings(run)
+    steps = undisturbed_steps(run) if played else np.ones(0, dtype=np.bool_)
+    took = [float(each.spans_ns[:, steps].mean()) for each in played]
+    tied = [place for place, ns in enumerate(took) if ns <= min(took) * (1 + TIE)]
+    best = min(tied, key=lambda place: (len(played[place].sizes), played[place].setting.prefetch or 0), default=None)
+    for place, each in enumerate(played):
+        row: dict[str, Any] = {"option": "prefetch", "prefetch": each.setting.prefetch, "best": place == best}
+        if each.setting.bucket_cap_mb is not None:
+            cap_mb = each.setting.bucket_cap_mb
+            row |= {"option": "cap", "bucket_cap_mb": cap_mb, "caps_mb": (cap_mb,), "memory_bytes": 0}
+            row |= {"buckets": len(each.sizes), "bucket_sizes": each.sizes}
+        yield row | _gain(run, each.spans_ns) | {"half_ns": each.half_ns}
 
 
 def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.simulate.advice.depths import best_depth
+from overlaplab.simulate.advice.devices import Times, device_remedies
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs.edits import edited, host_works, late_rank
@@ -86,26 +88,31 @@ def remedies(run: Run) -> pd.DataFrame:
     (how much shorter the rank's step would be; negative if longer), `step_ns` (how long it would take; both int64). No
     rows where the run cannot be played, see `plain_programs`, nor of FSDP2, nor of remedies that change nothing.
     """
-    recorded = plain_programs(run)
-    if recorded is None or any(fsdp2_ranges_of(trace) for trace in run.traces):
-        return _table([])
-    try:
-        before = play(recorded.programs)
-    except StuckError:  # collectives of several groups, for instance
-        return _table([])
     rows: list[dict[str, Any]] = []
-    for name, about, programs in _changed(run, recorded):
-        try:
-            after = play(programs)
-        except StuckError:
-            continue
-        for number, trace in enumerate(run.traces):
-            steps = zip(step_windows(trace), before.spans_ns(number), after.spans_ns(number), strict=True)
-            for window, took, takes in steps:
+    for name, about, before, after in chain(_played(run), device_remedies(run)):
+        for trace, *spans in zip(run.traces, before.tolist(), after.tolist(), strict=True):
+            for window, took, takes in zip(step_windows(trace), *spans, strict=True):
                 row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": np.nan, "what": None} | about
                 row |= {"gain_ns": took - takes, "step_ns": takes}
                 rows += [row | {"cause": cause.value} for cause in REMEDIES[name]]
     return _table(rows)
+
+
+def _played(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
+    """Of a run on CPUs: each remedy's name, its `setting` or `what`, and the steps before and after, (ranks, steps)."""
+    recorded = plain_programs(run)
+    if recorded is None or any(fsdp2_ranges_of(trace) for trace in run.traces):
+        return
+    with suppress(StuckError):  # collectives of several groups, for instance
+        before = _spans_ns(recorded.programs)
+        for name, about, programs in _changed(run, recorded):
+            with suppress(StuckError):
+                yield name, about, before, _spans_ns(programs)
+
+
+def _spans_ns(programs: Sequence[Program]) -> Times:
+    played = play(programs)
+    return np.array([played.spans_ns(rank) for rank in range(len(programs))], dtype=np.int64)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -154,14 +154,16 @@ def _sending(passes: Sequence[list[Hashable]]) -> list[list[Hashable]]:
     return [launched for launched in passes if launched]
 
 
-def halved(programs: Sequence[Program], takes_by_kind: Mapping[str, Callable[[int], int]]) -> list[list[Move]] | None:
+def halved(
+    programs: Sequence[Program], takes_by_kind: Mapping[str, Callable[[int], int]], *, of_any: bool = False
+) -> list[list[Move]] | None:
     """What moves gradients or parameters sends half as much; None where T of other sizes is known of no kind.
 
-    `takes_by_kind`: T by bytes.
+    `takes_by_kind`: T by bytes. `of_any`: what has no role, too.
     """
 
     def half(move: Move) -> Move:
-        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not move.role:
+        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not (move.role or of_any):
             return move
         takes = takes_by_kind[move.kind]
         gained_ns = takes(move.bytes) - takes(move.bytes // 2)

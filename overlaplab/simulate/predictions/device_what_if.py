@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.analyses.summary import summary
@@ -71,6 +72,8 @@ class DeviceAnswer:
     """The median of all ranks' steps, the lower of two."""
     lanes: pd.DataFrame
     """That step: see `lanes`."""
+    spans_ns: npt.NDArray[np.int64]
+    """How long each step takes, of shape (ranks, steps)."""
 
 
 def option(run: Run) -> Option:
@@ -118,6 +121,7 @@ def answer(run: Run, setting: Setting) -> DeviceAnswer:
             far=extrapolated(device_manifest(run), setting, *found.moves),
             span_ns=span_ns,
             lanes=lanes(found.ranks[rank], step),
+            spans_ns=np.array(found.predicted_ns, dtype=np.int64),
         )
     return kept[setting]
 

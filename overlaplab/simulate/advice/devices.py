@@ -1,0 +1,152 @@
+"""What settings and remedies would gain in anybody's run on GPUs, whose hosts and streams are played again.
+
+Tried are few caps of torch's DDP, those that the bound of the step that speaks for the run favours, and the prefetch
+depths of FSDP2. Where so much was recorded that plays would take minutes, nothing is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.analyses.summary import summary
+from overlaplab.analyses.worst import worst_step
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run, rule_of
+from overlaplab.simulate.bound import sendable
+from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
+from overlaplab.simulate.buckets.cutting import last_end
+from overlaplab.simulate.edits.collectives import halved
+from overlaplab.simulate.edits.hosts import balanced
+from overlaplab.simulate.gpus.buckets import gradient_sizes
+from overlaplab.simulate.gpus.streams import DevicePrograms
+from overlaplab.simulate.player import Launch, Program, StuckError, play
+from overlaplab.simulate.predictions import device_what_if
+from overlaplab.simulate.predictions.device import require_device
+from overlaplab.simulate.predictions.error import gain_half_ns, interval, measured_steps
+from overlaplab.simulate.programs.edits import late_rank
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.transfers import transfers
+from overlaplab.vocabulary import Rule
+
+__all__ = ["SettingPlayed", "device_remedies", "device_settings"]
+
+_MOST_CAPS = 5
+"""Of DDP that are played."""
+_MOST_MOVES = 200_000
+"""Of all ranks: one play takes about 0.2 s then, and a setting up to twenty, where kernels slow each other down."""
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingPlayed:
+    """What a setting would have given."""
+
+    setting: Setting
+    sizes: tuple[int, ...]
+    """The bytes of its buckets; none of a prefetch."""
+    spans_ns: Times
+    """Of shape (ranks, steps)."""
+    half_ns: int
+    """By how much a recorded gain may differ."""
+
+
+@once_per_run
+def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
+    """The caps, the smallest first, or the depths; none where the run cannot be played, or would take too long."""
+    if _programs(run) is None:
+        return ()
+    try:
+        option = device_what_if.option(run)
+        sizes = gradient_sizes(run) if option == "bucket_cap_mb" else []
+    except OverlaplabError:
+        return ()
+    settings: list[tuple[Setting, tuple[int, ...]]]
+    if option == "prefetch":
+        settings = [(Setting(prefetch=depth), ()) for depth in device_what_if.DEPTHS]
+    else:
+        settings = [
+            (Setting(bucket_cap_mb=cap.cap_mb), tuple(sum(sizes[place] for place in names) for names in cap.buckets))
+            for cap in _favoured(run, sizes)
+        ]
+    played: list[SettingPlayed] = []
+    for setting, held in settings:
+        try:
+            answer = device_what_if.answer(run, setting)
+        except OverlaplabError:
+            continue
+        measured = measured_steps(run)
+        sure = replace(interval(fmean(measured), measured, answer.replayed_ns), transfers_ns=answer.transfers_ns)
+        half_ns = gain_half_ns(fmean(measured), sure)
+        played.append(SettingPlayed(setting=setting, sizes=held, spans_ns=answer.spans_ns, half_ns=half_ns))
+    return tuple(played)
+
+
+def _favoured(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
+    """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first."""
+    ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
+    window = worst_step(summary(run))
+    known = sendable(run, window)
+    if known is None or len(known.bytes) != len(sizes):
+        return ranges[:: max(len(ranges) // _MOST_CAPS, 1)][:_MOST_CAPS]
+    ends = [last_end(known.ready_ns, known.bytes, [len(own) for own in each.buckets], known.takes) for each in ranges]
+    order = sorted(range(len(ranges)), key=lambda place: (ends[place], len(ranges[place].buckets)))
+    return [ranges[place] for place in sorted(order[:_MOST_CAPS])]
+
+
+def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
+    """Names of `remedies` that can be played, what they are about, and the steps before and after: (ranks, steps)."""
+    programs = _programs(run)
+    if programs is None:
+        return
+    before = _spans_ns(programs, programs.programs)
+    for name, about, changed in _changed(run, programs):
+        if changed is not None and before is not None and (after := _spans_ns(programs, changed)) is not None:
+            yield name, about, before, after
+
+
+def _changed(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, Any], Sequence[Program] | None]]:
+    if (late := late_rank(run)) is not None:
+        yield "balance", {"setting": float(run.traces[late].rank or 0)}, _balanced(programs, late)
+    took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+    kinds = {move.kind for program in programs.programs for move in program if isinstance(move, Launch) and move.bytes}
+    takes: dict[str, Callable[[int], int]] = {
+        kind: by_size for kind in kinds if kind and (by_size := took.by_size(kind)) is not None
+    }
+    yield "half_the_bytes", {"setting": 0.5}, halved(programs.programs, takes, of_any=True)
+
+
+def _balanced(programs: DevicePrograms, late: int) -> list[Program] | None:
+    """Host and streams of the late rank in turn as long as the others'; None where ranks have different streams."""
+    edges = [0, *(place + 1 for place in programs.steps)]
+    ranks = [programs.programs[begin:end] for begin, end in pairwise(edges)]
+    if len({len(rank) for rank in ranks}) > 1:
+        return None
+    changed = [balanced(lanes, late) for lanes in zip(*ranks, strict=True)]
+    return [lane for rank in zip(*changed, strict=True) for lane in rank]
+
+
+def _programs(run: Run) -> DevicePrograms | None:
+    """None where they cannot be played, or would take too long."""
+    if not run.traces or any(rule_of(trace) is not Rule.GPU for trace in run.traces):
+        return None
+    try:
+        programs = require_device(run)
+    except OverlaplabError:
+        return None
+    return programs if sum(map(len, programs.programs)) <= _MOST_MOVES else None
+
+
+def _spans_ns(programs: DevicePrograms, changed: Sequence[Program]) -> Times | None:
+    try:
+        played = play(changed)
+    except StuckError:
+        return None
+    return np.array([played.spans_ns(place) for place in programs.steps], dtype=np.int64)
