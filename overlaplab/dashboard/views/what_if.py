@@ -116,13 +116,19 @@ def _ask(opened: Opened) -> Asked:
             prefetch=controls.slide("Prefetch", "{} ahead", range(5), ahead) if gathers else None,
             link=_link(controls, manifest),
             ranks=controls.slide("Ranks", "{:,}", _RANKS, manifest.world_size),
-            accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), _or(manifest.accumulate, 1)),
+            accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), _microbatches(manifest)),
             straggler=manifest.world_size == 1 or not controls.tick("No straggler", _NO_STRAGGLER),
         )
         algorithm: Algorithm = controls.select("Collectives", _ALGORITHMS, "ring") or "ring"
         skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
     controls.keep()
     return Asked(setting=setting, algorithm=algorithm, skew=skew)
+
+
+def _microbatches(manifest: Manifest) -> int | str:
+    """Those recorded; a Recorder does not count them."""
+    recorded: int | str = _or(manifest.accumulate, "as recorded" if manifest.by_recorder else 1)
+    return recorded
 
 
 def _cap(controls: _Controls, opened: Opened) -> float | None:
