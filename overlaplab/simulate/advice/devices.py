@@ -18,7 +18,7 @@ import numpy.typing as npt
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run, rule_of
+from overlaplab.events import Run, activity, once_per_run, rule_of
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
@@ -39,8 +39,9 @@ __all__ = ["SettingPlayed", "device_remedies", "device_settings"]
 
 _MOST_CAPS = 5
 """Of DDP that are played."""
-_MOST_MOVES = 200_000
-"""Of all ranks: one play takes about 0.2 s then, and a setting up to twenty, where kernels slow each other down."""
+_MOST_STRETCHES = 20_000
+"""Of computation, of all ranks: a play takes some 0.2 s then, and a setting up to twenty, where kernels slow each other
+down. To play more would also read the traces of all ranks again."""
 
 Times = npt.NDArray[np.int64]
 
@@ -137,11 +138,12 @@ def _programs(run: Run) -> DevicePrograms | None:
     """None where they cannot be played, or would take too long."""
     if not run.traces or any(rule_of(trace) is not Rule.GPU for trace in run.traces):
         return None
+    if sum(len(activity(trace).compute) for trace in run.traces) > _MOST_STRETCHES:
+        return None
     try:
-        programs = require_device(run)
+        return require_device(run)
     except OverlaplabError:
         return None
-    return programs if sum(map(len, programs.programs)) <= _MOST_MOVES else None
 
 
 def _spans_ns(programs: DevicePrograms, changed: Sequence[Program]) -> Times | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,9 @@ def far(run: Run, setting: Setting, program: WideProgram) -> dict[str, float]:
     return extrapolated(run.manifest, setting, _program(run, Setting()).moves, program.moves)
 
 
-def interval(run: Run, step_ns: int, caps: pd.DataFrame, beyond: Mapping[str, float]) -> Interval:
+def interval(
+    run: Run, step_ns: int, caps: pd.DataFrame, beyond: Mapping[str, float] = MappingProxyType({})
+) -> Interval:
     """Of a mean step predicted from this run; `caps` has rows of `recorded_caps`, `beyond` is what `far` says."""
     return interval_of(run, step_ns, by_step(played(run, Setting())[1].spans_ns.T.tolist()), caps, beyond)
 
