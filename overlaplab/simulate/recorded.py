@@ -85,7 +85,8 @@ def recorded_programs(run: Run) -> Recorded | None:
     rows = _collectives(run)
     if not len(rows) or not _all_arrived(rows) or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
-    if len({len(step_windows(trace)) for trace in run.traces}) != 1:
+    counts = {len(step_windows(trace)) for trace in run.traces}
+    if len(counts) != 1 or 0 in counts:
         return None
     rows = _timed(rows)
     queues = _in_order(rows)
