@@ -52,6 +52,6 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
         name = str(names.iloc[event])
         if start_ns >= until_ns and not meets_a_pass and not name.startswith(_OTHERS):
             until_ns = end_ns
-            fields = {"name": name.split("#")[0]}
+            fields = {"name": name.split("#")[0] or name}
             works.append(Label(start_ns=start_ns, end_ns=end_ns, thread=thread, word="host", fields=fields))
     return tuple(works)

@@ -127,8 +127,9 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         if not _is_little(row):
             yield _sentence(row)[0].upper() + _sentence(row)[1:]
     if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
-        of = "of the mean step" if table["least_ns"].notna().any() else f"in {place_name(diagnosis)}"
-        yield f"No division into buckets gains more than {ms(most_ns)} {of}."
+        played = table["least_ns"].notna().any()
+        of = "of the mean step" if played else f"in {place_name(diagnosis)}"
+        yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {of}."
     if table["replayed"].any():
         yield (
             "Gains are means over all steps that nothing disturbed, ranges reach from the least of them to the largest,"

@@ -106,6 +106,9 @@ def test_every_option_changes_the_prediction(
         ((SWEEP / "cap-1", "--edit", "faster"), "no edit is called faster. Known: balance, no-pause, "),
         ((SWEEP / "cap-1", "--edit", "cap=x"), "--edit cap=x: no value for cap. As in cap=4"),
         ((SWEEP / "cap-1", "--edit", "caps=1,0"), "caps must be above 0"),
+        ((SWEEP / "cap-1", "--edit", "cap=nan"), "bucket_cap_mb must be above 0, not nan"),
+        ((SWEEP / "cap-1", "--edit", "caps=4,inf"), "caps must be above 0"),
+        ((SWEEP.parent / "ring", "--ranks", 2, "--edit", "balance=3"), "rank 3 is not among the predicted ranks"),
         ((SWEEP / "cap-1", "--edit", "half-bytes=2"), "As in --edit half-bytes, without a value"),
         ((SWEEP / "cap-1", "--edit", "without-host-work"), "As in --edit without-host-work=NAME"),
         ((SWEEP / "cap-1", "--edit", "without-host-work=save"), "no host work between its passes is called save"),
@@ -202,3 +205,16 @@ def test_every_edit_is_in_the_docs() -> None:
     page = (SWEEP.parents[1] / "docs" / "predictions.md").read_text()
     named = set(re.findall(r"`([a-z-]+)(?:\[?=[^`]*)?`", page))
     assert set(EDITS) | set(OPTIONS) | {"no-straggler"} <= named
+
+
+def test_edits_are_behind_the_link_that_is_asked_for(command: Any) -> None:
+    """On a link ten times as fast, half the bytes gain a tenth of what they gained, not all of T."""
+
+    def step_ns(*options: str) -> int:
+        document = json.loads(command("predict", SWEEP.parent / "naive", "--json", *options)[1])
+        taken: int = document["predicted"]["step_ns"]
+        return taken
+
+    gained = step_ns() - step_ns("--edit", "half-bytes")
+    faster = ("--edit", "link=10Gbps,1000us")
+    assert step_ns(*faster) - step_ns(*faster, "--edit", "half-bytes") == pytest.approx(gained / 10, rel=0.1)

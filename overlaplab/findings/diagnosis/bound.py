@@ -55,7 +55,7 @@ def bound_finding(
 def _played_finding(bound: Mapping[str, Any], span: int, alone: int) -> str:
     """Where buckets were played with all ranks."""
     found, least = int(bound["found_ns"]), int(bound["least_ns"])
-    gap = f", no less than {ms(least)} with any" if found - least > LITTLE_GAIN * span else ""
+    gap = f", no less than about {ms(least)} with any" if found - least > LITTLE_GAIN * span else ""
     if span - found <= LITTLE_GAIN * span:
         return (
             f"That step takes {ms(span)}, and would take {ms(alone)} without any communication: the best buckets found"

@@ -121,17 +121,21 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
     """Each remedy's name, its `setting` or `what`, and its programs."""
-    programs = recorded.programs
+    programs, link = recorded.programs, run.manifest.link if run.manifest else None
     if (late := late_rank(run)) is not None:
         rank = run.traces[late].rank or 0
-        yield "balance", {"setting": float(rank)}, edited(run, programs, [("balance", str(rank))])
+        yield "balance", {"setting": float(rank)}, edited(run, programs, [("balance", str(rank))], link)
     least_ns = _MUCH * (np.diff(play(programs).ends_ns[0])).sum()
     for name, ns in host_works(programs).items():
         if ns > least_ns:
-            yield "host_work", {"what": name}, edited(run, programs, [("without-host-work", name)])
+            yield "host_work", {"what": name}, edited(run, programs, [("without-host-work", name)], link)
     for remedy, edit in _EDITS.items():
         with suppress(OverlaplabError):  # it does not apply
-            yield remedy, {"setting": 0.5} if remedy == "half_the_bytes" else {}, edited(run, programs, [(edit, None)])
+            yield (
+                remedy,
+                {"setting": 0.5} if remedy == "half_the_bytes" else {},
+                edited(run, programs, [(edit, None)], link),
+            )
     yield from _cuttings(run)
     if (best := best_depth(run)) is not None:
         yield "prefetch", {"setting": best.prefetch}, best.programs

@@ -6,6 +6,8 @@ rank ends its pass earlier, than with any buckets. For every number of buckets t
 at a certain time (`best_cuttings`), and that many launches delay the ranks. No rank goes on before both, with the
 number of buckets that is best for it. From there the next pass is played in the same way. What buckets displace of the
 computation, and how they and other collectives hold each other up, is left out: it makes no step shorter.
+This bounds when steps end, and so all steps together. Of a single step it tells about what is left: its length is the
+difference of two earliest ends, and a rank that enters it late has less of it before it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.simulate.buckets.cutting import Cutting, best_cutting, best_cuttings, transfer_table
-from overlaplab.simulate.player import Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.programs.buckets import Buckets, Recutting, recut
 
 __all__ = ["Least", "least_of"]
@@ -80,6 +82,7 @@ def least_of(cut: Recutting) -> Least | None:
     ends: list[list[int]] = [[] for _ in parts]
     known = Least(cut=cut, took_ns=took_ns, passes=(), spans_ns=at_ns)
     passes: list[BackwardPass] = []
+    steps = sum(isinstance(move, End) for move in cut.alone[0]) - 1
     for part in zip(*parts, strict=True):
         begun = int(at_ns.min())
         moves = [[Work(int(at) - begun), *closed] for at, closed in zip(at_ns, _closed(part), strict=True)]
@@ -90,7 +93,8 @@ def least_of(cut: Recutting) -> Least | None:
         for rank, ended_ns in enumerate(played.ends_ns):
             ends[rank] += [begun + at for at in ended_ns]
         at_ns = begun + np.array([over_ns[-1] for over_ns in played.over_ns], dtype=np.int64)
-        if isinstance(moves[0][-1], Mark):  # the end of a backward pass
+        last = moves[0][-1]
+        if isinstance(last, Mark) and last.word == "backward_end" and len(ends[0]) <= steps:
             ready = begun + _ready_ns(cut, moves, played)
             at_ns, ended = _earliest_ns(known, ready, at_ns), at_ns
             step = len(ends[0]) - 1
@@ -150,5 +154,5 @@ def _earliest_ns(known: Least, ready_ns: Times, ended_ns: Times) -> Times:
 def _resumed(ended_ns: Times, launches: int, end_ns: int, cut: Recutting) -> Times:
     """When each rank goes on after so many launches in its backward pass, of which the last bucket ends at `end_ns`."""
     alone = ended_ns + 2 * launches * cut.host_ns
-    resumed: Times = np.where(end_ns > alone, end_ns + cut.wake_ns, alone)
+    resumed: Times = np.maximum(alone, end_ns)  # not every rank needs to wake up
     return resumed

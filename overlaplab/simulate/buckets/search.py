@@ -33,7 +33,7 @@ Times = npt.NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
 _PASSES = 3
 """Backward passes whose best buckets are tried on all steps."""
-_ROUGH = TIE / 4
+_ROUGH = TIE
 """Of a step: by so much less than the least that `Least.spans_with_ns` tells a step was seen to take, where ranks had
 waited for each other anyway."""
 _MOST_MOVES = 3_000_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from statistics import fmean
 
 import pandas as pd
@@ -132,7 +133,7 @@ def _recut(run: Run, setting: Setting) -> Recut:
             "the cap of its other buckets is not known", path=run.path, remedy="Name --bucket-cap-mb."
         )
     for name, value in (("bucket_cap_mb", cap), ("first_bucket_mb", first)):
-        if value <= 0:
+        if not 0 < value < inf:
             raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
     return recut(run, [int(first * MIB), int(cap * MIB)], fitted=setting.link is None)
 

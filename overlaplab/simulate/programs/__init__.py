@@ -105,7 +105,11 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
 def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
     """With the setting's edits, which come last."""
     made = _unedited(run, setting)
-    return edited(run, made, setting.edits) if setting.edits else made
+    if not setting.edits:
+        return made
+    link = setting.link or (run.manifest.link if run.manifest else None)
+    ranks = setting.ranks or (run.manifest.world_size if run.manifest else len(made))
+    return edited(run, made, setting.edits, link and replace(link, world_size=ranks))
 
 
 def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
@@ -116,6 +120,8 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
+    if after.ranks != before.ranks:
+        _require_ranks(run, manifest, after)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
@@ -236,20 +242,25 @@ def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
 
 def _require(run: Run, manifest: Manifest, options: Options) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
-    if manifest.phantom_ranks:
-        raise OverlaplabError("its other ranks are phantoms, whose work is not known", path=run.path)
+    _require_ranks(run, manifest, options)
     if manifest.strategy not in _STRATEGIES:
         raise OverlaplabError(
             f"only the link can be changed of a strategy of one's own, {manifest.strategy}", path=run.path
         )
+    if not manifest.parameters or not manifest.units:
+        raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
+
+
+def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
+    """Raises `OverlaplabError` where so many ranks cannot be played."""
+    if manifest.phantom_ranks:
+        raise OverlaplabError("its other ranks are phantoms, whose work is not known", path=run.path)
     if options.ranks != manifest.world_size and manifest.link is None:
         raise OverlaplabError(
             "how long collectives of other numbers of ranks take is not known without a link",
             path=run.path,
             remedy="Name one with --link",
         )
-    if not manifest.parameters or not manifest.units:
-        raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
 
 
 def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:

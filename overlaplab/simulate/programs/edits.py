@@ -9,6 +9,7 @@ from typing import TypeAlias
 from overlaplab.analyses.exposed import exposed
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
@@ -27,14 +28,18 @@ class Edit:
     """What its value is; empty where it takes none."""
     required: bool = False
     """Whether it needs one."""
-    apply: Callable[[Run, Programs, str | None], Sequence[Sequence[Move]] | None]
+    apply: Callable[[Run, Programs, str | None, Link | None], Sequence[Sequence[Move]] | None]
     """The programs with it; None where it changes nothing."""
     nothing: str
     """Why it changes nothing."""
 
 
-def edited(run: Run, programs: Programs, edits: Sequence[tuple[str, str | None]]) -> tuple[Program, ...]:
-    """The programs with these edits, in this order. Raises `OverlaplabError` for one that does not apply."""
+def edited(
+    run: Run, programs: Programs, edits: Sequence[tuple[str, str | None]], link: Link | None
+) -> tuple[Program, ...]:
+    """The programs, behind this link, with these edits in this order. Raises `OverlaplabError` for one that does not
+    apply.
+    """
     for name, value in edits:
         if name not in EDITS:
             raise OverlaplabError(f"no edit is called {name}", path=run.path, remedy=f"Known: {', '.join(EDITS)}")
@@ -42,7 +47,7 @@ def edited(run: Run, programs: Programs, edits: Sequence[tuple[str, str | None]]
         if bool(value) > bool(edit.value) or edit.required > bool(value):
             how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
             raise OverlaplabError(f"edit {name} is asked for in another way", path=run.path, remedy=f"As in {how}")
-        changed = edit.apply(run, programs, value)
+        changed = edit.apply(run, programs, value, link)
         if changed is None:
             raise OverlaplabError(f"edit {name} does not apply: {edit.nothing}", path=run.path)
         programs = [tuple(moves) for moves in changed]
@@ -67,13 +72,13 @@ def host_works(programs: Programs) -> dict[str, int]:
         for move in program:
             if isinstance(move, Mark) and move.word in ("host", "host_end"):
                 inside = move.name if move.word == "host" else None
-            elif isinstance(move, Work) and inside is not None:
+            elif isinstance(move, Work) and inside:
                 works[inside] = works.get(inside, 0) + move.ns
         longest |= {name: max(ns, longest.get(name, 0)) for name, ns in works.items()}
     return longest
 
 
-def _balance(run: Run, programs: Programs, value: str | None) -> list[Program] | None:
+def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
     if value is None:
         late = late_rank(run)
     else:
@@ -81,15 +86,17 @@ def _balance(run: Run, programs: Programs, value: str | None) -> list[Program] |
         if value not in ranks:
             raise OverlaplabError(f"rank {value} is not there", path=run.path, remedy=f"Ranks: {', '.join(ranks)}")
         late = ranks.index(value)
+    if late is not None and late >= len(programs):
+        raise OverlaplabError(f"rank {run.traces[late].rank} is not among the predicted ranks", path=run.path)
     return None if late is None or len(programs) < 2 else balanced(programs, late)
 
 
-def _no_pauses(_run: Run, programs: Programs, _value: str | None) -> list[list[Move]] | None:
+def _no_pauses(_run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[list[Move]] | None:
     paused = any(move.paused_ns for program in programs for move in program if isinstance(move, Work))
     return [without_pauses(program) for program in programs] if paused else None
 
 
-def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[list[Move]]:
+def _without_host_work(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]]:
     known = host_works(programs)
     if value not in known or value is None:
         remedy = f"Known: {', '.join(known)}" if known else "None has a name: torch.profiler.record_function gives one"
@@ -97,12 +104,12 @@ def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[
     return [without_host_work(program, value) for program in programs]
 
 
-def _left_out(_run: Run, programs: Programs, value: str | None) -> list[list[Move]] | None:
+def _left_out(_run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]] | None:
     return collectives.left_out(programs, value)
 
 
-def _merged(run: Run, programs: Programs, _value: str | None) -> list[list[Move]] | None:
-    known = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+def _merged(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+    known = transfers(run, run.traces[0], link)
 
     def transfer_ns(kind: str, num_bytes: int) -> int | None:
         takes = known.by_size(kind)
@@ -111,8 +118,8 @@ def _merged(run: Run, programs: Programs, _value: str | None) -> list[list[Move]
     return collectives.merged(programs, transfer_ns)
 
 
-def _halved(run: Run, programs: Programs, _value: str | None) -> list[list[Move]] | None:
-    took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+    took = transfers(run, run.traces[0], link)
     kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
     return collectives.halved(programs, {kind: takes for kind in kinds if (takes := took.by_size(kind)) is not None})
 
@@ -127,7 +134,7 @@ EDITS = {
         nothing="",
     ),
     "last-pass": Edit(
-        apply=lambda _run, programs, _value: collectives.last_pass_only(programs),
+        apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs),
         nothing="no step sends its gradients in several backward passes",
     ),
     "merge": Edit(
@@ -135,11 +142,11 @@ EDITS = {
         nothing="no such collectives follow each other between the passes",
     ),
     "async": Edit(
-        apply=lambda _run, programs, _value: collectives.asynchronous(programs),
+        apply=lambda _run, programs, _value, _link: collectives.asynchronous(programs),
         nothing="no such collective is waited for between the passes",
     ),
     "early": Edit(
-        apply=lambda _run, programs, _value: collectives.earlier(programs),
+        apply=lambda _run, programs, _value, _link: collectives.earlier(programs),
         nothing="no such collective takes long",
     ),
     "leave-out": Edit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from overlaplab.errors import OverlaplabError
@@ -95,9 +96,9 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         refuse("gathers no units ahead: it has no prefetch")
     for name in ("bucket_cap_mb", "first_bucket_mb", "ranks", "accumulate"):
         value = getattr(setting, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < inf:
             raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
-    if any(cap <= 0 for cap in setting.caps_mb or ()):
+    if not all(0 < cap < inf for cap in setting.caps_mb or ()):
         raise OverlaplabError("caps must be above 0", path=run.path)
     if setting.prefetch is not None and setting.prefetch < 0:
         raise OverlaplabError(f"prefetch must be 0 or more, not {setting.prefetch}", path=run.path)

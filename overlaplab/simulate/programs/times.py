@@ -35,14 +35,14 @@ def transfer_of(run: Run, programs: Sequence[Program], link: Link | None) -> Tra
     little was measured: then it raises `OverlaplabError`.
     """
     if link is None:
-        took = transfers(run, run.traces[0], None)
+        took, path = transfers(run, run.traces[0], None), run.path
 
         def measured(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
             by_size = took.by_size(kind) if hops is None else None
             if by_size is None:
                 raise OverlaplabError(
                     f"how long its {kind} of other sizes take is not known",
-                    path=run.path,
+                    path=path,
                     remedy="Name a link with --link",
                 )
             return by_size(num_bytes)

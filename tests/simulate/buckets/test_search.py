@@ -59,7 +59,7 @@ def test_bound_best_found_and_every_cap_are_in_order(name: str) -> None:
     recorded_ns = undisturbed_spans_ns(run).mean()
     programs = search.cut.recorded.programs
     alone = all(move.role for program in programs for move in program if isinstance(move, Launch))
-    most = 0.005 if alone else 0.025  # the bound leaves out that other collectives queue behind buckets
+    most = 0.01 if alone else 0.035  # it leaves out waking up, and that other collectives queue behind buckets
     assert search.best_found.mean_ns - search.least_ns <= most * recorded_ns
     table = bound(run)
     assert (table["least_ns"] <= table["found_ns"]).all()
@@ -223,7 +223,8 @@ def test_of_a_small_run_no_cutting_is_below_the_bound_nor_much_below_the_best_fo
     assert search.best_found is not None
     assert search.least_ns <= min(spans) <= search.best_found.mean_ns
     if not other_ns:  # nothing else is on the link
-        assert search.least_ns == min(spans) == search.best_found.mean_ns
+        assert min(spans) == search.best_found.mean_ns
+        assert min(spans) - cut.wake_ns <= search.least_ns
 
 
 def test_behind_a_slower_link_other_buckets_are_best() -> None:
