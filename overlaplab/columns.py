@@ -370,8 +370,6 @@ _ANYWHERE = (
     Column(
         "bytes_explain", "flag", "bytes explain it", "Whether more bytes take longer: false where waits may hide that."
     ),
-    Column("predicted_start_ns", "ns", "start by the model", "When the link model says that it began."),
-    Column("predicted_end_ns", "ns", "end by the model", "When the link model says that it ended."),
     # What another setting would give
     Column("option", "text", "what changes", "What is set otherwise: a cap or caps, or the prefetch."),
     Column(
@@ -496,10 +494,6 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         ),
     ),
     ("bound",): (Column("transfer_ns", "ns", "transfers", "What the link takes for all of the step's collectives."),),
-    ("replay",): (
-        Column("ready_ns", "ns", "ready", "When the bucket was ready on the last rank, from the run's start."),
-        Column("end_ns", "ns", "end", "When the collective ended on the last rank, from the run's start."),
-    ),
     ("delays",): (
         Column("unit", "text", "unit", "The unit that computed; empty between units."),
         Column("phase", "text", "pass", "The pass of the unit: forward or backward; empty between units."),

@@ -28,10 +28,9 @@ from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan
 from overlaplab.findings import diagnose
 from overlaplab.formats import as_held, as_shown, digits, text, texts
-from overlaplab.manifest import Link
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
-from overlaplab.simulate import advise, bound, replay
+from overlaplab.simulate import advise, bound
 from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events, timeline_window
@@ -50,7 +49,6 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     made_sweep(made_gathering(made_runs(folder)))
     bucketed, ahead = (overlaplab.load_run(folder / name) for name in ("bucketed", "ahead"))
     swept = [overlaplab.load_run(folder / name) for name in ("cap-25", "cap-5")]
-    link = Link(bandwidth_gbps=1.0, latency_us=200.0, world_size=2, emulated=True)
     found = {
         name: getattr(overlaplab, name)(bucketed) for name in ("summary", "totals", "exposed", "buckets", "clocks")
     }
@@ -67,7 +65,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["late_buckets"] = analyses.late_buckets(found["buckets"].head(2))
     found["each_collective"] = analyses.each_collective(found["collectives"])
     found["stragglers_of"] = analyses.stragglers_of(found["collectives"])
-    found |= {"bound": bound(bucketed), "replay": replay(bucketed, link)}
+    found["bound"] = bound(bucketed)
     served = [op("mm", 0, 9), label("serve worker=1 staleness=1", 1, 2)]
     found["staleness"] = analyses.staleness(run_of(folder / "server", served))
     again = [op("mm", 0, 9), label("recompute module=layers.1", 1, 2)]

@@ -16,7 +16,6 @@ import overlaplab
 from overlaplab.analyses import PARTS, scatters, schedule_steps, volume, volume_theory
 from overlaplab.cli import app
 from overlaplab.costs import attained_steps, link_attained
-from overlaplab.simulate import replay
 
 SUPPORT = Path(__file__).parent / "support"
 SAMPLES = Path(__file__).parents[1] / "traces"
@@ -110,19 +109,6 @@ def test_a_blocking_all_reduce_in_hooks_is_exposed(tmp_path: Path) -> None:
     assert table["rank"].tolist() == [0, 1]
     assert (table["comm_ns"] > 1_000_000).all()
     assert (table["overlap_ratio"] < 0.005).all()
-
-
-@pytest.mark.parametrize("strategy", ["per-param", "bucketed"])
-def test_replay_predicts_when_the_last_bucket_ends(strategy: str) -> None:
-    """On the sample runs: the time from the first gradient to the last bucket's end, within 5 %."""
-    run = sample_run(strategy)
-    assert run.manifest is not None
-    assert run.manifest.link is not None
-    table = replay(run, run.manifest.link)
-    assert table["step"].nunique() >= 3
-    for _, step in table.groupby("step"):
-        begins, ends, predicted = step["ready_ns"].min(), step["end_ns"].max(), step["predicted_end_ns"].max()
-        assert abs(ends - predicted) <= 0.05 * (ends - begins)
 
 
 def test_the_sample_runs_attained_their_link_in_every_step() -> None:

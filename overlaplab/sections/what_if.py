@@ -17,11 +17,12 @@ from overlaplab.events import Run
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections.blocks import Chart
+from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns, measured_steps
 from overlaplab.simulate.programs.options import CAP_MB
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.wide import Skew, WidePlayed, WideProgram
+from overlaplab.simulate.wide import WidePlayed, WideProgram
 from overlaplab.traits import TRAITS
 
 __all__ = ["Asked", "Parts", "caps_tried", "what_if_parts"]

@@ -1,4 +1,4 @@
-"""Recorded steps played again: how short they could have been, what remedies gain, what the link model predicts."""
+"""Recorded steps played again: how short they could have been, what remedies gain."""
 
 from overlaplab.simulate.advice.advise import OPTIONS, advise, best_cap_mb, fits
 from overlaplab.simulate.advice.doubt import gains_miss_ns
@@ -6,7 +6,6 @@ from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.remedies import REMEDIES, remedies
 from overlaplab.simulate.bound import best_buckets, bound
 from overlaplab.simulate.predictions.what_if import why_not
-from overlaplab.simulate.replay import replay
 from overlaplab.simulate.undisturbed import disturbed, undisturbed_spans_ns
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "gains_miss_ns",
     "pipeline_remedies",
     "remedies",
-    "replay",
     "undisturbed_spans_ns",
     "why_not",
 ]

@@ -1,14 +1,93 @@
-"""Programs of more ranks than there are: what `wide.drawn` draws, move by move."""
+"""Programs of more ranks than were recorded: what each further rank does is drawn from the recorded ones."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from overlaplab.simulate.player import End, Launch, Move, Program, Wait
-from overlaplab.simulate.wide import draws, widen
+from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 
-__all__ = ["with_further"]
+__all__ = ["Skew", "drawn", "draws", "with_further"]
+
+Skew: TypeAlias = Literal["recorded", "lognormal"]
+
+
+def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: int = 0) -> WideProgram:
+    """The same moves by so many ranks, each of which does in each step what was drawn for it.
+
+    `recorded`: the ranks that there are stay, and each further one works and wakes up as one of them did in one of the
+    steps with the same moves (a bootstrap: each is equally likely, and nothing is slower than what was seen).
+    `lognormal`: a rank's work is the median of these, stretched to a sum that is drawn from the log-normal distribution
+    fitted to their sums, so that the slowest of many ranks is slower than any that was seen. Draws are independent: no
+    further rank is slow in all steps.
+    """
+    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
+    if skew == "lognormal":
+        return _fitted(program, choices, ranks, np.random.default_rng(seed))
+    recorded = [_beside(program, same) for same, _ in choices]
+    width = max((work.shape[1] for work, _ in recorded), default=0)
+    work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
+    for (_, own), (work, wake) in zip(program.steps, recorded, strict=True):
+        work_ns[own, : work.shape[1]], wake_ns[own, : wake.shape[1]] = work, wake
+    columns = np.array([chosen for _, chosen in choices], dtype=np.int64).reshape(-1, ranks)
+    return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
+
+
+def _fitted(
+    program: WideProgram, choices: Sequence[tuple[list[int], Times]], ranks: int, rng: np.random.Generator
+) -> WideProgram:
+    """As `drawn` from a distribution; `choices` by `draws`. What comes before and after the steps is as recorded."""
+    work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
+    for place, ((_, own), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
+        work, wake = _beside(program, same)
+        if place == 0 or not isinstance(program.moves[own.stop - 1], End):
+            work_ns[own], wake_ns[own] = work[:, chosen], wake[:, chosen]
+            continue
+        usual = np.median(work, axis=1, keepdims=True)
+        sums = _lognormal(work.sum(axis=0), rng, ranks)
+        work_ns[own] = np.rint(usual * sums / max(usual.sum(), 1))
+        wake_ns[own] = np.rint(np.median(wake, axis=1, keepdims=True))
+    columns = each_its_own(len(program.steps), ranks)
+    return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
+
+
+def _beside(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
+    """How long each rank that was recorded works and wakes up in these steps with the same moves, one beside another:
+    (moves of one, steps × ranks).
+    """
+    places = [program.steps[step][1] for step in steps]
+    work, wake = (
+        np.concatenate([times[own] for own in places], axis=1) for times in (program.work_ns, program.wake_ns)
+    )
+    return work, wake
+
+
+def draws(shapes: Sequence[Hashable], recorded: int, ranks: int, seed: int = 0) -> Iterator[tuple[list[int], Times]]:
+    """What each of so many ranks does in each step, of what the recorded ones did in the steps of the same shape.
+
+    For each step the places of these steps, and for each rank a number: of a step among them, times the recorded ranks,
+    and of one of those. The recorded ranks themselves stay.
+    """
+    rng = np.random.default_rng(seed)
+    same: dict[Hashable, list[int]] = {}
+    for place, shape in enumerate(shapes):
+        same.setdefault(shape, []).append(place)
+    stay = min(ranks, recorded)
+    for place, shape in enumerate(shapes):
+        chosen = rng.integers(len(same[shape]) * recorded, size=ranks)
+        chosen[:stay] = same[shape].index(place) * recorded + np.arange(stay)
+        yield same[shape], chosen
+
+
+def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
+    """So many draws from the distribution fitted to the values."""
+    logs = np.log(np.maximum(values, 1))
+    return rng.lognormal(float(logs.mean()), float(logs.std(ddof=1)) if len(logs) > 1 else 0.0, count)
 
 
 def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]:
@@ -20,7 +99,7 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
     if ranks <= len(programs):
         return tuple(programs[:ranks])
     choices = list(draws([shape for shape, _ in widen(programs).steps], len(programs), ranks))
-    steps = [list(_steps(program)) for program in programs]
+    steps = [list(_moves_by_step(program)) for program in programs]
     launches = [[move for move in step if isinstance(move, Launch)] for step in steps[0]]
     order = [launch for own in launches for launch in own]
     begun = [sum(map(len, launches[:place])) for place in range(len(launches))]
@@ -36,7 +115,7 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
     return (*programs, *further)
 
 
-def _steps(program: Program) -> Iterator[list[Move]]:
+def _moves_by_step(program: Program) -> Iterator[list[Move]]:
     """The moves up to each end of a step.
 
     Where a later collective was waited for before, a wait does nothing. It is left out if its collective is an earlier

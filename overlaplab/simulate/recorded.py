@@ -21,15 +21,13 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, labels_of
-from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.passes import PASSES, passes_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.evidence.waits import numbered
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
-from overlaplab.simulate.recorded_hops import averaged_by_hand
+from overlaplab.simulate.recorded_collectives import collectives_of, end_in_order, have_all_arrived, with_times
 from overlaplab.vocabulary import Rule, label_list
 
 __all__ = ["MOST_RANKS", "Recorded", "plain_programs", "recorded_programs"]
@@ -82,14 +80,14 @@ def recorded_programs(run: Run) -> Recorded | None:
         return None
     if run.manifest is not None and (run.manifest.asynchronous or run.manifest.pipeline is not None):
         return None
-    rows = _collectives(run)
-    if not len(rows) or not _all_arrived(rows) or (rows["launch_ns"] == UNKNOWN_NS).any():
+    rows = collectives_of(run)
+    if not len(rows) or not have_all_arrived(rows) or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
     counts = {len(step_windows(trace)) for trace in run.traces}
     if len(counts) != 1 or 0 in counts:
         return None
-    rows = _timed(rows)
-    queues = _in_order(rows)
+    rows = with_times(rows)
+    queues = end_in_order(rows)
     link = run.manifest.link if run.manifest else None
     if not queues and (link is not None or rows["lane"].notna().any()):
         return None
@@ -119,69 +117,6 @@ def _displacing(program: Sequence[Move], displaced: Displaced) -> tuple[Move, ..
         replace(move, displaced_ns=displaced(move.kind, move.bytes)) if isinstance(move, Launch) else move
         for move in program
     )
-
-
-def _collectives(run: Run) -> pd.DataFrame:
-    """Rows of `numbered` that were carried, with what they have in a `Launch`: `hops`, `members` and `lane`, or None.
-
-    The hops of a bucket are one collective.
-    """
-    rows = numbered(run)
-    rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
-    traits = traits_of(run.manifest)
-    if traits is not None and traits.hops is not None:
-        own = averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
-        others = rows[~rows["message"]]
-        return pd.concat([others, own], ignore_index=True) if len(others) and len(own) else own
-    served = traits is not None and traits.gradients == "server"
-    if served or (run.manifest is not None and not run.manifest.axes.is_one_axis):
-        rows = rows.assign(members=_members(rows), lane=_lanes(rows))
-    return rows
-
-
-def _all_arrived(rows: pd.DataFrame) -> bool:
-    """Whether it is known when the last rank had come to each; of those with a root when it had launched it."""
-    rooted = rows["kind"].isin(ROOTED) & rows["complete"] & ~rows["doubtful"] if "complete" in rows else False
-    return bool(((rows["last_ns"] != UNKNOWN_NS) | rooted).all())
-
-
-def _lanes(rows: pd.DataFrame) -> pd.Series:
-    """Sender and receiver of each message, by its group's name; None of collectives."""
-    found: list[tuple[int, int] | None] = []
-    for name, message in zip(rows["group"], rows["message"], strict=True):
-        sender, _, receiver = str(name).split(":")[1].partition("-") if message else ("", "", "")
-        found.append((int(sender), int(receiver)) if message else None)
-    return pd.Series(found, index=rows.index, dtype=object)
-
-
-def _members(rows: pd.DataFrame) -> pd.Series:
-    """The traces that take part in each row's collective."""
-    members = {match: tuple(sorted(own)) for match, own in rows.groupby("match")["trace"]}
-    return rows["match"].map(members)
-
-
-def _timed(rows: pd.DataFrame) -> pd.DataFrame:
-    """With `ended_ns`, when the collective had ended on all ranks, and `transfer_ns`, how long it took on the link."""
-    by = rows.groupby("match")
-    rows = rows.assign(ended_ns=by["end_ns"].transform("max"), asked_ns=by["launch_ns"].transform("max"))
-    traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
-    took: dict[object, int] = {}
-    for own in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
-        members = own["members"] or traces
-        freed_ns = max(free_ns.get(trace, UNKNOWN_NS) for trace in members)
-        took[own["match"]] = own["ended_ns"] - max(own["asked_ns"], freed_ns)
-        free_ns |= dict.fromkeys(members, own["ended_ns"])
-    return rows.assign(transfer_ns=rows["match"].map(took))
-
-
-def _in_order(rows: pd.DataFrame) -> bool:
-    """Whether collectives ended in the order of their launches on every rank, as on a link that takes one at a time.
-
-    Where groups of the ranks are named, each group's for itself, and each lane's.
-    """
-    launched = rows.sort_values(["trace", "launch_ns"], kind="stable")
-    by = launched.groupby([launched["trace"], launched["members"].map(str), launched["lane"].map(str)])
-    return bool((by["ended_ns"].diff().fillna(0) >= 0).all())
 
 
 def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:

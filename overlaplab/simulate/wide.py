@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,8 @@ from overlaplab.intervals import Intervals, union
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work
 
 __all__ = [
-    "Skew",
     "WidePlayed",
     "WideProgram",
-    "drawn",
-    "draws",
     "play_wide",
     "retimed",
     "widen",
@@ -34,7 +31,6 @@ __all__ = [
 ]
 
 Times: TypeAlias = npt.NDArray[np.int64]
-Skew: TypeAlias = Literal["recorded", "lognormal"]
 
 
 PASSES = -1
@@ -100,7 +96,7 @@ def widen(programs: Sequence[Program]) -> WideProgram:
         work_ns=np.array([[slot.work_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         wake_ns=np.array([[slot.wake_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         steps=steps,
-        columns=_each_its_own(len(steps), len(programs)),
+        columns=each_its_own(len(steps), len(programs)),
     )
 
 
@@ -162,7 +158,7 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     return list(keys), found
 
 
-def _each_its_own(steps: int, ranks: int) -> Times:
+def each_its_own(steps: int, ranks: int) -> Times:
     """Columns of ranks that share none."""
     return np.broadcast_to(np.arange(ranks, dtype=np.int64), (steps, ranks))
 
@@ -230,79 +226,6 @@ def retimed(program: WideProgram, takes: Callable[[Launch], int]) -> WideProgram
     """The same with another T of each collective, in ns."""
     moves = [replace(move, transfer_ns=takes(move)) if isinstance(move, Launch) else move for move in program.moves]
     return replace(program, moves=tuple(moves))
-
-
-def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: int = 0) -> WideProgram:
-    """The same moves by so many ranks, each of which does in each step what was drawn for it.
-
-    `recorded`: the ranks that there are stay, and each further one works and wakes up as one of them did in one of the
-    steps with the same moves (a bootstrap: each is equally likely, and nothing is slower than what was seen).
-    `lognormal`: a rank's work is the median of these, stretched to a sum that is drawn from the log-normal distribution
-    fitted to their sums, so that the slowest of many ranks is slower than any that was seen. Draws are independent: no
-    further rank is slow in all steps.
-    """
-    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
-    if skew == "lognormal":
-        return _fitted(program, choices, ranks, np.random.default_rng(seed))
-    recorded = [_beside(program, same) for same, _ in choices]
-    width = max((work.shape[1] for work, _ in recorded), default=0)
-    work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
-    for (_, own), (work, wake) in zip(program.steps, recorded, strict=True):
-        work_ns[own, : work.shape[1]], wake_ns[own, : wake.shape[1]] = work, wake
-    columns = np.array([chosen for _, chosen in choices], dtype=np.int64).reshape(-1, ranks)
-    return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
-
-
-def _fitted(
-    program: WideProgram, choices: Sequence[tuple[list[int], Times]], ranks: int, rng: np.random.Generator
-) -> WideProgram:
-    """As `drawn` from a distribution; `choices` by `draws`. What comes before and after the steps is as recorded."""
-    work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
-    for place, ((_, own), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
-        work, wake = _beside(program, same)
-        if place == 0 or not isinstance(program.moves[own.stop - 1], End):
-            work_ns[own], wake_ns[own] = work[:, chosen], wake[:, chosen]
-            continue
-        usual = np.median(work, axis=1, keepdims=True)
-        sums = _lognormal(work.sum(axis=0), rng, ranks)
-        work_ns[own] = np.rint(usual * sums / max(usual.sum(), 1))
-        wake_ns[own] = np.rint(np.median(wake, axis=1, keepdims=True))
-    columns = _each_its_own(len(program.steps), ranks)
-    return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
-
-
-def _beside(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
-    """How long each rank that was recorded works and wakes up in these steps with the same moves, one beside another:
-    (moves of one, steps × ranks).
-    """
-    places = [program.steps[step][1] for step in steps]
-    work, wake = (
-        np.concatenate([times[own] for own in places], axis=1) for times in (program.work_ns, program.wake_ns)
-    )
-    return work, wake
-
-
-def draws(shapes: Sequence[Hashable], recorded: int, ranks: int, seed: int = 0) -> Iterator[tuple[list[int], Times]]:
-    """What each of so many ranks does in each step, of what the recorded ones did in the steps of the same shape.
-
-    For each step the places of these steps, and for each rank a number: of a step among them, times the recorded ranks,
-    and of one of those. The recorded ranks themselves stay.
-    """
-    rng = np.random.default_rng(seed)
-    same: dict[Hashable, list[int]] = {}
-    for place, shape in enumerate(shapes):
-        same.setdefault(shape, []).append(place)
-    stay = min(ranks, recorded)
-    for place, shape in enumerate(shapes):
-        chosen = rng.integers(len(same[shape]) * recorded, size=ranks)
-        chosen[:stay] = same[shape].index(place) * recorded + np.arange(stay)
-        yield same[shape], chosen
-
-
-def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
-    """So many draws from the distribution fitted to the values."""
-    logs = np.log(np.maximum(values, 1))
-    return rng.lognormal(float(logs.mean()), float(logs.std(ddof=1)) if len(logs) > 1 else 0.0, count)
 
 
 def _steps(moves: Sequence[Move]) -> Iterator[tuple[tuple[Hashable, ...], slice]]:

@@ -13,7 +13,6 @@ import overlaplab
 from overlaplab.costs import transfer_ns
 from overlaplab.findings import bucket_notes
 from overlaplab.manifest import Link
-from overlaplab.simulate import replay
 
 BACKWARD = event("engine::backward microbatch=0 sync=1", 10, 60)
 AUTOGRAD = event("autograd::engine::evaluate_function: MmBackward0", 11, 50)
@@ -177,23 +176,6 @@ def test_the_link_is_the_ring_formula(kind: str, num_bytes: int, world: int, exp
 def test_the_link_has_no_model_of_other_kinds() -> None:
     with pytest.raises(ValueError, match="no model of broadcast"):
         transfer_ns("broadcast", 8, Link(emulated=True, bandwidth_gbps=1, latency_us=1, world_size=2))
-
-
-def test_replay_sends_ready_times_through_the_link(tmp_path: Path) -> None:
-    """T is 10 µs. The second bucket is ready while the link is busy, the third after it has become free."""
-
-    def rank(late: float) -> list[dict[str, Any]]:
-        waits = [(0, 20 + late, 50), (1, 22 + late, 60), (2, 80, 95)]
-        return [step(3, 0, 100), BACKWARD, *(e for i, at, end in waits for e in bucket(i, "w", at, i, at, end))]
-
-    link = Link(emulated=True, bandwidth_gbps=1e9, latency_us=5, world_size=2)
-    table = replay(run_of(tmp_path, rank(0), rank(7)), link)
-    assert (table["predicted_start_ns"] // 1000).tolist() == [27, 37, 80]
-    assert (table["predicted_end_ns"] // 1000).tolist() == [37, 47, 90]
-    assert (table["end_ns"] // 1000).tolist() == [50, 60, 95]
-    told = {"strategy": "of my own", "traits": {"gradients": "reduce_scatter"}}  # whose T is 5 µs
-    table = replay(run_of(tmp_path / "scattered", rank(0), rank(7), manifest=told), link)
-    assert (table["predicted_end_ns"] // 1000).tolist() == [32, 37, 85]
 
 
 def test_columns_and_dtypes(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from overlaplab.evidence.ddp import ddp_backwards
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.purposes import purposes
 from overlaplab.findings import bucket_notes
-from overlaplab.manifest import Link
 from overlaplab.report.documents import buckets_document
-from overlaplab.simulate import bound, replay
+from overlaplab.simulate import bound
 from overlaplab.simulate.issued import issued
 
 SAMPLE = Path(__file__).parents[2] / "traces" / "torch-ddp-gloo"
@@ -424,8 +423,3 @@ def test_an_all_reduce_smaller_than_its_last_gradient_is_compressed(tmp_path: Pa
     for elements, compressed in ((12, False), (9, False), (3, True)):
         run = run_of(tmp_path / str(elements), [step(3, 0, 1000), *one, sent(46, 60, elements)])
         assert purposes(run.traces[0])["compressed"].tolist() == [compressed]
-
-
-def test_replay_leaves_out_what_has_no_size(tmp_path: Path) -> None:
-    run = run_of(tmp_path, [step(3, 0, 1000), forward(10), *accumulate(30, sends=1, dims=False), sent(36, 40)])
-    assert replay(run, Link(emulated=True, bandwidth_gbps=1, latency_us=5, world_size=2)).empty

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import sample_run
 
-from overlaplab.simulate.further import with_further
+from overlaplab.simulate.further import drawn, with_further
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.wide import PASSES, WideProgram, drawn, play_wide, retimed, widen
+from overlaplab.simulate.wide import PASSES, WideProgram, play_wide, retimed, widen
 
 NAMES = ("per-param", "bucketed", "zero2", "zero3", "sweep/cap-25")
 

@@ -11,8 +11,10 @@ import pandas as pd
 from overlaplab.costs.pipeline import held, order
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.simulate.pipelines import UPDATE, Shape, step_ns
-from overlaplab.simulate.recorded_pipelines import recorded_shapes
+from overlaplab.simulate.pipelines.moves import step_ns
+from overlaplab.simulate.pipelines.recorded import recorded_shapes
+from overlaplab.simulate.pipelines.shape import Shape
+from overlaplab.simulate.pipelines.times import UPDATE
 
 __all__ = ["pipeline_remedies"]
 

@@ -16,24 +16,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from statistics import median_low
-
-import numpy as np
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, launchers, main_stream, matching, once_per_run
-from overlaplab.evidence.arguments import around, operators
-from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
+from overlaplab.events import Run, Trace, launchers, main_stream, matching
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
-from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded, recorded_of_events
+from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.assign import assign
-from overlaplab.simulate.gpus.streams import Edit, Held, Sent, held, played_together
+from overlaplab.simulate.gpus.edit import Edit, Held, Sent, held
+from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
 from overlaplab.simulate.player import Launch
 from overlaplab.simulate.transfers import UNSTEADY
 
@@ -59,7 +53,7 @@ class Recut:
 
 def gradient_sizes(run: Run) -> list[int]:
     """The bytes of the gradients of a backward pass, in order of arrival. Raises `OverlaplabError` as `recut` does."""
-    return _passes(run)[0][0].sizes
+    return bucketed_passes(run)[0][0].sizes
 
 
 def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> Recut:
@@ -68,7 +62,7 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> Recut:
     T of other buckets is 0 unless it is to be `fitted`. Raises `OverlaplabError` where the traces do not tell which
     gradients were sent when, or how long others would take.
     """
-    passes = _passes(run)
+    passes = bucketed_passes(run)
     lines = {(own.ranks, own.kind): own for own in fitted_lines(run)} if fitted else {}
     cuts = {own.key: assign(range(len(own.sizes)), dict(enumerate(own.sizes)), caps) for each in passes for own in each}
     if all(cuts[own.key] == own.cut for each in passes for own in each):
@@ -110,96 +104,6 @@ def _line(run: Run, line: Fitted | None) -> Fitted:
     return line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """A backward pass of one rank, all of whose gradients are known."""
-
-    backward: DDPBackward
-    key: Hashable
-    """Shared by the ranks: the collective that its first bucket was."""
-    places: list[int]
-    """Of its buckets' events."""
-    sizes: list[int]
-    """Of its gradients in order of arrival, in bytes."""
-    launched: list[tuple[int, int]]
-    """The host's range in which each bucket was launched."""
-
-    @property
-    def cut(self) -> list[list[int]]:
-        """The gradients of each bucket, from 0."""
-        return [[gradient.number - 1 for gradient in bucket.gradients] for bucket in self.backward.buckets]
-
-
-@once_per_run
-def _passes(run: Run) -> tuple[list[_Pass], ...]:
-    """Of each trace; raises `OverlaplabError` where gradients or buckets are not known."""
-    found = tuple(list(_of_trace(run, place, trace)) for place, trace in enumerate(run.traces))
-    if not found or not all(found):
-        raise OverlaplabError("no buckets of torch's DDP are recorded", path=run.path)
-    sizes: dict[Hashable, list[int]] = {}
-    for own in (own for each in found for own in each):
-        if sizes.setdefault(own.key, own.sizes) != own.sizes:
-            raise OverlaplabError("gradients arrive in different orders on its ranks", path=run.path)
-    return found
-
-
-def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[_Pass]:
-    together, place_of, calls = played_together(run)[number], _places(trace), operators(trace)[0]
-
-    def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
-        return OverlaplabError(what, path=run.path, remedy=remedy)
-
-    for backward in ddp_backwards(trace, executions(trace)):
-        told = {bucket.told_by for bucket in backward.buckets}
-        if backward.forwards > 1:
-            what = (
-                f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
-            )
-            raise refuse(what)
-        if backward.repeated:
-            raise refuse(
-                "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
-            )
-        if told == {"order"}:
-            raise refuse("the sizes of its gradients are not known", "Record with record_shapes=True.")
-        if told != {"sizes"} or sum(len(own.gradients) for own in backward.buckets) != backward.gradients:
-            raise refuse("which gradients its buckets hold is not known of all")
-        if len({own.launch.dtype for own in backward.buckets}) > 1:
-            raise refuse("its gradients are of several types, which DDP sends in buckets of their own")
-        places = [place_of.get(own.launch.ran or (0, 0), -1) for own in backward.buckets]
-        if any(place not in together for place in places):
-            raise refuse("when all ranks had come to a bucket's all-reduce is not known of all")
-        yield _Pass(
-            backward=backward,
-            key=together[places[0]].key,
-            places=places,
-            sizes=[size for own in backward.buckets for size in _sizes(own)],
-            launched=_ranges(calls, backward.buckets),
-        )
-
-
-def _places(trace: Trace) -> dict[tuple[int, int], int]:
-    """By start and end the place of each collective's last event."""
-    row_of, rows = recorded_of_events(trace), recorded(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
-    events = enumerate(device_events(trace))
-    return {tuple(rows[row]): place for place, own in events if (row := int(row_of[own.row])) >= 0}
-
-
-def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
-    """The operators that launched them, else what is known of the launches."""
-    launches = [bucket.launch for bucket in buckets]
-    threads, starts = (np.array([getattr(own, name) for own in launches], np.int64) for name in ("thread", "start_ns"))
-    spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
-    rows = around(calls, threads, starts).tolist()
-    return [spans[row] if row >= 0 else (own.start_ns, own.end_ns) for row, own in zip(rows, launches, strict=True)]
-
-
-def _sizes(bucket: DDPBucket) -> list[int]:
-    """The bytes of its gradients."""
-    held = [prod(gradient.shape or ()) for gradient in bucket.gradients]
-    return [count * (bucket.launch.bytes or 0) // sum(held) for count in held]
-
-
 class _Editor:
     """Makes one rank's edit."""
 
@@ -207,11 +111,11 @@ class _Editor:
         self,
         run: Run,
         place: int,
-        passes: Sequence[_Pass],
+        passes: Sequence[BucketedPass],
         launches: Mapping[Hashable, Sequence[Launch]],
         cuts: Mapping[Hashable, Sequence[Sequence[int]]],
     ) -> None:
-        self._passes, self._launches, self._cuts = passes, launches, cuts
+        self.bucketed_passes, self._launches, self._cuts = passes, launches, cuts
         trace = run.traces[place]
         self._events = device_events(trace)
         main = main_stream(trace)
@@ -246,8 +150,8 @@ class _Editor:
 
     def edit(self) -> Edit:
         """The rank's edit."""
-        ends = [own.backward.start_ns for own in self._passes[1:]]
-        for own, until_ns in zip(self._passes, [*ends, None], strict=True):
+        ends = [own.backward.start_ns for own in self.bucketed_passes[1:]]
+        for own, until_ns in zip(self.bucketed_passes, [*ends, None], strict=True):
             self._edit(own, until_ns)
         self._freed |= {place for place, own in enumerate(self._events) if own.after in self._gone and self._early(own)}
         return Edit(
@@ -260,7 +164,7 @@ class _Editor:
             wake_ns=self._wake_ns,
         )
 
-    def _edit(self, own: _Pass, until_ns: int | None) -> None:
+    def _edit(self, own: BucketedPass, until_ns: int | None) -> None:
         """Of one backward pass; the next one begins at `until_ns`."""
         buckets, gradients = (
             own.backward.buckets,
@@ -312,7 +216,7 @@ class _Editor:
         if before:
             self._waits[place].append(self._computed[before - 1][1])
 
-    def _joins(self, own: _Pass, until_ns: int | None) -> list[int | None]:
+    def _joins(self, own: BucketedPass, until_ns: int | None) -> list[int | None]:
         """By gradient the event of the compute stream that waits for its bucket, if it is the bucket's first."""
         end_ns = own.backward.end_ns
         copied = [place for at_ns, place in self._copied if at_ns >= end_ns and (until_ns is None or at_ns < until_ns)]

@@ -23,7 +23,7 @@ from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.simulate.gpus.streams import Edit, Moved, held
+from overlaplab.simulate.gpus.edit import Edit, Moved, held
 from overlaplab.vocabulary import FSDP2_ROOT, root_of
 
 __all__ = ["prefetched"]

@@ -16,31 +16,23 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median_low
-from typing import Literal, TypeAlias
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.dependencies import DeviceEvent, blocking_calls, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_of_events
 from overlaplab.evidence.waits import arrivals
+from overlaplab.simulate.gpus.edit import Edit, Moved, Sent
 from overlaplab.simulate.player import End, Launch, Move, Note, Played, Program, Wait, Work
 from overlaplab.vocabulary import Rule
 
 __all__ = [
     "DevicePrograms",
-    "Edit",
-    "Held",
-    "Moved",
-    "Sent",
     "device_programs",
     "edited_programs",
-    "held",
     "noted_times",
     "played_together",
 ]
-
-Held: TypeAlias = Literal["launch", "event", "stream"]
-"""What an event waited for last: the call that launched it, another stream's event, the one before it on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,52 +44,6 @@ class DevicePrograms:
     """Of each rank the place of the program whose `End` moves end its steps, as its windows do."""
     members: Mapping[Hashable, int] = field(default_factory=dict)
     """How many ranks each collective that is played together has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """A collective that a rank's host launches though none was recorded; times in absolute host ns."""
-
-    launch: Launch
-    stream: int
-    at_ns: int
-    """When launching it begins, in the recorded host's time."""
-    call_ns: int
-    """How long after that the call is that gives it to the device."""
-    took_ns: int
-    """How long launching it takes the host."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """A range of the host's recorded time that it comes to at another time, with all that it launches there."""
-
-    start_ns: int
-    end_ns: int
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """What a rank does in another way than was recorded.
-
-    Places are those of `device_events`; those of `sent` follow.
-    """
-
-    sent: Sequence[Sent] = ()
-    gone: Mapping[int, int] = field(default_factory=dict)
-    """Collectives that are not launched; whoever waited for one waits for that at the place given."""
-    spared: Sequence[tuple[int, int]] = ()
-    """What the host is spared, as ranges of its recorded time."""
-    moved: Sequence[Moved] = ()
-    waits: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """What an event waits for, besides what is known by the times."""
-    late_ns: Mapping[Held, int] = field(default_factory=dict)
-    """How long after what it waited for last a collective of `sent` begins."""
-    freed: frozenset[int] = frozenset()
-    """Events that no longer wait for another stream's, but for what `waits` tells."""
-    wake_ns: int = 0
-    """How long after what `waits` tells an event begins that was recorded."""
 
 
 @once_per_run
@@ -163,16 +109,6 @@ def _single(trace: Trace, together: Mapping[int, Launch]) -> dict[int, Launch]:
     for place, own in enumerate(device_events(trace)):
         places.setdefault(int(row_of[own.row]), []).append(place)
     return {own[0]: together[row] for row, own in places.items() if row in together and len(own) == 1}
-
-
-def held(events: Sequence[DeviceEvent], own: DeviceEvent) -> tuple[Held, int]:
-    """What an event waited for last, and how long after that it began, in ns."""
-    known: dict[Held, int] = {"stream": UNKNOWN_NS if own.before is None else events[own.before].end_ns}
-    known["launch"] = own.called_ns
-    if own.after is not None:
-        known["event"] = events[own.after].end_ns
-    last = max(known, key=lambda name: known[name])
-    return last, max(own.start_ns - known[last], 0)
 
 
 class _Rank:

@@ -23,9 +23,10 @@ from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.manifest import Link, Manifest
 from overlaplab.simulate.gpus.buckets import Recut, recut
+from overlaplab.simulate.gpus.edit import Edit
 from overlaplab.simulate.gpus.gathers import prefetched
 from overlaplab.simulate.gpus.slowdown import slowed
-from overlaplab.simulate.gpus.streams import DevicePrograms, Edit, device_programs, edited_programs, noted_times
+from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, edited_programs, noted_times
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from urllib.parse import quote
 
 from overlaplab.load.file.dtypes import DTYPE_BYTES
@@ -18,22 +17,23 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.simulate.predictions.by_hand import HopEvents
 from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
+from overlaplab.simulate.predictions.instants import (
+    NAME_FIELDS,
+    dtype_of,
+    freed_labels,
+    label_fields_of,
+    ordered_fields,
+    ready_labels,
+    silent_waits,
+    unit_of,
+)
 from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
 
-__all__ = ["bucket_gradients", "gradient_bytes", "played_events"]
+__all__ = ["played_events"]
 
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _PART_NS = 1_000_000
 """Of work in which the rank is idle now and then, an operator is no longer."""
-_KEYS = {
-    "bucket": ("bucket",),
-    "parameters": ("bucket",),
-    "gather": ("unit", "microbatch", "phase"),
-    "scatter": ("unit", "microbatch"),
-    "replicas": ("unit", "microbatch"),
-    "activations": ("module", "microbatch", "phase"),
-}
-"""What the name of a launch of this role consists of."""
 _SENDERS = {
     "bucket": "bucket_launch",
     "parameters": "param_gather_launch",
@@ -55,7 +55,7 @@ def played_events(
     takes a collective up so long after it could, which is not in T.
     """
     groups = _groups(programs)
-    dtype, link = _dtype(manifest, "bucket"), manifest.emulated_link
+    dtype, link = dtype_of(manifest, "bucket"), manifest.emulated_link
     by_hand = [HopEvents(rank, len(programs), dtype, DTYPE_BYTES.get(dtype, 1), link) for rank in range(len(programs))]
     return [
         sorted(
@@ -64,19 +64,6 @@ def played_events(
         )
         for program, over_ns, own in zip(programs, played.over_ns, by_hand, strict=True)
     ]
-
-
-def bucket_gradients(program: Program) -> dict[Hashable, tuple[str, ...]]:
-    """The gradients of each bucket, by its launch's key: those named, else those that arrived since the one before."""
-    found: dict[Hashable, tuple[str, ...]] = {}
-    arrived: list[str] = []
-    for move in program:
-        if isinstance(move, Mark) and move.word == "gradient":
-            arrived.append(move.name)
-        elif isinstance(move, Launch) and move.role == "bucket":
-            found[move.key] = move.parameters or tuple(arrived)
-            arrived.clear()
-    return found
 
 
 def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
@@ -128,7 +115,11 @@ class _Rank:
 
     def events(self) -> Iterator[Event]:
         """All of them, each when it is over."""
-        ready, freed, silent = _ready(self.program, self.manifest), _freed(self.program), _silent(self.program)
+        ready, freed, silent = (
+            ready_labels(self.program, self.manifest),
+            freed_labels(self.program),
+            silent_waits(self.program),
+        )
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
             if not isinstance(move, Wait):
@@ -167,9 +158,9 @@ class _Rank:
             case "gradient" | "kept_gradient":
                 yield _instant(now, label_text("gradient_ready", parameter=quote(mark.name)))
             case "use" | "last_use":
-                self.unit = _unit(mark.name) if mark.word == "use" else ""
+                self.unit = unit_of(mark.name) if mark.word == "use" else ""
                 word = "first_use" if mark.word == "use" else mark.word
-                yield _instant(now, label_text(word, **_fields("gather", mark.name)))
+                yield _instant(now, label_text(word, **label_fields_of("gather", mark.name)))
             case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
             case word if word in STAGE_WORDS:  # after what was launched at the same moment
@@ -215,7 +206,9 @@ class _Rank:
         backward, forward = self.open.get("backward"), self.open.get("forward")
         here = ((backward or forward or (0, "0"))[1], "backward" if backward else "forward")
         names = (launch.what or "").split(" ")
-        return _ordered(dict(zip(_KEYS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False)))
+        return ordered_fields(
+            dict(zip(NAME_FIELDS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False))
+        )
 
     def waits(self, *, labelled: bool) -> Iterator[Event]:
         """The ranges in which it waited, and what it then knew to be done."""
@@ -246,7 +239,7 @@ class _Rank:
             end = self.carried[key][1]
             fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
             fields |= {
-                "dtype": _dtype(self.manifest, launch.role if launch.lane is None else "activations"),
+                "dtype": dtype_of(self.manifest, launch.role if launch.lane is None else "activations"),
                 "bytes": launch.bytes,
                 "group": self.groups[key],
             }
@@ -270,94 +263,3 @@ def _operators(work: Work) -> Iterator[tuple[int, int]]:
 
 def _instant(at_ns: int, text: str) -> Event:
     return Event(COMPUTES, text, at_ns, at_ns + INSTANT_NS)
-
-
-def _fields(role: str, name: str) -> dict[str, str]:
-    """The fields of a label, from the name of a move, in which units are encoded, too."""
-    return _ordered(dict(zip(_KEYS[role], name.split(" "), strict=True)))
-
-
-def _ordered(fields: dict[str, str]) -> dict[str, str]:
-    """In the grammar's order, which is not that of names."""
-    return {key: fields[key] for key in ("bucket", "unit", "module", "phase", "microbatch") if key in fields}
-
-
-def _dtype(manifest: Manifest, role: str) -> str:
-    """In which gradients, parameters, activations, or flags are sent."""
-    if not role:
-        return "int32"
-    computes = manifest.param_dtype or (manifest.model.dtype if manifest.model else None) or "float32"
-    if role in ("gather", "parameters", "activations"):
-        return computes
-    return manifest.reduce_dtype or ("float32" if manifest.main_grad else computes)
-
-
-def gradient_bytes(manifest: Manifest, names: Sequence[str]) -> int:
-    """Of these parameters' gradients as they are sent, without flags; 0 where one is not known."""
-    elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters}
-    if not all(name in elements for name in names) or _dtype(manifest, "bucket") not in DTYPE_BYTES:
-        return 0
-    return sum(elements[name] for name in names) * DTYPE_BYTES[_dtype(manifest, "bucket")]
-
-
-def _ready(program: Program, manifest: Manifest) -> dict[int, list[str]]:
-    """The labels of buckets that are ready with a move: with their last gradient, or else when they are launched."""
-    gradients = bucket_gradients(program)
-    arrived: dict[str, int] = {}
-    found: dict[int, list[str]] = {}
-    further = False
-    for place, move in enumerate(program):
-        if isinstance(move, Mark) and move.word == "gradient":
-            arrived[move.name] = place
-        elif isinstance(move, Launch) and move.role == "bucket" and not (further and move.lane is not None):
-            last = max((arrived.pop(name) for name in gradients[move.key] if name in arrived), default=place)
-            names = gradients[move.key]
-            size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
-            text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=names)
-            found.setdefault(last, []).append(text)
-        if not isinstance(move, Work):
-            further = isinstance(move, Launch) and move.role == "bucket"
-    return found
-
-
-def _freed(program: Program) -> dict[int, list[str]]:
-    """The labels of units that are freed with their last use: they are gathered before they are used again."""
-    sizes: dict[str, int] = {}
-    last: dict[str, tuple[int, str]] = {}  # uses that are over, of units that may be held on
-    freed: list[tuple[int, str]] = []
-    for place, move in enumerate(program):
-        match move:
-            case Launch(role="gather", what=str(name)):
-                sizes[_unit(name)] = move.bytes
-                freed += [last.pop(_unit(name))] if _unit(name) in last else []
-            case Mark("use", name):
-                last.pop(_unit(name), None)
-            case Mark("last_use", name) if _unit(name) in sizes:
-                last[_unit(name)] = place, name
-    found: dict[int, list[str]] = {}
-    for place, name in (*freed, *last.values()):
-        text = label_text("free", **_fields("gather", name), bytes=sizes[_unit(name)])
-        found.setdefault(place, []).append(text)
-    return found
-
-
-def _unit(name: str) -> str:
-    return name.split(" ")[0]
-
-
-def _silent(program: Program) -> set[int]:
-    """The places of waits within a backward pass after its last gradient, as DDP's, which no label shows."""
-    found: set[int] = set()
-    since: set[int] = set()
-    inside = False
-    for place, move in enumerate(program):
-        if isinstance(move, Mark) and move.word in ("backward", "gradient", "kept_gradient"):
-            inside = True
-            since.clear()
-        elif isinstance(move, Mark) and move.word in ("backward_end", "kept_end"):
-            found |= since
-            inside = False
-            since.clear()
-        elif isinstance(move, Wait) and inside:
-            since.add(place)
-    return found

@@ -29,7 +29,8 @@ from overlaplab.simulate.predictions.error import (
     recorded_caps,
 )
 from overlaplab.simulate.predictions.event import Event
-from overlaplab.simulate.predictions.events import bucket_gradients, gradient_bytes, played_events
+from overlaplab.simulate.predictions.events import played_events
+from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.pipelined import pipeline_of

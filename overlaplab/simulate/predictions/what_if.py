@@ -22,6 +22,7 @@ from overlaplab.events import Run, once_per_run, rule_of, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.buckets.search import bucket_search
+from overlaplab.simulate.further import Skew, drawn
 from overlaplab.simulate.player import End, Launch, StuckError
 from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import require_device
@@ -29,7 +30,7 @@ from overlaplab.simulate.predictions.error import Interval, by_step, extrapolate
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
-from overlaplab.simulate.wide import Skew, Times, WidePlayed, WideProgram, drawn, play_wide, retimed, widen, worked
+from overlaplab.simulate.wide import Times, WidePlayed, WideProgram, play_wide, retimed, widen, worked
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 

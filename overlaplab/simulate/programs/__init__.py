@@ -11,17 +11,14 @@ update as large a part as the rank whose step they drew. Beside a server they ta
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, rule_of
+from overlaplab.events import Run
 from overlaplab.manifest import Manifest, traits_of
-from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
-from overlaplab.simulate.player import End, Launch, Mark, Program, StuckError
+from overlaplab.simulate.player import Program, StuckError
 from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.programs.edits import edited
 from overlaplab.simulate.programs.model import Model
@@ -30,13 +27,13 @@ from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, Step, median_rank, profile_of
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
+from overlaplab.simulate.programs.required import require_plain_steps, require_ranks, require_recorded
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import behind, transfer_of
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
-from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
+from overlaplab.simulate.recorded import MOST_RANKS
 from overlaplab.traits import TRAITS, Traits
-from overlaplab.vocabulary import Rule
 
 __all__ = ["is_served", "made_programs", "programs_of"]
 
@@ -113,7 +110,7 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 
 def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
-    manifest, programs, displaced = _recorded(run)
+    manifest, programs, displaced = require_recorded(run)
     if manifest.strategy is None:
         return _of_unknown_strategy(run, setting, manifest, programs)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
@@ -121,14 +118,14 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
     if after.ranks != before.ranks:
-        _require_ranks(run, manifest, after)
+        require_ranks(run, manifest, after)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
     if after != before:
-        _require(run, manifest, after)
+        _require_strategy(run, manifest, after)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
-        _require_plain_steps(run, programs)
+        require_plain_steps(run, programs)
     served = is_served(run, Setting())
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
@@ -198,93 +195,21 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
             f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else",
             path=run.path,
         )
-    manifest, programs, _ = _recorded(run)
+    manifest, programs, _ = require_recorded(run)
     if setting.link is None or setting.link == manifest.link:
         return programs
     return tuple(behind(each, manifest.link, setting.link) for each in programs)
 
 
-def _recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
-    """What must be there; raises `OverlaplabError` with the reason if it is not."""
-    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
-        raise OverlaplabError("only runs on a CPU are predicted", path=run.path)
-    if len(run.traces) > MOST_RANKS:
-        raise OverlaplabError(f"runs of more than {MOST_RANKS} ranks are not predicted", path=run.path)
-    world = max([trace.world_size or 1 for trace in run.traces], default=1)
-    manifest = run.manifest or Manifest(format_version=1, world_size=world)
-    if manifest.asynchronous:
-        raise OverlaplabError(
-            "its workers do not wait for each other, which is not predicted",
-            path=run.path,
-            remedy="Predict from a run of the synchronous parameter-server",
-        )
-    if manifest.pipeline is not None:
-        raise OverlaplabError(
-            "its ranks are stages of a pipeline",
-            path=run.path,
-            remedy="overlaplab predict takes --schedule, --microbatches, --stages and --link of it",
-        )
-    if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size:
-        raise OverlaplabError(
-            f"{len(run.traces)} of {manifest.world_size} ranks are there",
-            path=run.path,
-            remedy="A prediction needs all ranks' traces",
-        )
-    recorded = recorded_programs(run)
-    if recorded is None:
-        raise OverlaplabError(
-            "its traces do not tell what every rank launched and waited for, and in which order",
-            path=run.path,
-            remedy="Record it behind an emulated link (--link auto)",
-        )
-    return manifest, recorded.programs, recorded.displaced
-
-
-def _require(run: Run, manifest: Manifest, options: Options) -> None:
+def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
-    _require_ranks(run, manifest, options)
+    require_ranks(run, manifest, options)
     if manifest.strategy not in _STRATEGIES:
         raise OverlaplabError(
             f"only the link can be changed of a strategy of one's own, {manifest.strategy}", path=run.path
         )
     if not manifest.parameters or not manifest.units:
         raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
-
-
-def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
-    """Raises `OverlaplabError` where so many ranks cannot be played."""
-    if manifest.phantom_ranks:
-        raise OverlaplabError("its other ranks are phantoms, whose work is not known", path=run.path)
-    if options.ranks != manifest.world_size and manifest.link is None:
-        raise OverlaplabError(
-            "how long collectives of other numbers of ranks take is not known without a link",
-            path=run.path,
-            remedy="Name one with --link",
-        )
-
-
-def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
-    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than strategies do, which make them anew: a
-    forward and a backward pass, which sends buckets and nothing else.
-    """
-    for program in programs:
-        borders = [place for place, move in enumerate(program) if isinstance(move, End)]
-        for begin, end in pairwise(borders):
-            moves = program[begin:end]
-            marks = Counter(move.word for move in moves if isinstance(move, Mark))
-            if marks["forward"] != 1:
-                reason = f"a step has {marks['forward']} forward passes"
-            elif marks["backward_end"] != 1:
-                reason = "in some steps no gradients are sent"
-            elif any(move.role != "bucket" for move in moves if isinstance(move, Launch)):
-                reason = "its steps have collectives beside those of gradients"
-            else:
-                continue
-            raise OverlaplabError(
-                f"{reason}, so that only another link or cap is predicted",
-                path=run.path,
-                remedy="overlaplab predict takes --link and --bucket-cap-mb of it",
-            )
 
 
 def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> Model:

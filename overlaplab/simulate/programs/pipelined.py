@@ -11,10 +11,12 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
-from overlaplab.simulate.pipelines import PLAYED, Replica, Shape, pipeline_moves
+from overlaplab.simulate.pipelines.layers import is_layer
+from overlaplab.simulate.pipelines.moves import Replica, pipeline_moves
+from overlaplab.simulate.pipelines.recorded import recorded_shapes
+from overlaplab.simulate.pipelines.shape import PLAYED, Shape
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.recorded_pipelines import is_layer, recorded_shapes
 
 __all__ = ["pipeline_of", "pipeline_programs"]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -14,20 +13,22 @@ from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import axis_of
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_windows
+from overlaplab.events import Run, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.labels import labels_of
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, subtract, total, union, within
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines import PLAYED, UPDATE, Bucket, Host, Labelled, Shape, bare_moves
+from overlaplab.simulate.pipelines.hosts import Hosted, hosted
+from overlaplab.simulate.pipelines.layers import is_layer, labelled_layers, labels_within
+from overlaplab.simulate.pipelines.moves import bare_moves
+from overlaplab.simulate.pipelines.shape import PLAYED, Bucket, Host, Labelled, Shape
+from overlaplab.simulate.pipelines.times import UPDATE
 from overlaplab.simulate.player import Launch, Move
-from overlaplab.simulate.recorded_hosts import Hosted, hosted
 
-__all__ = ["is_layer", "recorded_shapes"]
+__all__ = ["recorded_shapes"]
 
 
 @once_per_run
@@ -174,7 +175,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, known: Pipeline
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - within(activity(trace).compute, starts, ends)
         took, idles = _took(run, known, stages, step, ends - starts, idle)
-        updates = _within(trace, window, "update")
+        updates = labels_within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
         found = _followed(bare, window, own, offset, places, list(zip(starts.tolist(), ends.tolist(), strict=True)))
@@ -185,7 +186,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, known: Pipeline
             )
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
         after = max(_free(blocked, found.last_ns, window.end_ns) - updated_ns, 0)
-        layers = _layers(trace, window, known, took)
+        layers = labelled_layers(trace, window, known, took)
         yield _Step(took, idles, layers, found.host, (found.before_ns, after))
 
 
@@ -256,49 +257,3 @@ def _followed(
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:
     """How long the host was not blocked by messages."""
     return total(subtract(union([start_ns], [max(start_ns, end_ns)]), clip(blocked, start_ns, max(start_ns, end_ns))))
-
-
-def _layers(trace: Trace, window: Window, known: Pipeline, took: Mapping[int, Mapping[str, int]]) -> Labelled | None:
-    """What a layer takes in the mean, by the borders of its uses; None where these are not labelled.
-
-    `took` has the rank's stages. Without backward passes where they are in halves: one half's gradients do not come in
-    the layers' order.
-    """
-    found: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
-    used_ns = {FORWARD: 0, BACKWARD: 0}
-    begun: dict[tuple[str, str, str], int] = {}
-    ran = executions(trace)  # on a GPU in device time, as actions
-    for label in _within(trace, window, "first_use", "last_use", "update"):
-        unit = label.fields["unit"]
-        if label.word == "update":
-            found[UPDATE] += [label.end_ns - label.start_ns] if is_layer(unit) else []
-            continue
-        key = (unit, label.fields["phase"], label.fields["microbatch"])
-        if label.word == "first_use":
-            at = ran.begun(label.start_ns)
-            begun[key] = label.start_ns if at is None else at
-        elif key in begun and key[1] in used_ns:
-            own_ns = ran.reached(label.start_ns) - begun.pop(key)
-            used_ns[key[1]] += own_ns
-            found[key[1]] += [own_ns] if is_layer(unit) else []
-    if not found[FORWARD]:
-        return None
-    if known.schedule == "zbv":
-        found[BACKWARD].clear()
-    beside_ns = {
-        kind: max(round(fmean(own[kind] for own in took.values()) - used / (known.microbatches * len(took))), 0)
-        for kind, used in used_ns.items()
-        if found[kind]
-    }
-    return Labelled({kind: round(fmean(own)) for kind, own in found.items() if own}, beside_ns)
-
-
-def _within(trace: Trace, window: Window, *words: str) -> list[Label]:
-    return [
-        label for label in labels_of(trace) if label.word in words and window.start_ns <= label.start_ns < window.end_ns
-    ]
-
-
-def is_layer(unit: str) -> bool:
-    """Whether it is one of the units that are shared out among the stages."""
-    return unit.startswith("layers.")

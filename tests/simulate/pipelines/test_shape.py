@@ -11,7 +11,9 @@ from made.pipeline import made_pipeline
 from overlaplab.costs.pipeline import PER_RANK, bubble, order, starts
 from overlaplab.manifest import Link
 from overlaplab.simulate import pipeline_remedies
-from overlaplab.simulate.pipelines import UPDATE, Host, Labelled, Shape, play_pipeline, step_ns
+from overlaplab.simulate.pipelines.moves import play_pipeline, step_ns
+from overlaplab.simulate.pipelines.shape import Host, Labelled, Shape
+from overlaplab.simulate.pipelines.times import UPDATE
 
 
 def ranks_of(schedule: str, took: tuple[dict[str, int], ...]) -> int:

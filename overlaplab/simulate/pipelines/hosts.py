@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from overlaplab.simulate.pipelines import Host
+from overlaplab.simulate.pipelines.shape import Host
 from overlaplab.simulate.player import Launch, Mark, Move, Wait
 
 __all__ = ["Hosted", "hosted"]

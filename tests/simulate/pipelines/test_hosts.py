@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from overlaplab.simulate.pipelines import Host
+from overlaplab.simulate.pipelines.hosts import Hosted, hosted
+from overlaplab.simulate.pipelines.shape import Host
 from overlaplab.simulate.player import Launch, Mark, Move, Wait, Work
-from overlaplab.simulate.recorded_hosts import Hosted, hosted
 
 ACT = (Mark("stage_forward", "1 0"), Work(9), Mark("stage_forward_end"))
 

@@ -1,0 +1,72 @@
+"""What a rank on GPUs does in another way than was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from overlaplab.evidence.dependencies import DeviceEvent
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.simulate.player import Launch
+
+__all__ = ["Edit", "Held", "Moved", "Sent", "held"]
+
+Held: TypeAlias = Literal["launch", "event", "stream"]
+"""What an event waited for last: the call that launched it, another stream's event, the one before it on its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A collective that a rank's host launches though none was recorded; times in absolute host ns."""
+
+    launch: Launch
+    stream: int
+    at_ns: int
+    """When launching it begins, in the recorded host's time."""
+    call_ns: int
+    """How long after that the call is that gives it to the device."""
+    took_ns: int
+    """How long launching it takes the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A range of the host's recorded time that it comes to at another time, with all that it launches there."""
+
+    start_ns: int
+    end_ns: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What a rank does in another way than was recorded.
+
+    Places are those of `device_events`; those of `sent` follow.
+    """
+
+    sent: Sequence[Sent] = ()
+    gone: Mapping[int, int] = field(default_factory=dict)
+    """Collectives that are not launched; whoever waited for one waits for that at the place given."""
+    spared: Sequence[tuple[int, int]] = ()
+    """What the host is spared, as ranges of its recorded time."""
+    moved: Sequence[Moved] = ()
+    waits: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """What an event waits for, besides what is known by the times."""
+    late_ns: Mapping[Held, int] = field(default_factory=dict)
+    """How long after what it waited for last a collective of `sent` begins."""
+    freed: frozenset[int] = frozenset()
+    """Events that no longer wait for another stream's, but for what `waits` tells."""
+    wake_ns: int = 0
+    """How long after what `waits` tells an event begins that was recorded."""
+
+
+def held(events: Sequence[DeviceEvent], own: DeviceEvent) -> tuple[Held, int]:
+    """What an event waited for last, and how long after that it began, in ns."""
+    known: dict[Held, int] = {"stream": UNKNOWN_NS if own.before is None else events[own.before].end_ns}
+    known["launch"] = own.called_ns
+    if own.after is not None:
+        known["event"] = events[own.after].end_ns
+    last = max(known, key=lambda name: known[name])
+    return last, max(own.start_ns - known[last], 0)

@@ -1,0 +1,111 @@
+"""Backward passes of torch's DDP in a run on GPUs, all of whose gradients and buckets are known."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, Trace, once_per_run
+from overlaplab.evidence.arguments import around, operators
+from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
+from overlaplab.evidence.dependencies import device_events
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fields import Fields
+from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.simulate.gpus.streams import played_together
+
+__all__ = ["BucketedPass", "bucketed_passes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketedPass:
+    """A backward pass of one rank, all of whose gradients are known."""
+
+    backward: DDPBackward
+    key: Hashable
+    """Shared by the ranks: the collective that its first bucket was."""
+    places: list[int]
+    """Of its buckets' events."""
+    sizes: list[int]
+    """Of its gradients in order of arrival, in bytes."""
+    launched: list[tuple[int, int]]
+    """The host's range in which each bucket was launched."""
+
+    @property
+    def cut(self) -> list[list[int]]:
+        """The gradients of each bucket, from 0."""
+        return [[gradient.number - 1 for gradient in bucket.gradients] for bucket in self.backward.buckets]
+
+
+@once_per_run
+def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
+    """Of each trace; raises `OverlaplabError` where gradients or buckets are not known."""
+    found = tuple(list(_of_trace(run, place, trace)) for place, trace in enumerate(run.traces))
+    if not found or not all(found):
+        raise OverlaplabError("no buckets of torch's DDP are recorded", path=run.path)
+    sizes: dict[Hashable, list[int]] = {}
+    for own in (own for each in found for own in each):
+        if sizes.setdefault(own.key, own.sizes) != own.sizes:
+            raise OverlaplabError("gradients arrive in different orders on its ranks", path=run.path)
+    return found
+
+
+def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
+    together, place_of, calls = played_together(run)[number], _places(trace), operators(trace)[0]
+
+    def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
+        return OverlaplabError(what, path=run.path, remedy=remedy)
+
+    for backward in ddp_backwards(trace, executions(trace)):
+        told = {bucket.told_by for bucket in backward.buckets}
+        if backward.forwards > 1:
+            what = (
+                f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
+            )
+            raise refuse(what)
+        if backward.repeated:
+            raise refuse(
+                "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
+            )
+        if told == {"order"}:
+            raise refuse("the sizes of its gradients are not known", "Record with record_shapes=True.")
+        if told != {"sizes"} or sum(len(own.gradients) for own in backward.buckets) != backward.gradients:
+            raise refuse("which gradients its buckets hold is not known of all")
+        if len({own.launch.dtype for own in backward.buckets}) > 1:
+            raise refuse("its gradients are of several types, which DDP sends in buckets of their own")
+        places = [place_of.get(own.launch.ran or (0, 0), -1) for own in backward.buckets]
+        if any(place not in together for place in places):
+            raise refuse("when all ranks had come to a bucket's all-reduce is not known of all")
+        yield BucketedPass(
+            backward=backward,
+            key=together[places[0]].key,
+            places=places,
+            sizes=[size for own in backward.buckets for size in _sizes(own)],
+            launched=_ranges(calls, backward.buckets),
+        )
+
+
+def _places(trace: Trace) -> dict[tuple[int, int], int]:
+    """By start and end the place of each collective's last event."""
+    row_of, rows = recorded_of_events(trace), recorded(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
+    events = enumerate(device_events(trace))
+    return {tuple(rows[row]): place for place, own in events if (row := int(row_of[own.row])) >= 0}
+
+
+def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
+    """The operators that launched them, else what is known of the launches."""
+    launches = [bucket.launch for bucket in buckets]
+    threads, starts = (np.array([getattr(own, name) for own in launches], np.int64) for name in ("thread", "start_ns"))
+    spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
+    rows = around(calls, threads, starts).tolist()
+    return [spans[row] if row >= 0 else (own.start_ns, own.end_ns) for row, own in zip(rows, launches, strict=True)]
+
+
+def _sizes(bucket: DDPBucket) -> list[int]:
+    """The bytes of its gradients."""
+    held = [prod(gradient.shape or ()) for gradient in bucket.gradients]
+    return [count * (bucket.launch.bytes or 0) // sum(held) for count in held]

@@ -1,0 +1,187 @@
+"""A pipeline's steps as programs of its ranks: in which order each posts, waits and acts, and their play."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from overlaplab.costs.pipeline import (
+    ACTS,
+    FORWARD,
+    PER_RANK,
+    SENDS,
+    Action,
+    order,
+    turns,
+)
+from overlaplab.simulate.pipelines.shape import Host, Shape
+from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
+
+__all__ = ["Replica", "bare_moves", "pipeline_moves", "play_pipeline", "step_ns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One of several pipelines side by side."""
+
+    number: int
+    ranks: tuple[int, ...]
+    """Those of all that are its own, in order."""
+
+
+def play_pipeline(shapes: Sequence[Shape]) -> Played:
+    """Play these steps one after another."""
+    return play([pipeline_moves(shapes, rank) for rank in range(shapes[0].ranks)])
+
+
+def step_ns(shapes: Sequence[Shape]) -> int:
+    """The mean step of all ranks, without the first, as the pipeline was full of the step before it."""
+    played = play_pipeline((shapes[0], *shapes))
+    return round(fmean(span for rank in range(len(played.ends_ns)) for span in played.spans_ns(rank)[1:]))
+
+
+def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, replica: Replica | None = None) -> Program:
+    """One rank's program over the steps; its first step begins so late."""
+    replica = replica or Replica(0, tuple(range(shapes[0].ranks)))
+    moves: list[Move] = [_idle(begins_ns), End()]
+    for step, shape in enumerate(shapes):
+        before, after = shape.around_ns[rank]
+        at = _At(shape, replica, rank, step)
+        moves += [*_hosted(_bare(at), shape.hosts[rank], before), *_average(at), Mark("optimizer")]
+        updates = sum(own[UPDATE] for own, holder in zip(shape.took_ns, shape.holders, strict=True) if holder == rank)
+        moves += [Work(updates), Mark("optimizer_end"), _idle(after), End()]
+    return moves
+
+
+def bare_moves(shape: Shape, rank: int) -> list[Move]:
+    """A rank's actions, posts and waits in a step, in order, without what the host takes."""
+    return list(_bare(_At(shape, Replica(0, tuple(range(shape.ranks))), rank, 0)))
+
+
+def _bare(at: _At) -> Iterator[Move]:
+    shape = at.shape
+    make = _step if PER_RANK[shape.schedule] == 1 else _step_of_several
+    return make(at, order(shape.schedule, shape.ranks, shape.microbatches, len(shape.took_ns)))
+
+
+def _hosted(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]:
+    """With the host's time before posts and actions, the first of which begins so late in the step.
+
+    What it takes from a message's end on follows the wait for it; the rest, if any, is done while it waits.
+    """
+    waits: list[Wait] = []
+    first: int | None = before_ns
+    for move in moves:
+        if isinstance(move, Wait):
+            waits.append(move)
+            continue
+        if isinstance(move, Launch) or (isinstance(move, Mark) and not move.word.endswith("_end")):
+            ns = host.post_ns if isinstance(move, Launch) else host.begin_ns
+            if first is not None:
+                ns, first = first, None
+            after = min(host.wake_ns, ns) if waits else 0
+            yield _idle(ns - after)
+            yield from (Wait(wait.key, host.wake_ns - after) for wait in waits)
+            yield _idle(after)
+            waits.clear()
+        yield move
+    yield from waits
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Whose moves of which step."""
+
+    shape: Shape
+    replica: Replica
+    rank: int
+    """Along the pipeline."""
+    step: int
+
+    def act(self, action: Action) -> Iterator[Move]:
+        """Do it."""
+        yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
+        took, idle = self.shape.took_ns[action.stage], self.shape.idle_ns[action.stage]
+        yield Work(took[action.kind], idle_ns=idle[action.kind])
+        yield Mark(f"stage_{action.kind}_end")
+
+    def message(self, action: Action, sender: int, receiver: int) -> Launch:
+        """What comes of an action, on its way."""
+        key, ranks = (self.replica.number, self.step, action), self.replica.ranks
+        lane = ranks[sender], ranks[receiver]
+        return Launch(key, self.shape.hop_ns, "send_recv", self.shape.bytes, lane=lane)
+
+
+def _average(at: _At) -> Iterator[Move]:
+    """Gradients with the replicas, once they are all there."""
+    launches = [
+        Launch(
+            ("bucket", at.step, at.rank, number), bucket.transfer_ns, "all_reduce", bucket.bytes, "bucket", str(number)
+        )
+        for number, bucket in enumerate(at.shape.buckets[at.rank] if at.shape.buckets else ())
+    ]
+    yield from launches
+    yield from (Wait(launch.key) for launch in launches)
+
+
+def _step_of_several(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Move]:
+    """Torch's order of posting and waiting where ranks hold several stages."""
+    holders, sent = at.shape.holders, list[Hashable]()
+    for turn in turns(orders, holders)[at.rank]:
+        action = turn.action
+        if turn.does == ACTS:
+            for needed in action.needs:
+                if 0 <= needed.stage < len(holders) and holders[needed.stage] != at.rank and _is_made(needed, at.shape):
+                    yield Wait((at.replica.number, at.step, needed))
+            yield from at.act(action)
+            continue
+        target = holders[action.stage + (1 if action.kind == FORWARD else -1)]
+        message = at.message(action, holders[action.stage], target)
+        yield message
+        if turn.does == SENDS:
+            sent.append(message.key)
+    yield from (Wait(key) for key in reversed(sent))
+
+
+def _is_made(action: Action, shape: Shape) -> bool:
+    """Whether the schedule has such actions: a backward pass is whole, or in halves."""
+    return action.kind in shape.took_ns[action.stage]
+
+
+def _step(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Move]:
+    """Torch's order of posting and waiting with a stage on each rank."""
+    rank, own, last = at.rank, orders[at.rank], at.shape.ranks - 1
+    blocks = at.shape.schedule == "1f1b"
+    sent: list[Hashable] = []  # not waited for yet
+    behind: Launch | None = None  # a send that goes out together with the next receive
+    for place, action in enumerate(own):
+        source = rank - 1 if action.kind == FORWARD else rank + 1
+        posted = [behind] if behind is not None else []
+        if 0 <= source <= last:
+            posted.append(at.message(action.needs[0], source, rank))
+        yield from posted
+        yield from (Wait(move.key) for move in posted)
+        behind = None
+        yield from at.act(action)
+        target = rank + 1 if action.kind == FORWARD else rank - 1
+        if blocks:
+            yield from (Wait(key) for key in sent)
+            sent = []
+        if 0 <= target <= last:
+            message = at.message(action, rank, target)
+            following = own[place + 1] if place + 1 < len(own) else None
+            if blocks and following is not None and following.kind != action.kind:
+                behind = message
+            else:
+                yield message
+                sent.append(message.key)
+        if not blocks and place + 1 < len(own) and own[place + 1].kind != action.kind:
+            yield from (Wait(key) for key in sent)
+            sent = []
+    yield from (Wait(key) for key in sent)
+
+
+def _idle(ns: int) -> Work:
+    return Work(ns, idle_ns=ns)

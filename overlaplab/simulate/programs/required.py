@@ -1,0 +1,90 @@
+"""What a prediction needs of a run; each function raises `OverlaplabError` with the reason where that is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, rule_of
+from overlaplab.manifest import Manifest
+from overlaplab.simulate.displaced import Displaced
+from overlaplab.simulate.player import End, Launch, Mark, Program
+from overlaplab.simulate.programs.options import Options
+from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
+from overlaplab.vocabulary import Rule
+
+__all__ = ["require_plain_steps", "require_ranks", "require_recorded"]
+
+
+def require_recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
+    """What must be there; raises `OverlaplabError` with the reason if it is not."""
+    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+        raise OverlaplabError("only runs on a CPU are predicted", path=run.path)
+    if len(run.traces) > MOST_RANKS:
+        raise OverlaplabError(f"runs of more than {MOST_RANKS} ranks are not predicted", path=run.path)
+    world = max([trace.world_size or 1 for trace in run.traces], default=1)
+    manifest = run.manifest or Manifest(format_version=1, world_size=world)
+    if manifest.asynchronous:
+        raise OverlaplabError(
+            "its workers do not wait for each other, which is not predicted",
+            path=run.path,
+            remedy="Predict from a run of the synchronous parameter-server",
+        )
+    if manifest.pipeline is not None:
+        raise OverlaplabError(
+            "its ranks are stages of a pipeline",
+            path=run.path,
+            remedy="overlaplab predict takes --schedule, --microbatches, --stages and --link of it",
+        )
+    if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size:
+        raise OverlaplabError(
+            f"{len(run.traces)} of {manifest.world_size} ranks are there",
+            path=run.path,
+            remedy="A prediction needs all ranks' traces",
+        )
+    recorded = recorded_programs(run)
+    if recorded is None:
+        raise OverlaplabError(
+            "its traces do not tell what every rank launched and waited for, and in which order",
+            path=run.path,
+            remedy="Record it behind an emulated link (--link auto)",
+        )
+    return manifest, recorded.programs, recorded.displaced
+
+
+def require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
+    """Raises `OverlaplabError` where so many ranks cannot be played."""
+    if manifest.phantom_ranks:
+        raise OverlaplabError("its other ranks are phantoms, whose work is not known", path=run.path)
+    if options.ranks != manifest.world_size and manifest.link is None:
+        raise OverlaplabError(
+            "how long collectives of other numbers of ranks take is not known without a link",
+            path=run.path,
+            remedy="Name one with --link",
+        )
+
+
+def require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
+    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than strategies do, which make them anew: a
+    forward and a backward pass, which sends buckets and nothing else.
+    """
+    for program in programs:
+        borders = [place for place, move in enumerate(program) if isinstance(move, End)]
+        for begin, end in pairwise(borders):
+            moves = program[begin:end]
+            marks = Counter(move.word for move in moves if isinstance(move, Mark))
+            if marks["forward"] != 1:
+                reason = f"a step has {marks['forward']} forward passes"
+            elif marks["backward_end"] != 1:
+                reason = "in some steps no gradients are sent"
+            elif any(move.role != "bucket" for move in moves if isinstance(move, Launch)):
+                reason = "its steps have collectives beside those of gradients"
+            else:
+                continue
+            raise OverlaplabError(
+                f"{reason}, so that only another link or cap is predicted",
+                path=run.path,
+                remedy="overlaplab predict takes --link and --bucket-cap-mb of it",
+            )

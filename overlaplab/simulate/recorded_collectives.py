@@ -1,0 +1,129 @@
+"""When each recorded collective was launched and ended, and how long it occupied the link."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.events import Run
+from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.pairing import ROOTED
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.waits import numbered
+from overlaplab.manifest import traits_of
+
+__all__ = ["collectives_of", "end_in_order", "have_all_arrived", "with_times"]
+
+
+def collectives_of(run: Run) -> pd.DataFrame:
+    """Rows of `numbered` that were carried, with what they have in a `Launch`: `hops`, `members` and `lane`, or None.
+
+    The hops of a bucket are one collective.
+    """
+    rows = numbered(run)
+    rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
+    traits = traits_of(run.manifest)
+    if traits is not None and traits.hops is not None:
+        own = _averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
+        others = rows[~rows["message"]]
+        return pd.concat([others, own], ignore_index=True) if len(others) and len(own) else own
+    served = traits is not None and traits.gradients == "server"
+    if served or (run.manifest is not None and not run.manifest.axes.is_one_axis):
+        rows = rows.assign(members=_members(rows), lane=_lanes(rows))
+    return rows
+
+
+def have_all_arrived(rows: pd.DataFrame) -> bool:
+    """Whether it is known when the last rank had come to each; of those with a root when it had launched it."""
+    rooted = rows["kind"].isin(ROOTED) & rows["complete"] & ~rows["doubtful"] if "complete" in rows else False
+    return bool(((rows["last_ns"] != UNKNOWN_NS) | rooted).all())
+
+
+def _lanes(rows: pd.DataFrame) -> pd.Series:
+    """Sender and receiver of each message, by its group's name; None of collectives."""
+    found: list[tuple[int, int] | None] = []
+    for name, message in zip(rows["group"], rows["message"], strict=True):
+        sender, _, receiver = str(name).split(":")[1].partition("-") if message else ("", "", "")
+        found.append((int(sender), int(receiver)) if message else None)
+    return pd.Series(found, index=rows.index, dtype=object)
+
+
+def _members(rows: pd.DataFrame) -> pd.Series:
+    """The traces that take part in each row's collective."""
+    members = {match: tuple(sorted(own)) for match, own in rows.groupby("match")["trace"]}
+    return rows["match"].map(members)
+
+
+def with_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """With `ended_ns`, when the collective had ended on all ranks, and `transfer_ns`, how long it took on the link."""
+    by = rows.groupby("match")
+    rows = rows.assign(ended_ns=by["end_ns"].transform("max"), asked_ns=by["launch_ns"].transform("max"))
+    traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
+    took: dict[object, int] = {}
+    for own in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
+        members = own["members"] or traces
+        freed_ns = max(free_ns.get(trace, UNKNOWN_NS) for trace in members)
+        took[own["match"]] = own["ended_ns"] - max(own["asked_ns"], freed_ns)
+        free_ns |= dict.fromkeys(members, own["ended_ns"])
+    return rows.assign(transfer_ns=rows["match"].map(took))
+
+
+def end_in_order(rows: pd.DataFrame) -> bool:
+    """Whether collectives ended in the order of their launches on every rank, as on a link that takes one at a time.
+
+    Where groups of the ranks are named, each group's for itself, and each lane's.
+    """
+    launched = rows.sort_values(["trace", "launch_ns"], kind="stable")
+    by = launched.groupby([launched["trace"], launched["members"].map(str), launched["lane"].map(str)])
+    return bool((by["ended_ns"].diff().fillna(0) >= 0).all())
+
+
+_COLUMNS = ("trace", "match", "kind", "bytes", "launch_ns", "start_ns", "end_ns", "last_ns")
+
+
+def _averaged_by_hand(run: Run) -> pd.DataFrame:
+    """One row per trace and bucket whose all-reduce `ring` or `tree` made, with columns as `numbered` has.
+
+    Its launch is when the hops of the bucket could begin on the rank, unless those of another were under way; it ends
+    with the rank's last hop. Empty where the ranks' hops are of different buckets.
+    """
+    rows = pd.DataFrame(list(_rows_by_hand(run)), columns=[*_COLUMNS, "chunks"])
+    by = rows.groupby("match")
+    if rows.empty or (by["trace"].transform("nunique") != len(run.traces)).any():
+        return pd.DataFrame(columns=list(_COLUMNS))
+    sizes = {match: sum(_joined_chunks(own["chunks"]).values()) for match, own in by}
+    return rows.assign(bytes=rows["match"].map(sizes), last_ns=by["launch_ns"].transform("max"))[list(_COLUMNS)]
+
+
+def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
+    """With `chunks`: the bytes of those that the rank sent, by their numbers."""
+    for place, trace in enumerate(run.traces):
+        ran, offset = executions(trace), int(corrections(run)[place])
+        seen: Counter[str] = Counter()
+        for label in labels_of(trace):
+            hops = ran.hops(label)
+            if not hops:
+                continue
+            bucket = label.fields["bucket"]
+            yield {
+                "trace": place,
+                "match": f"{bucket} {seen[bucket]}",
+                "kind": "all_reduce",
+                "launch_ns": min(hops[0].start_ns, label.end_ns) - offset,
+                "start_ns": hops[0].start_ns - offset,
+                "end_ns": max(hop.end_ns for hop in hops) - offset,
+                "chunks": {hop.fields["sends"]: int(hop.fields["bytes"]) for hop in hops if "sends" in hop.fields},
+            }
+            seen[bucket] += 1
+
+
+def _joined_chunks(chunks: pd.Series) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for own in chunks:
+        found |= own
+    return found
