@@ -28,6 +28,7 @@ from overlaplab.manifest import traits_of
 from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.advice.devices import device_settings
 from overlaplab.simulate.advice.doubt import gains_miss_ns
+from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
@@ -59,12 +60,12 @@ def advise(run: Run) -> pd.DataFrame:
     how much a recorded gain may differ from it, see `gains_miss_ns`), `low_ns`, `high_ns` (its range; all four
     Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
     `step_ns` (how long the mean step would then take), `least_ns` (what it takes at least with any buckets, null of a
-    prefetch and without a replay), `memory_bytes` (what each rank holds more at
+    prefetch, of reduce-scattered buckets, and without a replay), `memory_bytes` (what each rank holds more at
     most; all Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
     T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
     be told.
     """
-    rows = [*_of_buckets(run), *_of_depths(run), *_of_device(run)] or list(_by_bound(run))
+    rows = [*_of_buckets(run), *_of_scattered(run), *_of_depths(run), *_of_device(run)] or list(_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -108,6 +109,15 @@ def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
             size: dict[str, Any] = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
             is_best = best is not None and own.caps_mb == best.caps_mb
             yield {"option": option, "best": is_best} | caps | size | _gain(run, own.spans_ns)
+
+
+def _of_scattered(run: Run) -> Iterator[dict[str, Any]]:
+    """The caps of a run that reduce-scatters gradients, in buckets that all have one cap."""
+    best = best_scattered_cap(run)
+    for each in scattered_caps(run):
+        caps: dict[str, Any] = {"bucket_cap_mb": each.cap_mb, "caps_mb": (each.cap_mb,), "memory_bytes": 0}
+        size = {"buckets": len(each.bucket_sizes), "bucket_sizes": each.bucket_sizes}
+        yield {"option": "cap", "best": each is best} | caps | size | _gain(run, each.spans_ns)
 
 
 def _of_depths(run: Run) -> Iterator[dict[str, Any]]:

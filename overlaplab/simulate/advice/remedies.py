@@ -34,6 +34,7 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.advice.devices import Times, device_remedies
+from overlaplab.simulate.advice.scattered import best_scattered_cap
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs.edits import edited, host_works, late_rank
@@ -137,6 +138,8 @@ def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]
                 edited(run, programs, [(edit, None)], link),
             )
     yield from _cuttings(run)
+    if (best_cap := best_scattered_cap(run)) is not None:
+        yield "cap", {"setting": best_cap.cap_mb}, best_cap.programs
     if (best := best_depth(run)) is not None:
         yield "prefetch", {"setting": best.prefetch}, best.programs
 

@@ -1,0 +1,85 @@
+"""Other caps for runs that reduce-scatter their gradients (zero1, zero2), played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.manifest import traits_of
+from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
+from overlaplab.simulate.player import Launch, Program, StuckError, play
+from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.recorded import plain_programs
+from overlaplab.simulate.undisturbed import TIE, undisturbed_steps
+
+__all__ = ["CapPlayed", "best_scattered_cap", "scattered_caps"]
+
+_MOST = 8
+"""Caps that are tried: programs of zero1 and zero2 are made anew for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapPlayed:
+    """What a cap would have given."""
+
+    cap_mb: float
+    bucket_sizes: tuple[int, ...]
+    """Bytes of each bucket's gradients, in order of launch."""
+    programs: Sequence[Program]
+    spans_ns: npt.NDArray[np.int64]
+    """How long the steps take, of shape (ranks, steps)."""
+
+
+@once_per_run
+def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
+    """The caps that were tried, the smallest first; none without a link, since T of other sizes is not known then."""
+    recorded, traits, manifest = plain_programs(run), traits_of(run.manifest), run.manifest
+    if recorded is None or traits is None or traits.gradients != "reduce_scatter" or not traits.buckets:
+        return ()
+    if manifest is None or manifest.link is None:
+        return ()
+    sizes = {name: size for name, (size, _) in recorded.gradients.items()}
+    buckets = [move.parameters for move in recorded.programs[0] if isinstance(move, Launch) and move.role == "bucket"]
+    order = list(dict.fromkeys(name for parameters in buckets for name in parameters))
+    if set(order) != set(sizes):
+        return ()
+    played: list[CapPlayed] = []
+    for each in _spread(list(cap_ranges(order, sizes))):
+        with suppress(OverlaplabError, StuckError):
+            programs = programs_of(run, Setting(bucket_cap_mb=each.cap_mb))
+            spans = [play(programs).spans_ns(rank) for rank in range(len(programs))]
+            bucket_sizes = tuple(sum(sizes[name] for name in names) for names in each.buckets)
+            played.append(
+                CapPlayed(
+                    cap_mb=each.cap_mb,
+                    bucket_sizes=bucket_sizes,
+                    programs=programs,
+                    spans_ns=np.array(spans, dtype=np.int64),
+                )
+            )
+    return tuple(played)
+
+
+def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:
+    """At most `_MOST`, smallest and largest cap among them, evenly by the logarithm of their number of buckets."""
+    if len(ranges) <= _MOST:
+        return list(ranges)
+    counts = np.log([len(each.buckets) for each in ranges])
+    wanted = np.linspace(counts[0], counts[-1], _MOST)
+    places = {int(np.abs(counts - count).argmin()) for count in wanted}
+    return [ranges[place] for place in sorted(places)]
+
+
+def best_scattered_cap(run: Run) -> CapPlayed | None:
+    """Of the caps whose steps are shortest, as far as that can be told, the one with the fewest buckets."""
+    played, steps = scattered_caps(run), undisturbed_steps(run)
+    took = [float(each.spans_ns[:, steps].mean()) for each in played]
+    tied = [each for each, ns in zip(played, took, strict=True) if ns <= min(took) * (1 + TIE)]
+    return min(tied, key=lambda each: len(each.bucket_sizes), default=None)

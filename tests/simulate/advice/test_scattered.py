@@ -1,0 +1,72 @@
+"""Caps of runs that reduce-scatter gradients, against what `predict` says of them and against recordings of zero1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import sample_run
+from situations import LINK, SLEEP, record
+
+import overlaplab
+from overlaplab.simulate import advise, remedies
+from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
+
+ZERO1 = "course/zero1"
+
+
+def test_each_cap_takes_what_predict_says() -> None:
+    run = sample_run(ZERO1)
+    table = advise(run)
+    assert table["option"].unique().tolist() == ["cap"]
+    assert len(table) > 3
+    for row in table.to_dict("records"):
+        predicted = predict(run, Setting(bucket_cap_mb=float(row["bucket_cap_mb"])))
+        assert predicted.step_ns == row["step_ns"]
+        assert len(predicted.manifest["buckets"]) == row["buckets"]
+
+
+def test_all_caps_send_all_gradients_and_buckets_become_fewer() -> None:
+    played = scattered_caps(sample_run(ZERO1))
+    counts = [len(each.bucket_sizes) for each in played]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 1
+    assert len({sum(each.bucket_sizes) for each in played}) == 1
+
+
+def test_the_best_is_the_shortest_but_for_a_tie() -> None:
+    run = sample_run(ZERO1)
+    took = {each.cap_mb: float(np.mean(each.spans_ns)) for each in scattered_caps(run)}
+    best = best_scattered_cap(run)
+    assert best is not None
+    assert took[best.cap_mb] <= 1.01 * min(took.values())
+    table = advise(run)
+    assert table[table["best"]]["bucket_cap_mb"].tolist() == [best.cap_mb]
+    rows = remedies(run)
+    assert rows[rows["remedy"] == "cap"]["setting"].unique().tolist() == [best.cap_mb]
+
+
+@pytest.mark.parametrize("sample", ["bucketed", "zero3", "zero2"])  # this zero2 labels no passes of units
+def test_other_runs_have_none(sample: str) -> None:
+    assert scattered_caps(sample_run(sample)) == ()
+    assert best_scattered_cap(sample_run(sample)) is None
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_the_cap_gains_what_was_said(tmp_path: Path) -> None:
+    """All gradients of zero1 in one bucket, and the cap that is advised instead."""
+    options = ("--strategy", "zero1", "--link", LINK, *SLEEP, "--attempts", "3")
+    run = overlaplab.load_run(record(tmp_path / "one", *options, "--bucket-cap-mb", "25"))
+    best = best_scattered_cap(run)
+    assert best is not None
+    rows = remedies(run)
+    said_ns = rows[rows["remedy"] == "cap"].drop_duplicates(["rank", "step"])["gain_ns"].mean()
+    other = overlaplab.load_run(record(tmp_path / "best", *options, "--bucket-cap-mb", f"{best.cap_mb:g}"))
+    before_ns, after_ns = (float(overlaplab.summary(each)["span_ns"].mean()) for each in (run, other))
+    gained_ns = before_ns - after_ns
+    print(f"{best.cap_mb:g} MiB: {said_ns / 1e6:.1f} ms predicted, {gained_ns / 1e6:.1f} ms recorded")
+    assert abs(said_ns - gained_ns) <= max(0.2 * abs(gained_ns), 0.02 * before_ns)
