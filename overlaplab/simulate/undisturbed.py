@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,10 +11,15 @@ from overlaplab.costs import attained_steps
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.manifest import Manifest
 
-__all__ = ["TIE", "disturbed", "undisturbed_spans_ns", "undisturbed_steps"]
+__all__ = ["TIE", "disturbed", "tied", "undisturbed_spans_ns", "undisturbed_steps"]
 
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
+
+
+def tied(took_ns: Sequence[float]) -> list[int]:
+    """The places of the settings whose steps are shortest, as far as that can be told."""
+    return [place for place, ns in enumerate(took_ns) if ns <= min(took_ns) * (1 + TIE)]
 
 
 @once_per_run

@@ -34,7 +34,7 @@ from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
 from overlaplab.simulate.transfers import beyond
-from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns, undisturbed_steps
+from overlaplab.simulate.undisturbed import TIE, tied, undisturbed_spans_ns, undisturbed_steps
 
 __all__ = ["OPTIONS", "advise", "best_cap_mb", "fits"]
 
@@ -72,8 +72,10 @@ def advise(run: Run) -> pd.DataFrame:
 def best_cap_mb(run: Run) -> float | None:
     """The cap that `advise` finds best, without what it tells of other options; None where none was replayed."""
     search = bucket_search(run)
-    best = search.best_cap if search else None
-    return None if best is None else best.caps_mb[0]
+    if search is not None:
+        return search.best_cap.caps_mb[0] if search.best_cap else None
+    scattered = best_scattered_cap(run)
+    return scattered.cap_mb if scattered else None
 
 
 def fits(run: Run) -> bool:
@@ -134,8 +136,9 @@ def _of_device(run: Run) -> Iterator[dict[str, Any]]:
     played = device_settings(run)
     steps = undisturbed_steps(run) if played else np.ones(0, dtype=np.bool_)
     took = [float(each.spans_ns[:, steps].mean()) for each in played]
-    tied = [place for place, ns in enumerate(took) if ns <= min(took) * (1 + TIE)]
-    best = min(tied, key=lambda place: (len(played[place].sizes), played[place].setting.prefetch or 0), default=None)
+    best = min(
+        tied(took), key=lambda place: (len(played[place].sizes), played[place].setting.prefetch or 0), default=None
+    )
     for place, each in enumerate(played):
         row: dict[str, Any] = {"option": "prefetch", "prefetch": each.setting.prefetch, "best": place == best}
         if each.setting.bucket_cap_mb is not None:

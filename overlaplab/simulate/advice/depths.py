@@ -13,7 +13,7 @@ from overlaplab.manifest import traits_of
 from overlaplab.simulate.edits.gathers import prefetched
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.recorded import plain_programs
-from overlaplab.simulate.undisturbed import TIE, undisturbed_steps
+from overlaplab.simulate.undisturbed import tied, undisturbed_steps
 
 __all__ = ["DepthPlayed", "best_depth", "depths_played"]
 
@@ -59,5 +59,5 @@ def best_depth(run: Run) -> DepthPlayed | None:
     """The smallest of the depths whose steps are shortest, as far as that can be told: each unit more takes memory."""
     played = depths_played(run)
     steps = undisturbed_steps(run)
-    took = [int(own.spans_ns[:, steps].sum()) for own in played]
-    return next((own for own, ns in zip(played, took, strict=True) if ns <= min(took) * (1 + TIE)), None)
+    took = [float(each.spans_ns[:, steps].mean()) for each in played]
+    return next((played[place] for place in tied(took)), None)

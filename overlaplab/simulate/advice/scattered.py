@@ -17,7 +17,7 @@ from overlaplab.simulate.player import Launch, Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
-from overlaplab.simulate.undisturbed import TIE, undisturbed_steps
+from overlaplab.simulate.undisturbed import tied, undisturbed_steps
 
 __all__ = ["CapPlayed", "best_scattered_cap", "scattered_caps"]
 
@@ -81,5 +81,4 @@ def best_scattered_cap(run: Run) -> CapPlayed | None:
     """Of the caps whose steps are shortest, as far as that can be told, the one with the fewest buckets."""
     played, steps = scattered_caps(run), undisturbed_steps(run)
     took = [float(each.spans_ns[:, steps].mean()) for each in played]
-    tied = [each for each, ns in zip(played, took, strict=True) if ns <= min(took) * (1 + TIE)]
-    return min(tied, key=lambda each: len(each.bucket_sizes), default=None)
+    return min((played[place] for place in tied(took)), key=lambda each: len(each.bucket_sizes), default=None)

@@ -10,7 +10,7 @@ from samples import sample_run
 from situations import LINK, SLEEP, record
 
 import overlaplab
-from overlaplab.simulate import advise, remedies
+from overlaplab.simulate import advise, best_cap_mb, remedies
 from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
@@ -45,6 +45,7 @@ def test_the_best_is_the_shortest_but_for_a_tie() -> None:
     assert took[best.cap_mb] <= 1.01 * min(took.values())
     table = advise(run)
     assert table[table["best"]]["bucket_cap_mb"].tolist() == [best.cap_mb]
+    assert best_cap_mb(run) == best.cap_mb
     rows = remedies(run)
     assert rows[rows["remedy"] == "cap"]["setting"].unique().tolist() == [best.cap_mb]
 
