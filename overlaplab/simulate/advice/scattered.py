@@ -12,9 +12,11 @@ import numpy.typing as npt
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import traits_of
+from overlaplab.simulate.assign import assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Launch, Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import tied, undisturbed_steps
@@ -52,10 +54,13 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
         return ()
     played: list[CapPlayed] = []
     for each in _spread(list(cap_ranges(order, sizes))):
+        setting = Setting(bucket_cap_mb=each.cap_mb)
         with suppress(OverlaplabError, StuckError):
-            programs = programs_of(run, Setting(bucket_cap_mb=each.cap_mb))
-            spans = [play(programs).spans_ns(rank) for rank in range(len(programs))]
-            bucket_sizes = tuple(sum(sizes[name] for name in names) for names in each.buckets)
+            programs = programs_of(run, setting)
+            result = play(programs)
+            spans = [result.spans_ns(rank) for rank in range(len(programs))]
+            buckets_then = assign(order, sizes, options_of(run, manifest, setting).caps)
+            bucket_sizes = tuple(sum(sizes[name] for name in names) for names in buckets_then)
             played.append(
                 CapPlayed(
                     cap_mb=each.cap_mb,

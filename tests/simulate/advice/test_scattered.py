@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,12 @@ from overlaplab.simulate.programs.setting import Setting
 ZERO1 = "course/zero1"
 
 
-def test_each_cap_takes_what_predict_says() -> None:
+@pytest.mark.parametrize("first_mb", [None, 0.01])
+def test_each_cap_takes_what_predict_says(first_mb: float | None) -> None:
+    """A first bucket with a cap of its own keeps it."""
     run = sample_run(ZERO1)
+    assert run.manifest is not None
+    run = replace(run, manifest=replace(run.manifest, raw=dict(run.manifest.raw) | {"first_bucket_mb": first_mb}))
     table = advise(run)
     assert table["option"].unique().tolist() == ["cap"]
     assert len(table) > 3
