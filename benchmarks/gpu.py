@@ -33,8 +33,8 @@ WARMUP = {"cuda": 12, "cpu": 2}
 RECORDED = ("bucketed", "zero3", "torch-fsdp2")
 
 FULL: dict[str, Any] = {
-    "device": "cuda", "layers": 24, "width": 1024, "heads": 16, "seq": 1024, "batch": 16, "vocab": 8192,
-    "dtype": "bfloat16", "pairs": 20, "steps": 3, "caps": [1, 5, 10, 25, 50, 100, 200, 1000], "cap": 25,
+    "device": "cuda", "layers": 24, "width": 1024, "heads": 16, "seq": 1024, "batch": 32, "vocab": 8192,
+    "dtype": "bfloat16", "pairs": 14, "steps": 3, "caps": [1, 5, 25, 50, 100, 1000], "cap": 25,
     "link_wait": "kernel",
 }  # fmt: skip
 """A model that fills an H100; see `Plan` in _gpu_parts.py."""
@@ -83,16 +83,14 @@ class Measuring:
         self._run(
             f"recording {strategy}",
             ["-m", "overlaplab_engine", "--strategy", strategy, "--out", out, *words],
-            alone=False,
         )
 
-    def _run(self, name: str, words: list[str], *, alone: bool = True) -> None:
+    def _run(self, name: str, words: list[str]) -> None:
         left = self.deadline - time.monotonic()
         if left < min(20, self.part_s / 5):  # too little for any part
             print(f"{name}: no time is left", file=sys.stderr)
             return
-        # Each part is a rank by itself; the recording command starts its own.
-        rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if alone else {}
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each is one by itself
         found = os.pathsep.join([str(ROOT), str(ROOT / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
         # As overlaplab_engine/__main__.py, which says why.
         settings = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}

@@ -192,7 +192,7 @@ def computation(probe: Probe, name: str) -> None:
         a, b = (torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((rows, inner), (inner, columns)))
         torch.mm(a, b)
         times: dict[str, list[float]] = {load: [] for load in loads}
-        for _ in range(5):  # all take turns
+        for _ in range(15):  # all take turns
             for load, occupy in loads.items():
                 times[load].append(product_ms(a, b, occupy))
         alone = statistics.median(times.pop("alone"))

@@ -13,7 +13,7 @@ most=${MOST_BYTES:-50331648}
 
 mkdir -p "$results"
 rm -f "$results/$name.tar".?
-(cd "$(dirname "$folder")" && find "$name" -type f -printf '%s %p\n' | sort -n | cut -d ' ' -f 2- | tar -cf - -T -) |
+(cd "$(dirname "$folder")" && find "$name" -type f -printf '%s %p\n' | sort -n | cut -d ' ' -f 2- | tar --warning=no-file-changed -cf - -T -) |
     head -c "$most" | split -b $(((most + 3) / 4)) -a 1 -d - "$results/$name.tar."
 packed=$(cat "$results/$name.tar".? 2>/dev/null | wc -c)
 if [ "$packed" -ge "$most" ]; then

@@ -75,6 +75,7 @@ def record(config: Config, argv: list[str]) -> None:
     device = _device(config)
     with _connected(device, config) as comm:
         config, peak = _within_limit(config, comm)
+        held = _allocated(comm)
         floor_ns = choose_link(comm) if comm.link is not None and comm.link.auto else None
         if config.trace:
             if int(os.environ["LOCAL_RANK"]) == 0:
@@ -91,7 +92,7 @@ def record(config: Config, argv: list[str]) -> None:
                 losses=kept.losses,
                 carried=kept.carried,
                 held=held_bytes(strategy, optimizer),
-                peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm),
+                peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm, held),
                 scratch=comm.scratch_bytes,
                 counts=processor.tells(),
                 machine=kept.machine,
@@ -153,6 +154,7 @@ def _within_limit(config: Config, comm: Communicator) -> tuple[Config, int | Non
 def _rehearsed_peak(config: Config, comm: Communicator) -> int:
     """The most memory in bytes that this rank's device holds in two steps, of a model that is then forgotten."""
     cuda = comm.device.type == "cuda"
+    held = _allocated(comm)
     if cuda:
         torch.cuda.reset_peak_memory_stats(comm.device)
     with nullcontext(None) if cuda else Peak() as peak:
@@ -165,7 +167,7 @@ def _rehearsed_peak(config: Config, comm: Communicator) -> int:
             train_step(strategy, optimizer, batches, step, accumulate=config.passes, clip_norm=config.clip_norm)
         strategy.settle()
         strategy.close()
-        found = _peak_allocated(comm) if peak is None else peak.most
+        found = _peak_allocated(comm, held) if peak is None else peak.most
     del strategy, optimizer
     gc.collect()
     return found or 0
@@ -425,11 +427,20 @@ def _trace_file(config: Config, comm: Communicator, strategy: Strategy) -> Trace
     )
 
 
-def _peak_allocated(comm: Communicator) -> int | None:
-    """The CUDA allocator's peak in the recorded steps in bytes, without the phantoms' memory; None on a CPU."""
+def _allocated(comm: Communicator) -> int:
+    """Bytes that the CUDA allocator holds now, without the phantoms' memory; 0 on a CPU.
+
+    Of a model that was trained before in this process its parameters and gradients stay, by hooks of autograd that
+    Python's collector does not see.
+    """
+    return torch.cuda.memory_allocated(comm.device) - comm.scratch_bytes if comm.device.type == "cuda" else 0
+
+
+def _peak_allocated(comm: Communicator, held: int) -> int | None:
+    """The CUDA allocator's peak since it was reset in bytes, above `held` (see `_allocated`); None on a CPU."""
     if comm.device.type != "cuda":
         return None
-    return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes
+    return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes - held
 
 
 @contextmanager

@@ -32,6 +32,8 @@ pytestmark = GPU_TESTS
 GPU = torch.device("cuda", 0)
 DEVICE_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
 CALLS = {"cuda_runtime", "cuda_driver"}
+LEAD_CYCLES = 150_000_000
+"""The device starts about 80 ms late, so that all is launched in time: the host takes 0.4 ms to launch a collective."""
 
 
 @dataclass
@@ -94,6 +96,7 @@ def test_a_collective_takes_its_time_within_2_percent(beside: str, tmp_path: Pat
         torch.cuda.synchronize()
         first = comm.launched
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            torch.cuda._sleep(LEAD_CYCLES)
             for _ in range(10):
                 communicate()
             torch.cuda.synchronize()
@@ -111,9 +114,8 @@ def test_a_collective_takes_its_time_within_2_percent(beside: str, tmp_path: Pat
     for c, told in zip(found, carried, strict=True):
         assert told.modelled_ns == c.modelled_ns >= 100_000
         if beside == "nothing":
-            assert not told.overran
             assert abs((c.end_ns - c.start_ns) / c.modelled_ns - 1) <= 0.02, (c, told)
-        assert told.overran or abs(told.occupied_ns / told.modelled_ns - 1) <= 0.02
+        assert abs(told.occupied_ns / told.modelled_ns - 1) <= 0.02, told
     for one, after in pairwise(found):
         assert one.end_ns <= after.start_ns + 2_000, "one after another; a stream's kernels may meet"
 

@@ -61,7 +61,7 @@ def _edges_ns(text: str) -> int:
     return int(text)
 
 
-EDGES_NS = _edges_ns(os.environ.get("OVERLAPLAB_EDGES_NS") or "1500")
+EDGES_NS = _edges_ns(os.environ.get("OVERLAPLAB_EDGES_NS") or "900")
 """A trace shows the two kernels as longer than the time between their timestamps by this much: about the duration of an
 empty kernel. The wait is shortened by it, and measured times are lengthened. OVERLAPLAB_EDGES_NS sets a measured value.
 """
