@@ -29,6 +29,8 @@ class Fitted:
 
     ranks: tuple[int, ...]
     kind: str
+    group_size: int
+    """Phantoms included."""
     transfers: pd.DataFrame
     """`dtype`, `bytes` and `transfer_ns` of each, from the last rank's arrival to the median rank's end."""
     latency_ns: float
@@ -83,8 +85,8 @@ def transfer_lines(run: Run) -> pd.DataFrame:
 
 
 def _row(own: Fitted) -> tuple[object, ...]:
-    messages = ROUNDS[own.kind] * (len(own.ranks) - 1)
-    speed = ring_factor(own.kind, len(own.ranks)) / own.ns_per_byte if own.ns_per_byte else None
+    messages = ROUNDS[own.kind] * (own.group_size - 1)
+    speed = ring_factor(own.kind, own.group_size) / own.ns_per_byte if own.ns_per_byte else None
     number, sizes = len(own.transfers), own.transfers["bytes"].nunique()
     return own.ranks, own.kind, own.latency_ns / max(messages, 1), speed, own.deviation, own.r_squared, number, sizes
 
@@ -96,6 +98,7 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
     each = known.groupby("index").agg(
         ranks=("rank", lambda ranks: tuple(sorted(map(int, ranks)))),
         kind=("kind", "first"),
+        size=("group_size", "first"),
         dtype=("dtype", "first"),
         bytes=("bytes", "first"),
         transfer_ns=("transfer_ns", "median"),
@@ -104,4 +107,12 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
     for (ranks, kind), own in by_group:
         transfers = own[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
         latency_ns, ns_per_byte = fit_line(transfers["bytes"].tolist(), transfers["transfer_ns"].tolist())
-        yield Fitted(ranks=ranks, kind=kind, transfers=transfers, latency_ns=latency_ns, ns_per_byte=ns_per_byte)
+        size = own["size"].fillna(len(ranks)).iloc[0]
+        yield Fitted(
+            ranks=ranks,
+            kind=kind,
+            group_size=int(size),
+            transfers=transfers,
+            latency_ns=latency_ns,
+            ns_per_byte=ns_per_byte,
+        )

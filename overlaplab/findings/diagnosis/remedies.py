@@ -303,6 +303,9 @@ def _unblock(moved: str, loop: Loop) -> str:
         return "larger units, so that reductions are fewer and each has more to hide behind"
     if moved == "unknown":
         return "something to compute before its result is needed"
+    if loop.traits is not None and loop.traits.buckets and tuple(loop.traits.sharded) == ("optimizer",):
+        zero2 = " (strategy zero2)" if loop.framework == "engine" else ""
+        return f"sending buckets during the backward pass{zero2}, not after it"
     if loop.traits is not None and loop.traits.buckets:
         return "waiting for buckets at the end of the backward pass, not within it"
     return f"{_BUCKETED[loop.framework]}: it launches during the backward pass, and waits at its end"
