@@ -35,6 +35,8 @@ MODEL = "--width 1024 --heads 16 --seq 512 --batch 96 --vocab 8000 --warmup 12"
 step before, to time it: so none of those are recorded."""
 TINY = "--width 8 --heads 2 --seq 4 --batch 1 --vocab 20 --warmup 2"
 
+_ORDERS = {"": (1, 5, 25, 100), "-2": (100, 25, 5, 1), "-3": (25, 1, 100, 5), "-4": (5, 100, 1, 25)}
+"""Of caps, in four recordings: fewer tell no two caps apart. What drifts meanwhile falls on all caps alike."""
 RUNS = {
     "naive": "--strategy naive --layers 8",
     "per-param": "--strategy per-param --layers 8",
@@ -44,10 +46,9 @@ RUNS = {
     "zero2": "--strategy zero2 --layers 32 --bucket-cap-mb 25",
     "zero3": "--strategy zero3 --layers 32",
     "torch-fsdp2": "--strategy torch-fsdp2 --layers 32",
-    # As `overlaplab sweep` names them; what drifts meanwhile falls on all caps alike.
-    **{
+    **{  # as `overlaplab sweep` names them
         f"sweep/cap-{cap}{repeat}": f"--strategy bucketed --layers 4 --bucket-cap-mb {cap}"
-        for repeat, caps in {"": (1, 5, 25, 100), "-2": (100, 25, 5, 1), "-3": (25, 1, 100, 5)}.items()
+        for repeat, caps in _ORDERS.items()
         for cap in caps
     },
 }

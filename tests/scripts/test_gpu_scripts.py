@@ -194,7 +194,7 @@ MAIN = [
     *("naive", "per-param", "bucketed-cap-5", "bucketed-cap-25", "bucketed-cap-100"),
     *("torch-ddp", "zero1", "zero2", "zero3", "torch-fsdp2"),
 ]
-SWEEP = [f"sweep/cap-{cap}{repeat}" for cap in (1, 5, 25, 100) for repeat in ("", "-2", "-3")]
+SWEEP = [f"sweep/cap-{cap}{repeat}" for cap in (1, 5, 25, 100) for repeat in ("", "-2", "-3", "-4")]
 
 
 def names(out: Path) -> set[str]:
@@ -357,6 +357,7 @@ SWEEP_ORDER = [
     *("sweep/cap-1", "sweep/cap-5", "sweep/cap-25", "sweep/cap-100"),
     *("sweep/cap-100-2", "sweep/cap-25-2", "sweep/cap-5-2", "sweep/cap-1-2"),
     *("sweep/cap-25-3", "sweep/cap-1-3", "sweep/cap-100-3", "sweep/cap-5-3"),
+    *("sweep/cap-5-4", "sweep/cap-100-4", "sweep/cap-1-4", "sweep/cap-25-4"),
 ]
 
 
