@@ -24,6 +24,7 @@ __all__ = [
     "Stage",
     "Swept",
     "Unit",
+    "played_phantoms",
     "traits_of",
 ]
 
@@ -415,6 +416,14 @@ class Manifest:
     def emulated_link(self) -> Link | None:
         """The link, if it is emulated."""
         return self.link if self.link and self.link.emulated else None
+
+
+def played_phantoms(manifest: Manifest | None) -> int:
+    """How many ranks without a process a prediction needs nothing of.
+
+    On a GPU phantoms keep nobody waiting. On a CPU real peers would share its cores, so nothing is predicted there.
+    """
+    return len(manifest.phantom_ranks) if manifest is not None and manifest.device == "cuda" else 0
 
 
 def traits_of(manifest: Manifest | None) -> Traits | None:

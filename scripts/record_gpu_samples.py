@@ -14,12 +14,13 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -73,17 +74,21 @@ class Recording:
     """By the monotonic clock."""
     run_s: float
     """The most that one run may take."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The bytes of each run that was recorded."""
 
-    def record(self, names: list[str], steps: int) -> list[str]:
-        """Record those runs; returns the names of those that are too large."""
-        large: list[str] = []
+    def record(self, names: list[str], steps: int) -> None:
+        """Record those runs."""
         left = list(names)
         while left and time.monotonic() < self.deadline:
-            begun = list(self._in_one_process(left, steps, large))
+            begun = list(self._in_one_process(left, steps))
             left = left[len(begun) :] if begun else []  # if none begins, none will
-        return large
 
-    def _in_one_process(self, names: list[str], steps: int, large: list[str]) -> Iterator[str]:
+    def missing(self) -> list[str]:
+        """The names of the runs that are not recorded, or too large."""
+        return [name for name in RUNS if self.sizes.get(name, MOST_BYTES) >= MOST_BYTES]
+
+    def _in_one_process(self, names: list[str], steps: int) -> Iterator[str]:
         """The names of the runs that one process begins."""
         orders = [
             [str(self.out / name), *RUNS[name].split(), *self.options.split(), "--steps", str(steps)] for name in names
@@ -101,17 +106,17 @@ class Recording:
             allowed_s, began = STARTING_S + self.run_s, time.monotonic()
             for name in names:
                 until = min(time.monotonic() + allowed_s, self.deadline)
-                if not _line_comes(process, until):  # that it begins
+                if not _line_comes(process, until):  # that it begins, in a folder without an older run
                     return
                 yield name
+                self.sizes.pop(name, None)
                 ended = _line_comes(process, until)
-                if not (self.out / name / "run.json").exists():  # a trace without it would look like a run
-                    subprocess.run(["rm", "-rf", str(self.out / name)])
-                elif ended:
-                    size = sum(path.stat().st_size for path in (self.out / name).iterdir())
-                    print(f"{name}: {steps} steps, {size} bytes, {time.monotonic() - began:.0f} s", flush=True)
-                    if size >= MOST_BYTES:
-                        large.append(name)
+                if ended:
+                    self.sizes[name] = sum(path.stat().st_size for path in (self.out / name).iterdir())
+                    took = f"{time.monotonic() - began:.0f} s"
+                    print(f"{name}: {steps} steps, {self.sizes[name]} bytes, {took}", flush=True)
+                elif not (self.out / name / "run.json").exists():  # a trace without it would look like a run
+                    shutil.rmtree(self.out / name, ignore_errors=True)
                 self.pack()
                 if not ended:
                     return
@@ -155,6 +160,7 @@ def child(orders: list[list[str]]) -> NoReturn:
 
     worker.work = lambda config, argv: record(config, argv)  # type: ignore[assignment]  # which would end the process
     for out, *options in orders:
+        shutil.rmtree(out, ignore_errors=True)
         print("begins", flush=True)
         code = cli.main(["--out", os.path.relpath(out, ROOT), *options])
         if code:
@@ -193,15 +199,14 @@ def main() -> int:
     recording = Recording(out.resolve(), arguments.packed, common, deadline, arguments.run_seconds)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    large: list[str] = []
     try:
-        large = recording.record(recording.record(list(RUNS), 3), 2)
+        recording.record(list(RUNS), steps=3)
+        recording.record([name for name in recording.missing() if name in recording.sizes], steps=2)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         recording.pack()
-    failed = [name for name in RUNS if name in large or not (out / name / "run.json").exists()]
-    if failed:
+    if failed := recording.missing():
         print(f"failed: {' '.join(failed)}", file=sys.stderr)
         return 1
     print("now: scripts/golden.py, and the table of traces/README.md")

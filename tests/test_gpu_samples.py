@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 from samples import TRACES, gpu_samples, sample_run, sample_tables
 
-from overlaplab import schedule, summary
+from overlaplab import collectives, schedule, summary
 from overlaplab.analyses import peaks, transfer_lines
 from overlaplab.costs.attained import link_attained
+from overlaplab.evidence.dependencies import device_events
+from overlaplab.simulate.predictions.device import predict_device
+from overlaplab.simulate.programs.setting import Setting
 
 RUNS = [str(run.relative_to(TRACES)) for run in gpu_samples()]
 
@@ -27,7 +31,7 @@ def test_all_are_there() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_link_was_attained(name: str) -> None:
-    """But for per-param, whose host takes longer to launch 101 collectives than some of them are to take."""
+    """But for per-param, whose host takes longer to launch some of its 102 collectives than they are to take."""
     manifest = sample_run(name).manifest
     assert manifest is not None
     assert link_attained(manifest) is (not name.endswith("per-param"))
@@ -72,3 +76,45 @@ def test_zero1_is_told_to_send_during_the_backward_pass() -> None:
     diagnosis = sample_tables("h100/zero1").diagnosis
     assert diagnosis is not None
     assert diagnosis.advice.startswith("Try sending buckets during the backward pass (strategy zero2), not after it")
+
+
+CAPS = {"bucketed-cap-{}": (5, 25, 100), "sweep/cap-{}": (1, 5, 25, 100)}
+
+
+@pytest.mark.parametrize(("runs", "cap"), [(runs, cap) for runs, caps in CAPS.items() for cap in caps])
+def test_other_caps_are_predicted_as_they_were_recorded(runs: str, cap: int) -> None:
+    """Within 2 % of the median step, from one recording of this cap; `pytest -s` prints the figures."""
+    run = sample_run(f"h100/{runs.format(cap)}")
+    for other in CAPS[runs]:
+        played_ns = predict_device(run, Setting(bucket_cap_mb=other)).predicted_ns
+        recorded_ns = median_of(runs.format(other))
+        off = median(played_ns[0]) / recorded_ns - 1
+        print(f"{runs.format(cap)} → {other} MiB: {median(played_ns[0]) / 1e6:.2f} ms, {off:+.1%}")
+        assert abs(off) < 0.02
+
+
+def median_of(name: str) -> float:
+    """The median step of a cap's recordings, in ns."""
+    again = [f"h100/{name}{repeat}" for repeat in ("", "-2", "-3") if (TRACES / f"h100/{name}{repeat}").exists()]
+    return median(median(summary(sample_run(run))["span_ns"].tolist()) for run in again)
+
+
+@pytest.mark.parametrize("name", ["h100/naive", "h100/torch-ddp", "h100/zero2", "h100/zero3", "h100/torch-fsdp2"])
+def test_behind_its_own_link_a_run_is_played_as_recorded(name: str) -> None:
+    """Each collective takes what the link's formula says for eight ranks, seven of which are phantoms."""
+    run = sample_run(name)
+    assert run.manifest is not None
+    played = predict_device(run, Setting(link=run.manifest.link))
+    assert played.predicted_ns[0] == pytest.approx(summary(run)["span_ns"].tolist(), rel=1e-4)
+
+
+def test_a_collective_behind_the_link_is_one_event_of_its_stream() -> None:
+    """Its first kernel, the copies for the peers, and the kernel that waits for T."""
+    (trace,) = sample_run("h100/bucketed-cap-100").traces
+    whole = [own for own in device_events(trace) if own.communicates]
+    assert len(whole) == 9  # three buckets in three steps
+    names = trace.events["name"]
+    assert {names.iloc[own.row] for own in whole} == {"emulated_link_begin"}
+    assert not any("emulated_link_wait" in names.iloc[own.row] for own in device_events(trace))
+    rows = collectives(sample_run("h100/bucketed-cap-100"))
+    assert sorted(own.end_ns - own.start_ns for own in whole) == sorted((rows["end_ns"] - rows["start_ns"]).tolist())

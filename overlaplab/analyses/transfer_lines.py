@@ -103,15 +103,15 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
         bytes=("bytes", "first"),
         transfer_ns=("transfer_ns", "median"),
     )
-    by_group: Any = each.groupby(["ranks", "kind"], sort=True)
-    for (ranks, kind), own in by_group:
+    each["size"] = each["size"].fillna(each["ranks"].map(len)).astype("int64")  # of one trace several groups may differ
+    by_group: Any = each.groupby(["ranks", "kind", "size"], sort=True)
+    for (ranks, kind, size), own in by_group:
         transfers = own[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
         latency_ns, ns_per_byte = fit_line(transfers["bytes"].tolist(), transfers["transfer_ns"].tolist())
-        size = own["size"].fillna(len(ranks)).iloc[0]
         yield Fitted(
             ranks=ranks,
             kind=kind,
-            group_size=int(size),
+            group_size=size,
             transfers=transfers,
             latency_ns=latency_ns,
             ns_per_byte=ns_per_byte,

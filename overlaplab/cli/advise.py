@@ -53,9 +53,9 @@ def advise(
 ) -> None:
     """Which cap, first bucket, list of caps or prefetch would make the step shorter, and by how much, from one run.
 
-    Every cap that makes a difference is played. With --verify the settings are recorded in turn, with the run's own
-    command or, of a run that your own script recorded, the one after --, in which {bucket_cap_mb} becomes the cap. The
-    exit code is 1 where the gain is not confirmed.
+    Every cap that makes a difference is played; of zero1, zero2 and runs on GPUs a few. With --verify the settings are
+    recorded in turn, with the run's own command or, of a run that your own script recorded, the one after --, in which
+    {bucket_cap_mb} becomes the cap. The exit code is 1 where the gain is not confirmed.
     """
     if context.args and not verify:
         raise OverlaplabError(f"{context.args[0]}: one run only", remedy="A command after -- goes with --verify.")

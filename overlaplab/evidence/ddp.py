@@ -91,12 +91,15 @@ class _Accumulation(Span):
     launched: tuple[Launch, ...]
 
 
-def ddp_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
-    """The backward passes that sent gradients, in order of time; none without DDP.
+def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tuple[DDPBackward, ...]:
+    """The backward passes that sent gradients, in order of time; none without DDP, or the `engine`'s own buckets.
 
     Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
     """
-    return _backwards(trace, _accumulations(trace, _gradient_launches(trace, ran)), first_index=0)
+    launches = _gradient_launches(trace, ran)
+    if engine and not launches and any(label.word == "bucket_launch" for label in labels_of(trace)):
+        launches = [launch for launch in ran.launches if _is_bucket(launch)]
+    return _backwards(trace, _accumulations(trace, launches), first_index=0)
 
 
 def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:

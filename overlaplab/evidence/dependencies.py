@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events import Trace, Work, classify, launchers, matching, once_per_trace
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -21,6 +23,8 @@ from overlaplab.vocabulary import is_runtime_category
 
 __all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events"]
 
+_EMULATED = ("emulated_link_begin", "emulated_link_wait")
+"""The kernels at the beginning and the end of a collective (engine/overlaplab_engine/network/device_clock.py)."""
 _BLOCKS = re.compile(r"synchroni[sz]e|memcpy", re.I)
 """Calls that may wait for the device; a copy from or to pageable memory does."""
 _STREAM_NS = 20_000
@@ -63,13 +67,19 @@ class Blocking:
 
 @once_per_trace
 def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
-    """The device's work in order of start; places count from 0."""
+    """The device's work in order of start; places count from 0.
+
+    A collective behind the engine's emulated link is one event, with the copies that it makes meanwhile.
+    """
     events, calls, works = trace.events, launchers(trace), classify(trace)
     on_device = (events["stream"] >= 0).to_numpy() & (works != Work.NOTHING)
     rows = np.flatnonzero(on_device)
     starts = events["ts_ns"].to_numpy(np.int64)
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     rows = rows[np.lexsort((ends[rows], starts[rows]))]
+    for whole in _emulated(events, rows):
+        ends[whole[0]] = ends[whole[-1]]
+        rows = rows[~np.isin(rows, whole[1:])]
     called = np.where(calls[rows] >= 0, starts[calls[rows]], UNKNOWN_NS).tolist()
     streams = events["stream"].to_numpy()[rows].tolist()
     by_end = np.argsort(ends[rows], kind="stable").tolist()
@@ -107,6 +117,19 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
             )
         )
     return tuple(found)
+
+
+def _emulated(events: pd.DataFrame, rows: NDArray[np.intp]) -> Iterator[list[int]]:
+    """The rows of each collective behind an emulated link, which are in order of start."""
+    columns = (events[name].to_numpy()[rows].tolist() for name in ("name", "stream"))
+    begun: dict[int, list[int]] = {}
+    for row, name, stream in zip(rows.tolist(), *columns, strict=True):
+        if name == _EMULATED[0]:
+            begun[stream] = [row]
+        elif stream in begun:
+            begun[stream].append(row)
+            if name == _EMULATED[1]:
+                yield begun.pop(stream)
 
 
 @once_per_trace

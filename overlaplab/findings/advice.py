@@ -22,7 +22,7 @@ from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.remedies import cap_words, first_bucket_words
 from overlaplab.findings.runs import describe_machine, link_missed
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import played_phantoms, traits_of
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
 from overlaplab.words import count, duration, joined, ms, percent, size_exact, to_ms
@@ -53,7 +53,7 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     """Why nothing can be said of other settings, and what to do about it; None where it can."""
     manifest = run.manifest
     world = max([trace.world_size or 1 for trace in run.traces] + [manifest.world_size if manifest else 1])
-    if len(run.traces) < world:
+    if len(run.traces) + played_phantoms(manifest) < world:
         ranks = "one rank" if len(run.traces) == 1 else f"{len(run.traces)} ranks"
         return f"{ranks} of {world}: when the others arrived is unknown", "Open all ranks' traces together."
     if manifest is None:

@@ -10,7 +10,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.runs import PREDICTED, link_missed
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, played_phantoms, traits_of
 from overlaplab.simulate.predictions.what_if import told, why_not
 from overlaplab.traits import TRAITS
 from overlaplab.words import ms, shorten, to_ms
@@ -42,7 +42,8 @@ def refuse_to_predict(run: Run) -> None:
         remedy = f"Predict from {shorten(manifest.predicted_from, 200)}, of which it is a prediction."
         raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
     ranks = len(run.traces)
-    if manifest.phantom_ranks or ranks < manifest.world_size:
+    played = played_phantoms(manifest)
+    if ranks + played < manifest.world_size or (manifest.phantom_ranks and not played):
         what = f"{ranks} of {manifest.world_size} ranks: a prediction needs them all"
         raise OverlaplabError(what, path=run.path, remedy="Record without phantoms, or bring the other ranks' traces.")
     if link_attained(manifest) is False:

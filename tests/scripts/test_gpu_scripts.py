@@ -340,6 +340,15 @@ def test_a_run_that_is_not_recorded_keeps_no_other_from_being(samples: Samples, 
     assert names_in(packed) == {f"h200/{name}/run.json" for name in others}
 
 
+@pytest.mark.parametrize("how", [{"FAILS": "zero1"}, {"HANGS": "zero1"}, {"LARGE": "zero1"}])
+def test_an_older_run_is_not_taken_for_one_that_was_recorded(samples: Samples, how: dict[str, str]) -> None:
+    assert samples.record("out")[0] == 0
+    code, _, complaints = samples.record("out", "--run-seconds", "3", **how)
+    assert (code, complaints) == (1, ["failed: zero1"])
+    code, _, complaints = samples.record("out", "--seconds", "0")
+    assert (code, complaints) == (1, [f"failed: {' '.join([*MAIN, *SWEEP_ORDER])}"])
+
+
 def names_in(folder: Path) -> set[str]:
     """What was packed there; less what does not fit is cut off."""
     listed = subprocess.run(f"cat {folder}/h200.tar.? | tar t", shell=True, capture_output=True, text=True)

@@ -30,8 +30,9 @@ from overlaplab.selection import EVERYTHING, Selection
 Made = Callable[[Path, int], Run]
 
 COMMANDS = ("summary", "exposed", "buckets", "schedule", "collectives", "pipeline")
-MOST_CALLS = 500
-"""Of Python and of C, for an event of the trace: some 50 for each of these commands. A group-by of pandas is 1,500."""
+MOST_CALLS = 800
+"""Of Python and of C, for an event of the trace: some 50 for each of these commands, and 400 where caps are played. A
+group-by of pandas is 1,500."""
 LONG = 70
 """Steps."""
 

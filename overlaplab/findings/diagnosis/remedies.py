@@ -79,7 +79,8 @@ def remedy_for(
     if cause not in (Cause.STRAGGLER, Cause.GAP) and _moved_most(rows) == "activations":
         return Remedy(text=_FEWER_TENSOR_RANKS)
     about_others = (replays["remedy"] == "balance") & (replays["setting"] != (late_rank or 0))
-    best = _best(cause, replays if late_rank is None else replays[~about_others], LITTLE_GAIN * span_ns)
+    told = replays if late_rank is None else replays[~about_others]
+    best = _best(cause, told, LITTLE_GAIN * span_ns, exposed_ns)
     if best is not None:
         enough = int(best["gain_ns"]) > LITTLE_GAIN * span_ns
         text = _replayed(best, cause, late_rank, rows, loop) if enough else ""
@@ -123,16 +124,22 @@ def pipeline_words(row: Mapping[Any, Any]) -> str:
 
 _ORDER = (
     *("host_work", "balance", "no_pause", "last_pass", "prefetch", "earlier", "merge", "asynchronous"),
-    *("first_bucket", "cap", "leave_out", "one_gradient_less", "half_the_bytes"),
+    *("first_bucket", "cap", "strategy", "leave_out", "one_gradient_less", "half_the_bytes"),
 )
 """Remedies of `simulate.remedies`: of those that gain as much the first is advised, which changes least."""
 
 
-def _best(cause: Cause, replays: pd.DataFrame, little_ns: float) -> Mapping[Any, Any] | None:
-    """The replay that gains most, as far as that can be told; fewer bytes only where nothing else helps."""
+def _best(cause: Cause, replays: pd.DataFrame, little_ns: float, exposed_ns: int) -> Mapping[Any, Any] | None:
+    """The replay that gains most, as far as that can be told; fewer bytes only where nothing else helps.
+
+    Nor where most of what fewer bytes gain is other causes' time.
+    """
     answers = Cause.LINK if cause is Cause.UNHIDEABLE else cause
     own = replays[(replays["cause"] == answers.value) & (replays["gain_ns"] > 0)]
-    others = own[own["remedy"] != "half_the_bytes"]
+    halved = own["remedy"] == "half_the_bytes"
+    others = own[~halved]
+    if answers is not Cause.LINK:
+        own = own[~halved | (own["gain_ns"] <= 2 * exposed_ns)]
     scarce = answers is Cause.LINK or (_caps_played(replays) and not (others["gain_ns"] > little_ns).any())
     own = own if scarce else others
     if (own["gain_ns"] > little_ns).any():
@@ -171,6 +178,8 @@ def _replayed(best: Mapping[Any, Any], cause: Cause, late_rank: int | None, rows
             return f"less of {shorten(str(best['what']), 40)} between the passes"
         case "one_gradient_less":
             return f"freezing {shorten(str(best['what']), 40)} or making its gradient sparse: it has most of the bytes"
+        case "strategy":
+            return _DURING_BACKWARD.format(f" (strategy {best['what']})")
         case "leave_out" if loop.framework == "ddp" and set(rows["kind"]) == {"broadcast"}:
             return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
         case "leave_out":
@@ -231,7 +240,9 @@ def _in_general(cause: Cause, late_rank: int | None, rows: pd.DataFrame, loop: L
         case Cause.QUEUED:
             return _SEND_LESS if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
         case Cause.LATE:
-            return _gather_ahead(loop) if moved == "gather" else "launching it as soon as it is ready: see what held it"
+            if moved == "gather" and (loop.traits is None or loop.traits.gathers != "updated_parameters"):
+                return _gather_ahead(loop)
+            return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
             return _TAILS[moved]
         case Cause.BLOCKING:
@@ -269,6 +280,8 @@ _TAILS = {
 """The remedy for a tail, by what it moves."""
 
 
+_COMPUTE_FIRST = "something to compute before its result is needed"
+_DURING_BACKWARD = "sending buckets during the backward pass{}, not after it"
 _SENT_TO_A_SERVER = (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE)
 _ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): then no link carries what all ranks send"
 
@@ -297,15 +310,16 @@ def _prefetch(units: int | None, loop: Loop) -> str:
 
 def _unblock(moved: str, loop: Loop) -> str:
     """Against waiting by design."""
+    if moved == "gather" and loop.traits is not None and loop.traits.gathers == "updated_parameters":
+        return _COMPUTE_FIRST  # these are gathered when they are updated, and no unit is gathered ahead
     if moved == "gather":
         return _gather_ahead(loop)
     if loop.traits is not None and loop.traits.gathers == "units":
         return "larger units, so that reductions are fewer and each has more to hide behind"
     if moved == "unknown":
-        return "something to compute before its result is needed"
+        return _COMPUTE_FIRST
     if loop.traits is not None and loop.traits.buckets and tuple(loop.traits.sharded) == ("optimizer",):
-        zero2 = " (strategy zero2)" if loop.framework == "engine" else ""
-        return f"sending buckets during the backward pass{zero2}, not after it"
+        return _DURING_BACKWARD.format(" (strategy zero2)" if loop.framework == "engine" else "")
     if loop.traits is not None and loop.traits.buckets:
         return "waiting for buckets at the end of the backward pass, not within it"
     return f"{_BUCKETED[loop.framework]}: it launches during the backward pass, and waits at its end"

@@ -26,7 +26,7 @@ from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.advice.depths import best_depth, depths_played
-from overlaplab.simulate.advice.devices import device_settings
+from overlaplab.simulate.advice.devices import best_setting, device_settings
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
 from overlaplab.simulate.bound import sendable
@@ -34,7 +34,7 @@ from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
 from overlaplab.simulate.transfers import beyond
-from overlaplab.simulate.undisturbed import TIE, tied, undisturbed_spans_ns, undisturbed_steps
+from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns, undisturbed_steps
 
 __all__ = ["OPTIONS", "advise", "best_cap_mb", "fits"]
 
@@ -114,10 +114,10 @@ def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _of_scattered(run: Run) -> Iterator[dict[str, Any]]:
-    """The caps of a run that reduce-scatters gradients, in buckets that all have one cap."""
+    """The caps of a run that reduce-scatters gradients; a first bucket keeps its own."""
     best = best_scattered_cap(run)
     for each in scattered_caps(run):
-        caps: dict[str, Any] = {"bucket_cap_mb": each.cap_mb, "caps_mb": (each.cap_mb,), "memory_bytes": 0}
+        caps: dict[str, Any] = {"bucket_cap_mb": each.cap_mb, "caps_mb": each.caps_mb, "memory_bytes": 0}
         size = {"buckets": len(each.bucket_sizes), "bucket_sizes": each.bucket_sizes}
         yield {"option": "cap", "best": each is best} | caps | size | _gain(run, each.spans_ns)
 
@@ -132,15 +132,11 @@ def _of_depths(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _of_device(run: Run) -> Iterator[dict[str, Any]]:
-    """The settings of a run on GPUs; of those as good as the shortest the one with the fewest buckets or units."""
+    """The settings of a run on GPUs."""
     played = device_settings(run)
-    steps = undisturbed_steps(run) if played else np.ones(0, dtype=np.bool_)
-    took = [float(each.spans_ns[:, steps].mean()) for each in played]
-    best = min(
-        tied(took), key=lambda place: (len(played[place].sizes), played[place].setting.prefetch or 0), default=None
-    )
-    for place, each in enumerate(played):
-        row: dict[str, Any] = {"option": "prefetch", "prefetch": each.setting.prefetch, "best": place == best}
+    best = best_setting(run, played)
+    for each in played:
+        row: dict[str, Any] = {"option": "prefetch", "prefetch": each.setting.prefetch, "best": each is best}
         if each.setting.bucket_cap_mb is not None:
             cap_mb = each.setting.bucket_cap_mb
             row |= {"option": "cap", "bucket_cap_mb": cap_mb, "caps_mb": (cap_mb,), "memory_bytes": 0}

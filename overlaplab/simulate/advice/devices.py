@@ -33,15 +33,19 @@ from overlaplab.simulate.predictions.error import gain_half_ns, interval, measur
 from overlaplab.simulate.programs.edits import late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.transfers import transfers
+from overlaplab.simulate.undisturbed import tied, undisturbed_steps
 from overlaplab.vocabulary import Rule
 
-__all__ = ["SettingPlayed", "device_remedies", "device_settings"]
+__all__ = ["SettingPlayed", "best_setting", "device_remedies", "device_settings"]
 
 _MOST_CAPS = 5
 """Of DDP that are played."""
 _MOST_STRETCHES = 20_000
 """Of computation, of all ranks: a play takes some 0.2 s then, and a setting up to twenty, where kernels slow each other
 down. To play more would also read the traces of all ranks again."""
+
+_MOST_WITH_CAPS = 4_000
+"""Of computation, where caps are played for the first screen, too: some seconds."""
 
 Times = npt.NDArray[np.int64]
 
@@ -90,6 +94,24 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     return tuple(played)
 
 
+def _sends_buckets(run: Run) -> bool:
+    try:
+        return device_what_if.option(run) == "bucket_cap_mb"
+    except OverlaplabError:
+        return False
+
+
+def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
+    """Of those as good as the shortest, as far as that can be told, the one with the fewest buckets, or units."""
+    steps = undisturbed_steps(run) if played else np.ones(0, dtype=np.bool_)
+    good = tied([float(each.spans_ns[:, steps].mean()) for each in played])
+    return min(
+        (played[place] for place in good),
+        key=lambda each: (len(each.sizes), each.setting.prefetch or 0),
+        default=None,
+    )
+
+
 def _favoured(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
     """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first."""
     ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
@@ -111,6 +133,10 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
     for name, about, changed in _changed(run, programs):
         if changed is not None and before is not None and (after := _spans_ns(programs, changed)) is not None:
             yield name, about, before, after
+    if before is None or _stretches(run) > _MOST_WITH_CAPS or not _sends_buckets(run):
+        return
+    if (best := best_setting(run, device_settings(run))) is not None:
+        yield "cap", {"setting": best.setting.bucket_cap_mb}, before, best.spans_ns
 
 
 def _changed(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, Any], Sequence[Program] | None]]:
@@ -138,12 +164,17 @@ def _programs(run: Run) -> DevicePrograms | None:
     """None where they cannot be played, or would take too long."""
     if not run.traces or any(rule_of(trace) is not Rule.GPU for trace in run.traces):
         return None
-    if sum(len(activity(trace).compute) for trace in run.traces) > _MOST_STRETCHES:
+    if _stretches(run) > _MOST_STRETCHES:
         return None
     try:
         return require_device(run)
     except OverlaplabError:
         return None
+
+
+def _stretches(run: Run) -> int:
+    """Of computation, of all ranks."""
+    return sum(len(activity(trace).compute) for trace in run.traces)
 
 
 def _spans_ns(programs: DevicePrograms, changed: Sequence[Program]) -> Times | None:

@@ -13,6 +13,7 @@
 - `cap`: gradients are cut into buckets of another size, in their recorded order of arrival, as
   `compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp does, each is launched with its last
   gradient, and all are waited for at the end of the backward pass (`setting`: the cap in MiB).
+- `strategy`: another strategy (`what`: its name), of zero1 zero2, which sends buckets during the backward pass.
 - `leave_out`: what moves neither gradients nor parameters is not sent.
 - `one_gradient_less`: the largest gradient is not sent (`what`: its parameter).
 - `half_the_bytes`: every collective sends half as much, which is as if the bandwidth were doubled.
@@ -37,7 +38,9 @@ from overlaplab.simulate.advice.devices import Times, device_remedies
 from overlaplab.simulate.advice.scattered import best_scattered_cap
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
+from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.edits import edited, host_works, late_rank
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 
 __all__ = ["REMEDIES", "remedies"]
@@ -53,6 +56,7 @@ REMEDIES = {
     "asynchronous": (Cause.BLOCKING, Cause.QUEUED),
     "first_bucket": (Cause.TAIL, Cause.QUEUED),
     "cap": (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE),
+    "strategy": (Cause.BLOCKING,),
     "leave_out": (Cause.BLOCKING, Cause.QUEUED),
     "one_gradient_less": (Cause.LINK, Cause.TAIL),
     "half_the_bytes": (Cause.LINK, Cause.TAIL, Cause.QUEUED),
@@ -138,6 +142,9 @@ def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]
                 edited(run, programs, [(edit, None)], link),
             )
     yield from _cuttings(run)
+    if run.manifest is not None and run.manifest.strategy == "zero1":
+        with suppress(OverlaplabError):
+            yield "strategy", {"what": "zero2"}, programs_of(run, Setting(strategy="zero2"))
     if (best_cap := best_scattered_cap(run)) is not None:
         yield "cap", {"setting": best_cap.cap_mb}, best_cap.programs
     if (best := best_depth(run)) is not None:

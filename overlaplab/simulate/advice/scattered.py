@@ -16,7 +16,7 @@ from overlaplab.simulate.assign import assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Launch, Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.options import options_of
+from overlaplab.simulate.programs.options import MIB, options_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import tied, undisturbed_steps
@@ -32,6 +32,8 @@ class CapPlayed:
     """What a cap would have given."""
 
     cap_mb: float
+    caps_mb: tuple[float, ...]
+    """With the first bucket's own, where it has one."""
     bucket_sizes: tuple[int, ...]
     """Bytes of each bucket's gradients, in order of launch."""
     programs: Sequence[Program]
@@ -53,23 +55,26 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
     if set(order) != set(sizes):
         return ()
     played: list[CapPlayed] = []
-    for each in _spread(list(cap_ranges(order, sizes))):
+    tried = _spread(list(cap_ranges(order, sizes)))
+    for each in tried:
         setting = Setting(bucket_cap_mb=each.cap_mb)
         with suppress(OverlaplabError, StuckError):
             programs = programs_of(run, setting)
             result = play(programs)
             spans = [result.spans_ns(rank) for rank in range(len(programs))]
-            buckets_then = assign(order, sizes, options_of(run, manifest, setting).caps)
+            caps = options_of(run, manifest, setting).caps
+            buckets_then = assign(order, sizes, caps)
             bucket_sizes = tuple(sum(sizes[name] for name in names) for names in buckets_then)
             played.append(
                 CapPlayed(
                     cap_mb=each.cap_mb,
+                    caps_mb=tuple(cap / MIB for cap in caps),
                     bucket_sizes=bucket_sizes,
                     programs=programs,
                     spans_ns=np.array(spans, dtype=np.int64),
                 )
             )
-    return tuple(played)
+    return tuple(played) if len(played) == len(tried) else ()  # else at most the recorded one could be
 
 
 def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -15,10 +16,16 @@ from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import Fields
+from overlaplab.evidence.labels import labels_of
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.simulate.gpus.streams import played_together
+from overlaplab.vocabulary import label_list
 
 __all__ = ["BucketedPass", "bucketed_passes"]
+
+
+_PADDING = 1024
+"""Bytes that a bucket of the engine may have beside its gradients: flags of which there are, and padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,7 @@ def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
     def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
         return OverlaplabError(what, path=run.path, remedy=remedy)
 
-    for backward in ddp_backwards(trace, executions(trace)):
+    for backward in map(partial(_by_labels, run, trace), ddp_backwards(trace, executions(trace), engine=True)):
         told = {bucket.told_by for bucket in backward.buckets}
         if backward.forwards > 1:
             what = (
@@ -87,6 +94,34 @@ def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
             sizes=[size for own in backward.buckets for size in _sizes(own)],
             launched=_ranges(calls, backward.buckets),
         )
+
+
+def _by_labels(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
+    """With the gradients' sizes where the engine's labels name them in order of arrival, and run.json has their sizes.
+
+    The buckets are told by the order of arrival, so what they sent has to be what these gradients hold.
+    """
+    shapes = {own.name: own.shape for own in run.manifest.parameters or ()} if run.manifest else {}
+    arrived = [
+        label_list(label.fields["parameter"])[0]
+        for label in labels_of(trace)
+        if label.word == "gradient_ready" and backward.start_ns <= label.start_ns <= backward.end_ns
+    ]
+    if len(arrived) != backward.gradients or not shapes.keys() >= set(arrived):
+        return backward
+    buckets = [
+        replace(
+            bucket,
+            gradients=tuple(replace(own, shape=shapes[arrived[own.number - 1]]) for own in bucket.gradients),
+            told_by="sizes",
+        )
+        for bucket in backward.buckets
+    ]
+    sent = [own.launch.bytes or 0 for own in buckets]
+    held = [sum(prod(gradient.shape or ()) for gradient in own.gradients) for own in buckets]
+    width = sum(sent) // max(sum(held), 1)
+    agree = all(0 <= each - width * count < _PADDING for each, count in zip(sent, held, strict=True))
+    return replace(backward, buckets=tuple(buckets)) if agree else backward
 
 
 def _places(trace: Trace) -> dict[tuple[int, int], int]:

@@ -21,7 +21,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
-from overlaplab.manifest import Link, Manifest
+from overlaplab.manifest import Link, Manifest, played_phantoms
 from overlaplab.simulate.gpus.buckets import Recut, recut
 from overlaplab.simulate.gpus.edit import Edit
 from overlaplab.simulate.gpus.gathers import prefetched
@@ -109,7 +109,7 @@ def _programs(run: Run, setting: Setting) -> DevicePrograms:
 def require_device(run: Run) -> DevicePrograms:
     """The programs of a run on GPUs as it is; raises `OverlaplabError` where nothing can be predicted of it."""
     world = max(trace.world_size or 1 for trace in run.traces)
-    if len(run.traces) < world:
+    if len(run.traces) + played_phantoms(run.manifest) < world:
         what = f"{len(run.traces)} of {world} ranks: a prediction needs them all"
         raise OverlaplabError(what, path=run.path, remedy="Open all ranks' traces together.")
     programs = device_programs(run)
@@ -184,7 +184,7 @@ def _behind(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Mo
                 f"how long {move.kind or 'a collective of unknown kind'} would take is not known: no size is recorded"
             )
             raise OverlaplabError(what, path=run.path, remedy="Record with record_shapes=True.")
-        members = replace(link, world_size=programs.members[move.key])
+        members = replace(link, world_size=programs.members[move.key] + played_phantoms(run.manifest))
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 
     for program in programs.programs:

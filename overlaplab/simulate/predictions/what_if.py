@@ -63,11 +63,11 @@ class Step:
 
 def why_not(run: Run) -> str | None:
     """Why nothing can be said of other settings of this run; None where something can."""
-    if run.manifest is not None and run.manifest.phantom_ranks:
-        return "its other ranks are phantoms"
     try:
         if any(rule_of(trace) is Rule.GPU for trace in run.traces):
             return _why_not_on_device(run)
+        if run.manifest is not None and run.manifest.phantom_ranks:
+            return "its other ranks are phantoms"
         _program(run, Setting())
     except OverlaplabError as error:
         return told(run, error)
