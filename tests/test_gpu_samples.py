@@ -12,7 +12,10 @@ from overlaplab import collectives, schedule, summary
 from overlaplab.analyses import peaks, transfer_lines
 from overlaplab.costs.attained import link_attained
 from overlaplab.evidence.dependencies import device_events
+from overlaplab.sections.what_if_device import device_parts
+from overlaplab.simulate import best_cap_mb
 from overlaplab.simulate.predictions.device import predict_device
+from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.setting import Setting
 
 RUNS = [str(run.relative_to(TRACES)) for run in gpu_samples()]
@@ -118,3 +121,18 @@ def test_a_collective_behind_the_link_is_one_event_of_its_stream() -> None:
     assert not any("emulated_link_wait" in names.iloc[own.row] for own in device_events(trace))
     rows = collectives(sample_run("h100/bucketed-cap-100"))
     assert sorted(own.end_ns - own.start_ns for own in whole) == sorted((rows["end_ns"] - rows["start_ns"]).tolist())
+
+
+@pytest.mark.parametrize("name", ["bucketed-cap-100", "torch-ddp"])
+def test_screens_name_one_cap(name: str) -> None:
+    """The verdict, `advise` and What if; and What if shows no recordings by run.json, whose time is the host's."""
+    run = sample_run(f"h100/{name}")
+    cap = f"bucket_cap_mb {best_cap_mb(run):g}"
+    diagnosis = sample_tables(f"h100/{name}").diagnosis
+    assert diagnosis is not None
+    assert cap in diagnosis.advice
+    assert run.manifest is not None
+    seen = recorded_caps(run.manifest, [run.manifest])
+    assert seen.empty
+    advice = device_parts(run, Setting(), seen, None).advice
+    assert cap.replace(" ", "=") in advice or cap in advice

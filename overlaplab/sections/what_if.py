@@ -25,7 +25,7 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import WidePlayed, WideProgram
 from overlaplab.traits import TRAITS
 
-__all__ = ["Asked", "Parts", "caps_tried", "what_if_parts"]
+__all__ = ["Asked", "Parts", "advised_cap_mb", "caps_tried", "what_if_parts"]
 
 _MIB = 1 << 20
 _RANKS = (2, 4, 8, 16, 32, 64, 128)
@@ -72,7 +72,7 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
     found = _answer(run, asked, recorded)
-    advised_mb = _advised_mb(run, asked.setting)
+    advised_mb = advised_cap_mb(run, asked.setting)
     caps, no_caps = _told(run, partial(_by_cap, run, asked, advised_mb))
     ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, found.program.ranks))
     doubt_ns = gain_half_ns(found.measured_ns, found.sure)
@@ -135,7 +135,7 @@ def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
     )
 
 
-def _advised_mb(run: Run, setting: Setting) -> float | None:
+def advised_cap_mb(run: Run, setting: Setting) -> float | None:
     """The cap that `advise` finds best; None where more than the cap is asked for, or nothing can be advised."""
     if replace(setting, bucket_cap_mb=None) != Setting() or findings.advice_refused(run) is not None:
         return None

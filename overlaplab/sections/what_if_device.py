@@ -11,7 +11,7 @@ from overlaplab import charts, findings
 from overlaplab.events import Run
 from overlaplab.formats import as_held
 from overlaplab.sections.blocks import Chart
-from overlaplab.sections.what_if import Parts, caps_tried
+from overlaplab.sections.what_if import Parts, advised_cap_mb, caps_tried
 from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps
 from overlaplab.simulate.programs.setting import Setting
@@ -33,10 +33,11 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
         over = Chart(key="depths_predicted", draw=draw, note=note, table=as_held(table, "by_depth"))
         advice = findings.depths_advice(table, measured_ns, doubt_ns)
     else:
-        table = device_what_if.by_cap(run, setting, caps_tried(run))
-        over = _over_caps(run, setting, table, recorded, (measured_ns, sure.half_ns), note)
+        advised_mb = advised_cap_mb(run, setting)
+        table = device_what_if.by_cap(run, setting, sorted({*caps_tried(run), *filter(None, [advised_mb])}))
+        over = _over_caps(run, setting, table, recorded, (measured_ns, sure.half_ns), advised_mb, note)
         by_engine = run.manifest is not None and not run.manifest.by_recorder
-        advice = findings.what_if_advice(table, measured_ns, doubt_ns, by_engine=by_engine)
+        advice = findings.what_if_advice(table, measured_ns, doubt_ns, advised_mb, by_engine=by_engine)
     return Parts(
         headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
         notes=findings.what_if_notes(sure, doubt_ns, found.far, None),
@@ -48,7 +49,13 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
 
 
 def _over_caps(
-    run: Run, setting: Setting, table: pd.DataFrame, recorded: pd.DataFrame, step_ns: tuple[int, int], note: str | None
+    run: Run,
+    setting: Setting,
+    table: pd.DataFrame,
+    recorded: pd.DataFrame,
+    step_ns: tuple[int, int],
+    advised_mb: float | None,
+    note: str | None,
 ) -> Chart:
     """`step_ns`: as measured, and half of the interval."""
     own = run.manifest.bucket_cap_mb if run.manifest else None
@@ -58,6 +65,7 @@ def _over_caps(
         recorded.dropna(),
         own if setting.bucket_cap_mb is None else setting.bucket_cap_mb,
         step_ns[1],
+        advised_mb,
         measured_ns=step_ns[0] if own is None else None,
         least_ns=device_what_if.least_ns(run),
     )

@@ -74,8 +74,10 @@ def best_cap_mb(run: Run) -> float | None:
     search = bucket_search(run)
     if search is not None:
         return search.best_cap.caps_mb[0] if search.best_cap else None
-    scattered = best_scattered_cap(run)
-    return scattered.cap_mb if scattered else None
+    if (scattered := best_scattered_cap(run)) is not None:
+        return scattered.cap_mb
+    device = best_setting(run, device_settings(run))
+    return device.setting.bucket_cap_mb if device else None
 
 
 def fits(run: Run) -> bool:

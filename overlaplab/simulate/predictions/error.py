@@ -130,9 +130,12 @@ def recorded_caps(own: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
     """The mean step, by run.json alone, of those recordings that differ from `own` in nothing but the cap.
 
     Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out. What
-    else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded.
+    else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded. There are
+    none of runs on GPUs, of which run.json has the host's time, which is ahead of the device.
     """
-    if own.by_recorder and own.swept is None:
+    if own.device == "cuda":
+        others = ()
+    elif own.by_recorder and own.swept is None:
         others = (own,)
     rows = [
         (other.bucket_cap_mb, fmean(took))
