@@ -77,9 +77,11 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     starts = events["ts_ns"].to_numpy(np.int64)
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     rows = rows[np.lexsort((ends[rows], starts[rows]))]
+    within: list[int] = []
     for whole in _emulated(events, rows):
         ends[whole[0]] = ends[whole[-1]]
-        rows = rows[~np.isin(rows, whole[1:])]
+        within += whole[1:]
+    rows = rows[~np.isin(rows, within)]
     called = np.where(calls[rows] >= 0, starts[calls[rows]], UNKNOWN_NS).tolist()
     streams = events["stream"].to_numpy()[rows].tolist()
     by_end = np.argsort(ends[rows], kind="stable").tolist()
@@ -121,6 +123,8 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
 
 def _emulated(events: pd.DataFrame, rows: NDArray[np.intp]) -> Iterator[list[int]]:
     """The rows of each collective behind an emulated link, which are in order of start."""
+    if not matching(events["name"], _EMULATED[0].__eq__).any():
+        return
     columns = (events[name].to_numpy()[rows].tolist() for name in ("name", "stream"))
     begun: dict[int, list[int]] = {}
     for row, name, stream in zip(rows.tolist(), *columns, strict=True):

@@ -133,7 +133,7 @@ def recorded_caps(own: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
     else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded. There are
     none of runs on GPUs, of which run.json has the host's time, which is ahead of the device.
     """
-    if own.device == "cuda":
+    if own.device not in (None, "cpu"):
         others = ()
     elif own.by_recorder and own.swept is None:
         others = (own,)
