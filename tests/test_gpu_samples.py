@@ -123,7 +123,7 @@ def test_a_collective_behind_the_link_is_one_event_of_its_stream() -> None:
     assert sorted(own.end_ns - own.start_ns for own in whole) == sorted((rows["end_ns"] - rows["start_ns"]).tolist())
 
 
-@pytest.mark.parametrize("name", ["bucketed-cap-100", "torch-ddp"])
+@pytest.mark.parametrize("name", ["bucketed-cap-100", pytest.param("torch-ddp", marks=pytest.mark.slow)])
 def test_screens_name_one_cap(name: str) -> None:
     """The verdict, `advise` and What if; and What if shows no recordings by run.json, whose time is the host's."""
     run = sample_run(f"h100/{name}")

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from browsing.pages import pages
 from rich.console import Console
-from samples import each_sample, gpu_samples, sample_tables
+from samples import each_gpu_sample, each_sample, sample_tables
 
 from overlaplab import analyses, findings
 from overlaplab.events import Run
@@ -141,7 +141,7 @@ def places(tables: RunTables) -> Iterator[tuple[int | None, int | None]]:
     yield from zip(last["rank"].astype(int).tolist(), last["step"].astype(int).tolist(), strict=True)
 
 
-@pytest.mark.parametrize("folder", [*each_sample(), *gpu_samples(), *STRANGERS], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [*each_sample(), *each_gpu_sample(), *STRANGERS], ids=lambda folder: folder.name)
 def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
     tables = sample_tables(folder)
     run = tables.run

@@ -17,7 +17,7 @@ from overlaplab import Run, load_run
 from overlaplab.sections.run_tables import RunTables
 
 TRACES = Path(__file__).parents[2] / "traces"
-OF_EACH_KIND = {"bucketed", "zero3", "torch-fsdp2", "pipeline", "parameter-server"}
+OF_EACH_KIND = {"bucketed", "bucketed-cap-100", "zero3", "torch-fsdp2", "pipeline", "parameter-server"}
 """Samples that differ most in what they recorded."""
 
 
@@ -63,8 +63,16 @@ def cpu_samples() -> list[Path]:
 
 def each_sample() -> list[Any]:
     """`cpu_samples` as test parameters, all but one of each kind marked slow."""
-    folders = cpu_samples()
-    assert {folder.name for folder in folders} >= OF_EACH_KIND
+    return _few_at_once(cpu_samples())
+
+
+def each_gpu_sample() -> list[Any]:
+    """`gpu_samples` likewise."""
+    return _few_at_once(gpu_samples())
+
+
+def _few_at_once(folders: list[Path]) -> list[Any]:
+    assert len({folder.name for folder in folders} & OF_EACH_KIND) > 2
     return [
         pytest.param(folder, id=folder.name, marks=[] if folder.name in OF_EACH_KIND else pytest.mark.slow)
         for folder in folders

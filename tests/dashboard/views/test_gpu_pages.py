@@ -10,7 +10,7 @@ import pytest
 from browsing.app_page import unfold
 from made.gpu import LAYERS, UNIT_BYTES, UNITS, bucketed, fsdp2, zero3
 from made.phantoms import phantom_run
-from samples import TRACES, gpu_samples
+from samples import TRACES, each_gpu_sample, gpu_samples
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
@@ -58,11 +58,11 @@ def test_every_page(opened: Open, runs: Path, run: str, nothing: str) -> None:
             assert any(TOLD in text.value for text in app.text), page
 
 
-@pytest.mark.parametrize("sample", ["made", *(str(run.relative_to(TRACES)) for run in gpu_samples())])
-def test_every_page_of_every_sample(opened: Open, runs: Path, sample: str) -> None:
+@pytest.mark.parametrize("sample", ["made", *each_gpu_sample()])
+def test_every_page_of_every_sample(opened: Open, runs: Path, sample: str | Path) -> None:
     """Found in traces/ whatever GPU their folder is named after, as those made here are."""
-    traces = runs.parent if sample == "made" else TRACES
-    run = "h200/bucketed" if sample == "made" else sample
+    traces = TRACES if isinstance(sample, Path) else runs.parent
+    run = str(sample.relative_to(TRACES)) if isinstance(sample, Path) else "h200/bucketed"
     assert traces / run in gpu_samples(traces)
     app = opened(traces, "summary", run)
     for page in ("collectives",) if sample == "made" else PAGES:  # the others are drawn above
