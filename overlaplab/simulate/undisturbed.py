@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +12,28 @@ from overlaplab.costs import attained_steps
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.manifest import Manifest
 
-__all__ = ["TIE", "disturbed", "tied", "undisturbed_spans_ns", "undisturbed_steps"]
+__all__ = ["TIE", "as_good_as_the_best", "disturbed", "undisturbed_spans_ns", "undisturbed_steps"]
 
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
 
 
-def tied(took_ns: Sequence[float]) -> list[int]:
-    """The places of the settings whose steps are shortest, as far as that can be told."""
-    return [place for place, ns in enumerate(took_ns) if ns <= min(took_ns) * (1 + TIE)]
+class _HasSpans(Protocol):
+    @property
+    def spans_ns(self) -> npt.NDArray[np.int64]:
+        """How long the steps take, of shape (ranks, steps)."""
+
+
+Played = TypeVar("Played", bound=_HasSpans)
+
+
+def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
+    """Of settings that were played those whose undisturbed steps are shortest, as far as that can be told."""
+    if not played:
+        return []
+    steps = undisturbed_steps(run)
+    took_ns = [float(each.spans_ns[:, steps].mean()) for each in played]
+    return [each for each, ns in zip(played, took_ns, strict=True) if ns <= min(took_ns) * (1 + TIE)]
 
 
 @once_per_run

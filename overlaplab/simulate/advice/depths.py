@@ -13,7 +13,7 @@ from overlaplab.manifest import traits_of
 from overlaplab.simulate.edits.gathers import prefetched
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.recorded import plain_programs
-from overlaplab.simulate.undisturbed import tied, undisturbed_steps
+from overlaplab.simulate.undisturbed import as_good_as_the_best
 
 __all__ = ["DepthPlayed", "best_depth", "depths_played"]
 
@@ -57,7 +57,4 @@ def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
 
 def best_depth(run: Run) -> DepthPlayed | None:
     """The smallest of the depths whose steps are shortest, as far as that can be told: each unit more takes memory."""
-    played = depths_played(run)
-    steps = undisturbed_steps(run)
-    took = [float(each.spans_ns[:, steps].mean()) for each in played]
-    return next((played[place] for place in tied(took)), None)
+    return next(iter(as_good_as_the_best(run, depths_played(run))), None)

@@ -33,7 +33,7 @@ from overlaplab.simulate.predictions.error import gain_half_ns, interval, measur
 from overlaplab.simulate.programs.edits import late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.transfers import transfers
-from overlaplab.simulate.undisturbed import tied, undisturbed_steps
+from overlaplab.simulate.undisturbed import as_good_as_the_best
 from overlaplab.vocabulary import Rule
 
 __all__ = ["SettingPlayed", "best_setting", "device_remedies", "device_settings"]
@@ -102,14 +102,9 @@ def _sends_buckets(run: Run) -> bool:
 
 
 def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
-    """Of those as good as the shortest, as far as that can be told, the one with the fewest buckets, or units."""
-    steps = undisturbed_steps(run) if played else np.ones(0, dtype=np.bool_)
-    good = tied([float(each.spans_ns[:, steps].mean()) for each in played])
-    return min(
-        (played[place] for place in good),
-        key=lambda each: (len(each.sizes), each.setting.prefetch or 0),
-        default=None,
-    )
+    """The one with the fewest buckets, or units ahead, of those as good as the shortest."""
+    good = as_good_as_the_best(run, played)
+    return min(good, key=lambda each: (len(each.sizes), each.setting.prefetch or 0), default=None)
 
 
 def _favoured(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
@@ -173,7 +168,7 @@ def _programs(run: Run) -> DevicePrograms | None:
 
 
 def _stretches(run: Run) -> int:
-    """Of computation, of all ranks."""
+    """How many stretches of computation all ranks have."""
     return sum(len(activity(trace).compute) for trace in run.traces)
 
 

@@ -19,7 +19,7 @@ from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import MIB, options_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
-from overlaplab.simulate.undisturbed import tied, undisturbed_steps
+from overlaplab.simulate.undisturbed import as_good_as_the_best
 
 __all__ = ["CapPlayed", "best_scattered_cap", "scattered_caps"]
 
@@ -89,6 +89,5 @@ def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:
 
 def best_scattered_cap(run: Run) -> CapPlayed | None:
     """Of the caps whose steps are shortest, as far as that can be told, the one with the fewest buckets."""
-    played, steps = scattered_caps(run), undisturbed_steps(run)
-    took = [float(each.spans_ns[:, steps].mean()) for each in played]
-    return min((played[place] for place in tied(took)), key=lambda each: len(each.bucket_sizes), default=None)
+    good = as_good_as_the_best(run, scattered_caps(run))
+    return min(good, key=lambda each: len(each.bucket_sizes), default=None)
