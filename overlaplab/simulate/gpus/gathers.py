@@ -61,6 +61,13 @@ class _Editor:
         self._called = [each for each in called if each[0] != UNKNOWN_NS]
         self._computed = [each for each in self._called if self._events[each[1]].stream == main]
         self._main = main
+        self._copies: dict[int, list[Label]] = defaultdict(list)  # by their ends
+        for label in self._ranges:
+            if label.word == "all_gather_copy_out":
+                self._copies[label.end_ns].append(label)
+        self._roots = [
+            own.start_ns for own in self._ranges if (own.word, own.fields["unit"]) == ("pre_backward", FSDP2_ROOT)
+        ]
 
     def edit(self, ahead: int) -> Edit:
         """The rank's edit."""
@@ -107,18 +114,13 @@ class _Editor:
         """Where the root's backward pass begins, if it is still there and so gathered by none of them."""
         if first.phase == "forward" or first.unit == FSDP2_ROOT:
             return None
-        begun = [own.start_ns for own in self._ranges if (own.word, own.fields["unit"]) == ("pre_backward", FSDP2_ROOT)]
-        return max((at_ns for at_ns in begun if at_ns <= (first.first_use_ns or 0)), default=None)
+        begun = bisect_left(self._roots, (first.first_use_ns or 0) + 1)
+        return self._roots[begun - 1] if begun else None
 
     def _copied(self, own: Gather) -> list[int]:
         """The events that copy a unit out."""
-
-        def ends_here(label: Label) -> bool:
-            return label.word == "all_gather_copy_out" and label.end_ns == own.first_use_ns
-
-        return [
-            place for label in filter(ends_here, self._ranges) for place in self._launched(label.start_ns, label.end_ns)
-        ]
+        copies = self._copies.get(own.first_use_ns or 0, [])
+        return [place for label in copies for place in self._launched(label.start_ns, label.end_ns)]
 
     def _launched(self, start_ns: int, end_ns: int) -> list[int]:
         """The events launched meanwhile, in order."""
