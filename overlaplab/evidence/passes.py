@@ -34,9 +34,14 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     passes = [
         *_number_passes(trace, "forward", forwards),
         *_extend_to_buckets(backwards, launches, executions(trace)),
-        *(_label("optimizer", span, {}) for span in optimizer_steps(trace)),
+        *updates_of(trace),
     ]
     return tuple(sorted(passes, key=lambda label: label.start_ns))
+
+
+def updates_of(trace: Trace) -> tuple[Label, ...]:
+    """The labels `optimizer`, by torch's own ranges, which any loop has."""
+    return tuple(_label("optimizer", span, {}) for span in optimizer_steps(trace))
 
 
 def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]:

@@ -1,0 +1,99 @@
+"""Kinds of steps: those that send and do the same, such as steps that accumulate, and those that send what was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from overlaplab.events import Run, Trace, once_per_run, once_per_trace, step_windows
+from overlaplab.evidence.ddp import forward_passes, optimizer_steps
+from overlaplab.evidence.labels import Span
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+
+__all__ = ["period_of", "sent_and_done", "step_kinds"]
+
+_AS_MANY_BYTES = 1.5
+"""Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
+_MOST = 0.5
+"""Of the steps: if there are more kinds, what steps send varies freely, and they count as one kind."""
+
+
+@once_per_run
+def step_kinds(run: Run) -> dict[int, int]:
+    """The kind of each recorded step, by its number: 0 is the most frequent kind, on ties the first recorded.
+
+    Steps are of one kind where every rank launches as many collectives of each kind in them, of about as many bytes,
+    and begins as many forward passes of DDP and optimizer steps. Steps are of one kind if they vary freely.
+    """
+    by_rank = [sent_and_done(trace) for trace in run.traces]
+    numbers = sorted({number for each in by_rank for number in each})
+    signatures = {number: tuple(each.get(number, ()) for each in by_rank) for number in numbers}
+    often = Counter(signatures.values())
+    if len(often) > max(_MOST * len(numbers), 1):
+        return dict.fromkeys(numbers, 0)
+    first = {signature: number for number, signature in reversed(signatures.items())}
+    order = sorted(often, key=lambda signature: (-often[signature], first[signature]))
+    return {number: order.index(signature) for number, signature in signatures.items()}
+
+
+def period_of(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
+    """Every how many steps a kind comes that these steps are of; None where that is not known of the recorded ones.
+
+    It is known from two periods on.
+    """
+    gaps = set(np.diff(sorted(steps)).tolist())
+    if len(gaps) != 1:
+        return None
+    (period,) = gaps
+    return int(period) if len(recorded) >= 2 * period else None
+
+
+@once_per_trace
+def sent_and_done(trace: Trace) -> dict[int, tuple[object, ...]]:
+    """What each numbered step sends and does, as something that is equal for steps of one kind."""
+    windows = [window for window in step_windows(trace) if window.step is not None]
+    starts = np.array([window.host_start_ns for window in windows], dtype=np.int64)
+    rows = recorded(trace)
+    rows = rows[rows["start_ns"] != UNKNOWN_NS]
+    launched_ns = rows["host_ns"].where(rows["host_ns"] != UNKNOWN_NS, rows["start_ns"]).to_numpy(np.int64)
+    places = np.searchsorted(starts, launched_ns, side="right") - 1
+    ends = np.array([window.host_end_ns for window in windows], dtype=np.int64)
+    sent: list[Counter[str]] = [Counter() for _ in windows]
+    sizes = np.zeros(len(windows), dtype=np.int64)
+    for place, at_ns, kind, size in zip(places, launched_ns, rows["kind"], rows["bytes"], strict=True):
+        if place >= 0 and at_ns < ends[place]:
+            sent[place][str(kind)] += 1
+            sizes[place] += max(size, 0)
+    passes = [_count(spans, starts, ends) for spans in (forward_passes(trace), optimizer_steps(trace))]
+    counts = [(tuple(sorted(own.items())), *(int(each[place]) for each in passes)) for place, own in enumerate(sent)]
+    classes = _size_classes(counts, sizes)
+    return {
+        window.step: (*own, size)
+        for window, own, size in zip(windows, counts, classes, strict=True)
+        if window.step is not None
+    }
+
+
+def _count(spans: Sequence[Span], starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """How many begin in each step."""
+    at_ns = np.array([span.start_ns for span in spans], dtype=np.int64)
+    places = np.searchsorted(starts, at_ns, side="right") - 1
+    inside = places >= 0
+    inside[inside] &= at_ns[inside] < ends[places[inside]]
+    return np.bincount(places[inside], minlength=len(starts))
+
+
+def _size_classes(counts: Sequence[object], sizes: np.ndarray) -> list[int]:
+    """For each step a number that is the same where as many collectives send about as many bytes."""
+    order = sorted(range(len(counts)), key=lambda place: int(sizes[place]))
+    classes = [0] * len(counts)
+    last: dict[object, int] = {}
+    for place in order:
+        before = last.get(counts[place])
+        if before is not None:
+            apart = int(sizes[place]) > _AS_MANY_BYTES * int(sizes[before])
+            classes[place] = classes[before] + apart
+        last[counts[place]] = place
+    return classes

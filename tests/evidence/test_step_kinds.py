@@ -1,0 +1,76 @@
+"""Kinds of steps: what is sent and done in each, and how often each comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made.step_rows import summary_rows
+from made.traces import event, gloo, op, run_of, step
+
+import overlaplab
+from overlaplab.analyses import worst_step
+from overlaplab.analyses.worst import costliest_kind, outlier_steps
+from overlaplab.evidence.step_kinds import period_of, step_kinds
+from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding
+
+
+def training(folder: Path, *steps: int, length: int = 100) -> overlaplab.Run:
+    """Two ranks; each step has so many all-reduces."""
+    events: list[dict[str, Any]] = []
+    for number, collectives in enumerate(steps):
+        at = number * length
+        events += [step(number, at, at + length - 1), op("mm", at, at + 20)]
+        events += [gloo(at + 20 + 10 * place, at + 30 + 10 * place) for place in range(collectives)]
+    return run_of(folder, events, events)
+
+
+def test_steps_that_send_the_same_are_of_one_kind(tmp_path: Path) -> None:
+    run = training(tmp_path, 0, 0, 3, 0, 0, 3)
+    assert step_kinds(run) == {0: 0, 1: 0, 2: 1, 3: 0, 4: 0, 5: 1}
+    assert overlaplab.summary(run)["step_kind"].tolist() == [0, 0, 1, 0, 0, 1] * 2
+
+
+def test_steps_that_differ_freely_are_of_one_kind(tmp_path: Path) -> None:
+    assert set(step_kinds(training(tmp_path, 0, 1, 2, 3, 4)).values()) == {0}
+
+
+def test_optimizer_steps_tell_kinds_apart(tmp_path: Path) -> None:
+    events = [step(number, 100 * number, 100 * number + 99) for number in range(4)]
+    events += [event("Optimizer.step#SGD.step", at, at + 5, cat="user_annotation") for at in (50, 250)]
+    assert step_kinds(run_of(tmp_path, events)) == {0: 0, 1: 1, 2: 0, 3: 1}
+
+
+@pytest.mark.parametrize(
+    ("steps", "recorded", "period"),
+    [([3, 7], range(2, 10), 4), ([3, 7], range(2, 9), None), ([3], range(2, 10), None), ([2, 4, 7], range(9), None)],
+)
+def test_how_often_a_kind_comes_is_known_from_two_periods_on(
+    steps: list[int], recorded: range, period: int | None
+) -> None:
+    assert period_of(steps, recorded) == period
+
+
+AVERAGES = [number % 4 == 3 for number in range(8)]
+STEPS = summary_rows(*[(0, number, *((280, 220) if averages else (60, 0))) for number, averages in enumerate(AVERAGES)])
+KINDS = STEPS.assign(step_kind=list(map(int, AVERAGES)))
+
+
+def test_the_kind_that_costs_most_speaks() -> None:
+    assert costliest_kind(KINDS) == 1
+    assert worst_step(KINDS)["step"] in (3, 7)
+    assert outlier_steps(KINDS) == (), "they are no exception"
+    assert outlier_steps(STEPS) == (3, 7)
+    assert kind_name(KINDS, 3) == "one step in 4"
+    assert kind_name(STEPS, 3) == ""
+    assert kinds_finding(KINDS) == (
+        "Its steps are of 2 kinds: 6 of 8 steps with 60.0 ms, 0 ms of it exposed; one step in 4 (3 and 7) with"
+        " 280.0 ms, 220.0 ms of it exposed. A mean step takes 115.0 ms."
+    )
+
+
+def test_a_single_step_of_its_kind_does_not_speak() -> None:
+    once = KINDS[KINDS["step"] < 7]
+    assert costliest_kind(once) == 0
+    assert outlier_steps(once) == (3,)
