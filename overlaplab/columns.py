@@ -94,6 +94,7 @@ _ANYWHERE = (
         "damaged",
         "Whether events of the step have impossible times: its figures are without them, and it counts in no median.",
     ),
+    Column("step_kind", "count", "step kind", "Steps of one number send and do the same; 0 is the most frequent kind."),
     Column("outside_ns", "ns", "outside steps", "Recorded time that lies in no step. It is in no total."),
     Column("ran_ns", "ns", "ran", "Time in which the computing thread ran on a core."),
     Column("delayed_ns", "ns", "waited for a core", "Time in which the computing thread could run, and had no core."),
@@ -545,6 +546,8 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ),
     ("advise",): (
         Column("setting", "text", "setting", "What would be set otherwise."),
+        Column("action", "text", "action", "What would be done."),
+        Column("against", "text", "against", "The exposed time of the causes that it answers."),
         Column("memory_bytes", "bytes", "more memory", "How much more each rank would hold, at most.", short="more MB"),
     ),
     ("pipeline", "pipeline_ranks", "pipeline_steps"): (

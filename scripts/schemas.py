@@ -99,6 +99,19 @@ _DIAGNOSIS = keys(
     late_rank=null_or(WHOLE),
     waited_ns=WHOLE,
     outliers=null_or(TEXT),
+    kinds=null_or(TEXT),
+    late_reason=null_or(TEXT),
+)
+_ACTION = keys(
+    action=TEXT,
+    text=TEXT,
+    setting=null_or(NUMBER),
+    what=null_or(TEXT),
+    gain_ns=WHOLE,
+    half_ns=null_or(WHOLE),
+    step_ns=WHOLE,
+    certain=FLAG,
+    why=TEXT,
 )
 _INTERVAL = keys(
     **dict.fromkeys(("steps_ns", "recordings_ns", "model_ns", "transfers_ns", "extrapolation_ns", "half_ns"), WHOLE)
@@ -183,7 +196,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 keys(
                     **_RANK,
                     **row("summary", "outside_ns?")["properties"],
-                    steps=many(row("summary", f"step? start_ns {_SPENT} damaged")),
+                    steps=many(row("summary", f"step? start_ns {_SPENT} damaged step_kind?")),
                     total=null_or(row("summary", f"step? start_ns? {_SPENT}")),
                 )
             ),
@@ -205,6 +218,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             ),
             "worst": null_or(row("", "rank? step?")),
             "diagnosis": null_or(_DIAGNOSIS),
+            "actions": many(_ACTION),
             "causes": {"type": "object", "additionalProperties": TEXT},
             "ranks": many(
                 keys(
@@ -349,6 +363,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
         "What another setting would gain, from one run.",
         {
             "advice": TEXT,
+            "actions": many(_ACTION),
             "advised": null_or(_ADVISED),
             "settings": many(_ADVISED),
             "caps": many(row("advise", "bucket_cap_mb buckets gain_ns step_ns")),

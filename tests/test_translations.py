@@ -11,7 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
+from overlaplab.causes import Cause
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted(f"docs/tutorials/{file.name}" for file in (ROOT / "docs" / "tutorials").glob("*.md"))
@@ -111,7 +111,7 @@ def test_links_and_pictures_exist_and_markup_is_whole(name: str) -> None:
 
 def test_the_glossary_explains_every_cause_as_the_screen_names_it() -> None:
     glossary = page("README.zh-CN.md").split(GLOSSARY)[1]
-    assert not [label for label in CAUSE_LABELS.values() if f"| {label} |" not in glossary]
+    assert not [cause.label for cause in Cause if f"| {cause.label} |" not in glossary]
 
 
 def test_the_guide_explains_words_that_are_on_the_screen() -> None:

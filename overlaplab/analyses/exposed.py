@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.causes import Cause
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
@@ -30,24 +30,6 @@ from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
 __all__ = ["CAUSES", "COLUMNS", "Cause", "exposed", "exposed_moments"]
-
-
-class Cause(StrEnum):
-    """Why a moment of communication was exposed; see docs/exposed.md for each one's rules."""
-
-    BUBBLE = "pipeline bubble"
-    IMBALANCE = "stage imbalance"
-    SEND = "waiting for send"
-    STRAGGLER = "straggler wait"
-    LATE = "late launch"
-    QUEUED = "queued"
-    TAIL = "tail"
-    BLOCKING = "blocking"
-    LINK = "link-bound"
-    GAP = "compute gap"
-    UNKNOWN = "unknown"
-    UNHIDEABLE = "cannot be hidden"
-    """No row of `exposed` has it: `findings.diagnose` takes it from others, by the bound."""
 
 
 _ORDER = tuple(cause for cause in Cause if cause is not Cause.UNHIDEABLE)

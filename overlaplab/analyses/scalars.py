@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import CAUSES, Cause, exposed
+from overlaplab.analyses.exposed import CAUSES, exposed
 from overlaplab.analyses.summary import FIGURES, summary
 from overlaplab.analyses.worst import damaged_steps, drop_damaged, without_steps
+from overlaplab.causes import Cause
 from overlaplab.events import Run, activity
 from overlaplab.evidence.pipelines import idle_by_schedule
 from overlaplab.evidence.selection import measured_traces, selected_traces

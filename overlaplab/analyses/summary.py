@@ -10,6 +10,7 @@ import pandas as pd
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.selection import measured_traces, selected_windows
+from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.evidence.waits import exposed_parts
 from overlaplab.intervals import EMPTY, clip, intersect, subtract, total, union, within
 from overlaplab.selection import EVERYTHING, Selection
@@ -42,7 +43,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `preempted_ns` (Int64: time in which an operator waited for a core, and nothing else ran; it is not compute, but
     exposed communication where the rank communicated, else idle; null where the trace does not tell), `overlap_ratio`
     (null where `comm_ns` is 0), `damaged` (bool: the trace has events in it at times that cannot be true; the figures
-    are without these, and the step counts in no median).
+    are without these, and the step counts in no median), `step_kind` (Int64: see `evidence.step_kinds`).
     A rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     tables, damaged = [], []
@@ -52,7 +53,8 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         steps = pd.Series([window.step for window in windows], dtype="Int64")
         tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
         damaged += [window.damaged for window in windows]
-    return _stack_ranks(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
+    table = _stack_ranks(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
+    return table.assign(step_kind=table["step"].map(step_kinds(run), na_action="ignore").astype("Int64"))
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:

@@ -14,6 +14,8 @@ SPREADS = 5
 deviation): a step that lies further from the median is an outlier, if it also differs by"""
 MUCH_LONGER = 0.2
 """of the median step time (by its length, or by its exposed time)."""
+HARDLY_ANY = 0.03
+"""Of the time of all steps: with less exposed communication the kind of steps speaks that takes most time."""
 _FEWEST = 3
 """Steps: of two nobody knows which one is the exception."""
 
@@ -21,12 +23,14 @@ _FEWEST = 3
 def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = None) -> dict[str, Any]:
     """The row of a median step of the most exposed rank, from one or more rows of `overlaplab.summary`.
 
-    That is the rank with the most exposed communication per step, on ties the first. Of its steps it is the median one
-    by exposed communication (of an even number the higher), so that it is typical. Damaged steps and `outlier_steps` do
-    not count, unless there are no others. A given rank or step, if the table has it, is taken as given.
+    Steps of the `costliest_kind` speak. The rank is that with the most exposed communication per step, on ties the
+    first. Of its steps it is the median one by exposed communication (of an even number the higher), so that it is
+    typical. Damaged steps and `outlier_steps` do not count, unless there are no others. A given rank or step, if the
+    table has it, is taken as given.
     """
-    table = _with(_with(table, "rank", rank), "step", step)
-    table = without_outliers(drop_damaged(table))
+    kind = costliest_kind(table)
+    table = without_outliers(drop_damaged(_with(_with(table, "rank", rank), "step", step)))
+    table = _with(table, "step_kind", kind)
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
     own = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
@@ -35,11 +39,28 @@ def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = 
     return {str(name): value for name, value in row.items()}
 
 
+def costliest_kind(table: pd.DataFrame) -> int | None:
+    """The kind of steps, in rows of `overlaplab.summary`, that costs a training most; None where all are of one.
+
+    That is the kind with the most exposed communication in all its steps, or, where hardly any is exposed, the one that
+    takes most time. A kind of a single step does not count unless there is no other: how often it comes is unknown.
+    """
+    rows = drop_damaged(table)
+    if "step_kind" not in rows or rows["step_kind"].nunique() < 2:
+        return None
+    often = rows.groupby("step_kind")["step"].nunique()
+    rows = rows[rows["step_kind"].isin(often.index[often > min(1, often.max() - 1)])]
+    sums = rows.groupby("step_kind")[["exposed_comm_ns", "span_ns"]].sum()
+    exposed = sums["exposed_comm_ns"].sum() > HARDLY_ANY * sums["span_ns"].sum()
+    return int(str(sums["exposed_comm_ns" if exposed else "span_ns"].idxmax()))
+
+
 def outlier_steps(table: pd.DataFrame) -> tuple[int, ...]:
-    """The numbers of the steps that are unlike the others, from rows of `overlaplab.summary`; none of fewer than three.
+    """The numbers of the steps that are unlike the others of their kind, from rows of `overlaplab.summary`; none of
+    fewer than three. A kind of a single step is compared with all others.
 
     A step's figures are the longest time and the most exposed time of any rank in it. It is an outlier if one of them
-    lies further from the median of all steps than `SPREADS` times their spread, and than `MUCH_LONGER` of the median
+    lies further from the median of those steps than `SPREADS` times their spread, and than `MUCH_LONGER` of the median
     step time.
     """
     return tuple(int(step) for step in _unlike(table).index)
@@ -59,9 +80,21 @@ def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unlike(table: pd.DataFrame) -> pd.Series:
-    """How far each outlier step is from the median step, in ns, by its number."""
-    steps = drop_damaged(table)
-    steps = steps[steps["step"].notna()].groupby("step")[["span_ns", "exposed_comm_ns"]].max()
+    """How far each outlier step is from the median step of its kind, in ns, by its number."""
+    rows = drop_damaged(table)
+    rows = rows[rows["step"].notna()]
+    by = rows.groupby("step")
+    steps = by[["span_ns", "exposed_comm_ns"]].max()
+    kinds = by["step_kind"].first() if "step_kind" in rows else pd.Series(0, index=steps.index)
+    unlike = [pd.Series(dtype="float64")]
+    for _, own in kinds.groupby(kinds):
+        away = _unlike_most(steps if len(own) == 1 else steps.loc[own.index])
+        unlike.append(away[away.index.isin(own.index)])
+    found: pd.Series = pd.concat([each for each in unlike if len(each)] or unlike[:1]).sort_index()
+    return found
+
+
+def _unlike_most(steps: pd.DataFrame) -> pd.Series:
     if len(steps) < _FEWEST:
         return pd.Series(dtype="float64")
     enough = MUCH_LONGER * float(steps["span_ns"].median())
@@ -105,5 +138,5 @@ def _far(figures: pd.Series, enough: float) -> npt.NDArray[np.bool_]:
 
 
 def _with(table: pd.DataFrame, name: str, value: int | None) -> pd.DataFrame:
-    found = table if value is None else table[(table[name] == value).fillna(False)]
+    found = table if value is None else table[(table[name] == value).fillna(False).to_numpy(dtype=bool)]
     return found if len(found) else table

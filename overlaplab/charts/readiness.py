@@ -8,11 +8,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, tooltip
 from overlaplab.charts.theme import Palette, cause_colours, colours, finish, labels_width, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
-from overlaplab.findings.diagnosis.causes import CAUSE_LABELS
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
 
 ARRIVING = "gradients arriving"
@@ -22,7 +21,7 @@ STARTING = "launched, not started"
 HIDDEN = "communication hidden by compute"
 EXPOSED = "communication exposed"
 
-UNHIDEABLE = CAUSE_LABELS[Cause.UNHIDEABLE]
+UNHIDEABLE = Cause.UNHIDEABLE.label
 
 _ALWAYS = (ARRIVING, WAITING, QUEUED, STARTING, HIDDEN, EXPOSED)
 """In the legend, drawn or not, where causes are unknown."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import altair as alt
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.charts.escaped import EscapedChart
 from overlaplab.findings import says_predicted
 
@@ -144,20 +144,7 @@ def palette(dark: bool) -> Palette:
 
 def cause_colours(tones: Palette) -> dict[Cause, str]:
     """The colour of each cause of exposed time: that of what goes on meanwhile."""
-    return {
-        Cause.BUBBLE: tones.bubble,
-        Cause.IMBALANCE: tones.uneven,
-        Cause.SEND: tones.sending,
-        Cause.STRAGGLER: tones.waiting,
-        Cause.LATE: tones.held,
-        Cause.QUEUED: tones.queued,
-        Cause.TAIL: tones.exposed,
-        Cause.BLOCKING: tones.blocking,
-        Cause.LINK: tones.bound,
-        Cause.UNHIDEABLE: tones.bound,
-        Cause.GAP: tones.gap,
-        Cause.UNKNOWN: tones.starting,
-    }
+    return {cause: getattr(tones, cause.colour) for cause in Cause}
 
 
 def labels_width(labels: Iterable[str]) -> int:

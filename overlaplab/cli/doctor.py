@@ -50,9 +50,7 @@ def doctor(
     lines = checks(found)
     problems = sum(line.verdict is Verdict.PROBLEM for line in lines)
     if as_json:
-        print_json(
-            {"schema_version": 1, "ok": not problems, "checks": [asdict(line) for line in lines], "facts": found}
-        )
+        print_json({"ok": not problems, "checks": [asdict(line) for line in lines], "facts": found})
     else:
         _print(lines)
         subject = f"{count(problems, 'problem')}, which" if problems else "Nothing here"

@@ -46,18 +46,20 @@ _STYLE = """
 .bar i {height: 1.5rem; min-width: 2px;}
 .bar.predicted i {opacity: 0.45; outline: 1px dashed currentcolor; outline-offset: -1px;}
 .bar b {white-space: nowrap; font-size: 0.9rem;}
-[class*="st-key-causes_"][class*="_label"] [data-testid="stText"] {font-weight: 600; font-size: 0.95rem;
-  line-height: 1.25;}
-[class*="st-key-causes_"][class*="_words"] [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3;}
+:is([class*="st-key-causes_"], [class*="st-key-actions_"])[class*="_label"] [data-testid="stText"]
+  {font-weight: 600; font-size: 0.95rem; line-height: 1.25;}
+:is([class*="st-key-causes_"], [class*="st-key-actions_"])[class*="_words"] [data-testid="stText"]
+  {font-size: 0.85rem; line-height: 1.3;}
 [class*="_words"] [data-testid="stElementContainer"] + [data-testid="stElementContainer"] {opacity: 0.75;}
 .st-key-screen h3 {padding: 0;}
 .st-key-screen [data-testid="stDataFrame"] {margin-top: 0.35rem;}
-.st-key-causes {padding-top: 0.3rem;}
-.st-key-causes button {min-height: 0; padding: 0;}
+:is(.st-key-causes, .st-key-actions) {padding-top: 0.3rem;}
+:is(.st-key-causes, .st-key-actions) button {min-height: 0; padding: 0;}
 .st-key-causes_rest [data-testid="stText"] {font-size: 0.85rem; opacity: 0.75;}
 @media (max-width: 1100px) {
-  .st-key-causes [data-testid="stHorizontalBlock"] {flex-wrap: wrap; row-gap: 0.2rem; padding-bottom: 0.5rem;}
-  .st-key-causes [data-testid="stColumn"] {flex: 1 1 40%; min-width: 40%;}
+  :is(.st-key-causes, .st-key-actions) [data-testid="stHorizontalBlock"]
+    {flex-wrap: wrap; row-gap: 0.2rem; padding-bottom: 0.5rem;}
+  :is(.st-key-causes, .st-key-actions) [data-testid="stColumn"] {flex: 1 1 40%; min-width: 40%;}
 }
 .st-key-history {display: none;}
 [class*="st-key-pages"] [data-testid="stExpander"] details {border: none;}

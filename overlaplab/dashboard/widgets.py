@@ -17,7 +17,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import findings
-from overlaplab.charts.theme import cause_colours, palette
+from overlaplab.charts.theme import palette
 from overlaplab.columns import Column
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
@@ -243,7 +243,7 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
     chosen = None
     with st.container(key=block.key, gap="xxsmall"):
         for number, bar in enumerate(block.bars):
-            if _show_bar(bar, f"{block.key}_{number}", predicted=block.predicted):
+            if _show_bar(bar, f"{block.key}_{number}", predicted=block.predicted) and bar.spot is not None:
                 chosen = dict(bar.spot)
         if block.rest:
             with st.container(key=f"{block.key}_rest"):
@@ -255,7 +255,7 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     label, drawn, words, link = st.columns((18, 22, 47, 13), gap="small", vertical_alignment="center")
     with label.container(key=f"{key}_label"):
         st.text(bar.label)
-    tone = cause_colours(palette(dark()))[bar.cause]
+    tone = getattr(palette(dark()), bar.colour)
     width = f"{100 * bar.share:.1f}"
     look = "bar predicted" if predicted else "bar"
     drawn.html(
@@ -265,6 +265,8 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     with words.container(key=f"{key}_words", gap=None):
         for line in bar.lines:
             st.text(line)
+    if bar.spot is None:
+        return False
     return link.button("on the timeline ›", key=f"{key}_link", type="tertiary", help="Show its collectives there.")
 
 

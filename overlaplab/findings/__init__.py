@@ -28,6 +28,7 @@ from overlaplab.findings.across_runs.sweeps import (
     sweep_subject,
     sweep_title,
 )
+from overlaplab.findings.actions.ranked import ACTIONS_TITLE, Advised, certainty_words, listed_actions
 from overlaplab.findings.advice import (
     advice_lines,
     advice_refused,
@@ -65,26 +66,20 @@ from overlaplab.findings.costs import (
     sent_notes,
     unknown_sizes,
 )
-from overlaplab.findings.diagnosis.causes import (
-    CAUSE_LABELS,
-    CAUSE_MEANINGS,
-    Loop,
-    cause_words,
-    collective_label,
-    loop_of,
-    rank_and_step,
-)
+from overlaplab.findings.diagnosis.causes import cause_words, collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
     CauseShare,
     Diagnosis,
     diagnose,
     exposed_lead,
+    gathered_ahead,
     outliers_finding,
     place_name,
     what_to_do,
     where_chosen,
     why_and_what_to_do,
 )
+from overlaplab.findings.diagnosis.late_rank import late_reason, latest_rank
 from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
 from overlaplab.findings.diagnosis.parts import CausePart
 from overlaplab.findings.diagnosis.told import told_causes
@@ -102,6 +97,7 @@ from overlaplab.findings.first_screen import (
     step_marks,
     tiles,
 )
+from overlaplab.findings.loops import Loop, loop_of
 from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
 from overlaplab.findings.predictions import (
     extrapolation,
@@ -201,10 +197,9 @@ from overlaplab.findings.windows import (
 )
 
 __all__ = [
+    "ACTIONS_TITLE",
     "BEST_FOUND",
     "BEST_POSSIBLE",
-    "CAUSE_LABELS",
-    "CAUSE_MEANINGS",
     "CHOOSE_A_CELL",
     "COSTS_ADVICE",
     "NOTHING_COUNTS",
@@ -214,6 +209,7 @@ __all__ = [
     "PIPELINE_UNLABELLED",
     "PREDICTED",
     "PUBLISHED_NOTE",
+    "Advised",
     "CausePart",
     "CauseShare",
     "Diagnosis",
@@ -245,6 +241,7 @@ __all__ = [
     "cause_parts",
     "cause_words",
     "causes_title",
+    "certainty_words",
     "clocks_note",
     "collective_label",
     "collectives_lead",
@@ -274,6 +271,7 @@ __all__ = [
     "gain_finding",
     "gate_title",
     "gather_waits_title",
+    "gathered_ahead",
     "gathered_peak",
     "gathered_title",
     "gathers_lead",
@@ -291,11 +289,14 @@ __all__ = [
     "judged_sentence",
     "lanes_title",
     "late_ranks_title",
+    "late_reason",
     "late_sentences",
+    "latest_rank",
     "link_missed",
     "link_note",
     "links_note",
     "links_refused",
+    "listed_actions",
     "loop_of",
     "mark_name",
     "mark_word",

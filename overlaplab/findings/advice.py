@@ -15,11 +15,11 @@ from overlaplab import simulate
 from overlaplab.analyses.across_runs.verified import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
+from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
-from overlaplab.findings.diagnosis.causes import Loop
 from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
-from overlaplab.findings.diagnosis.remedies import cap_words, first_bucket_words
+from overlaplab.findings.loops import Loop
 from overlaplab.findings.runs import describe_machine, link_missed
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
 from overlaplab.manifest import played_phantoms, traits_of

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.findings.diagnosis.causes import cause_words, collective_label
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.vocabulary import label_fields, label_list

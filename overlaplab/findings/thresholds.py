@@ -46,11 +46,16 @@ SMALL_CAUSE = 0.05
 CAP_TIE = 0.01
 """Of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
 
+CHRONIC = 0.8
+"""Of the steps: a rank that is late in fewer is not said to be late as such."""
+
 # How many of a kind are named before the rest is summed up.
 MOST_CAUSES = 3
 """Causes of exposed communication."""
 MOST_COLLECTIVES_LISTED = 3
 """Collectives that a cause lists by name."""
+MOST_ACTIONS = 6
+"""Actions that a first screen lists."""
 MOST_BARS = 5
 """Causes of exposed communication that get a bar each: with more the first screen of a laptop is full."""
 MOST_RANKS_DRAWN = 8

@@ -12,11 +12,10 @@ from typing import Any
 
 import altair as alt
 
-from overlaplab.analyses import Cause
 from overlaplab.charts.lanes import mark_colours
-from overlaplab.charts.theme import DARK, LIGHT, cause_colours
+from overlaplab.charts.theme import DARK, LIGHT
 
-__all__ = ["asset", "cause_fill", "columnar", "data_island", "libraries", "policy", "style", "themed"]
+__all__ = ["asset", "columnar", "data_island", "fill", "libraries", "policy", "style", "themed"]
 
 
 def asset(name: str) -> str:
@@ -100,9 +99,9 @@ def themed(spec: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def cause_fill(cause: Cause) -> str:
-    """The style sheet's variable with the colour of a cause."""
-    return str(themed({"fill": cause_colours(LIGHT)[cause]})["fill"])
+def fill(colour: str) -> str:
+    """The style sheet's variable with a colour of the palette."""
+    return str(themed({"fill": getattr(LIGHT, colour)})["fill"])
 
 
 @cache

@@ -39,13 +39,13 @@ from overlaplab.analyses import (
 from overlaplab.analyses.across_runs.compare import MEASURES
 from overlaplab.analyses.across_runs.settings import is_emulated
 from overlaplab.analyses.systems.plan import plan_stages
+from overlaplab.causes import Cause
 from overlaplab.costs.plan import Plan
 from overlaplab.costs.states import quick_look
 from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import (
-    CAUSE_MEANINGS,
     Diagnosis,
     bucket_notes,
     compare_finding,
@@ -172,6 +172,7 @@ def advice_document(run: Run, verified: Document | None = None) -> Document:
     chosen = findings.advised(table)
     return {
         "advice": "" if said is None else said.advice,
+        "actions": _actions(said),
         "advised": None if chosen is None else {name: plain_value(value) for name, value in chosen.items()},
         "settings": records(table[table["best"]]),
         "caps": records(table.loc[table["option"] == "cap", ["bucket_cap_mb", "buckets", "gain_ns", "step_ns"]]),
@@ -200,7 +201,8 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "bound": None if bound is None else {name: plain_value(value) for name, value in bound.items()},
         "worst": None if said is None else {"rank": said.rank, "step": said.step},
         "diagnosis": None if said is None else _diagnosis(said),
-        "causes": {cause.value: meaning for cause, meaning in CAUSE_MEANINGS.items()},
+        "actions": _actions(said),
+        "causes": {cause.value: cause.meaning for cause in Cause},
         "ranks": _by_rank(steps),
         "emulated": is_emulated(run),
         "predicted": _predicted(run),
@@ -224,8 +226,18 @@ def _diagnosis(found: Diagnosis) -> Document:
     )
     of_cause = ("cause", "late_rank", "label", "exposed_ns", "what", "remedy", "gain_ns", "replayed")
     causes = [{name: getattr(share, name) for name in of_cause} for share in found.causes]
-    waits = {"late_rank": found.late_rank, "waited_ns": found.waited_ns, "outliers": found.outliers}
-    return {name: getattr(found, name) for name in figures} | {"causes": causes} | waits
+    rest = ("late_rank", "waited_ns", "outliers", "kinds", "late_reason")
+    named = {name: getattr(found, name) for name in figures}
+    return named | {"causes": causes} | {name: getattr(found, name) for name in rest}
+
+
+def _actions(found: Diagnosis | None) -> list[Document]:
+    """What would help, the most valuable first."""
+    figures = ("text", "setting", "what", "gain_ns", "half_ns", "step_ns", "why")
+    return [
+        {"action": each.action.name, "certain": each.is_certain} | {name: getattr(each, name) for name in figures}
+        for each in (() if found is None else found.actions)
+    ]
 
 
 def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:

@@ -20,7 +20,7 @@ from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Shown
-from overlaplab.report.bundle import asset, cause_fill, columnar, data_island, libraries, policy, style
+from overlaplab.report.bundle import asset, columnar, data_island, fill, libraries, policy, style
 from overlaplab.report.sections import comparison, sections
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
@@ -80,7 +80,7 @@ def _chapter(tables: RunTables, anchor: str, name: str) -> Chapter:
         title=name,
         path=shorten(run.path, 300),
         verdict=tables.verdict if said is None else said.headline,
-        advice=() if said is None else tuple(filter(None, (said.advice, said.outliers))),
+        advice=() if said is None else (said.advice, *said.remarks),
         note=findings.about(run.manifest, len(run.traces)),
         warnings=tuple(shorten(warning, 400) for warning in tables.warnings),
         sections=tuple(sections(tables)),
@@ -123,7 +123,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.globals["fill"] = cause_fill
+    environment.globals["fill"] = fill
     return environment.from_string(asset("page.html"))
 
 

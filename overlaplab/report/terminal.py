@@ -73,7 +73,9 @@ def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
     found = RunTables(run=run, selection=selection)
     if (said := found.diagnosis) is not None:
         yield " ".join(filter(None, (findings.why_and_what_to_do(said)[0], findings.how_short(said))))
-        yield " ".join(filter(None, (said.advice, said.outliers)))
+        yield " ".join((said.advice, *said.remarks))
+        if listed := findings.listed_actions(said.actions):
+            yield terminal_table(tables.actions_rows(listed))
         if said.causes:
             yield terminal_table(tables.causes_rows(said))
     yield from _tables(tables.summary_rows(found.summary), findings.run_title(run), every=every)

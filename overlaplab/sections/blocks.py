@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
-from overlaplab.analyses import Cause
 from overlaplab.columns import Column
 from overlaplab.findings import Tile
 from overlaplab.words import sentence
@@ -120,11 +119,11 @@ class Bar:
     value: str
     share: float
     """Of the longest bar, 0 to 1."""
-    cause: Cause
-    """Which decides on the colour, see `charts.theme.cause_colours`."""
+    colour: str
+    """Which of `charts.theme.Palette`."""
     lines: Sequence[str]
     """What it consists of, and what would make it shorter."""
-    spot: Mapping[str, Any]
+    spot: Mapping[str, Any] | None = None
     """Where it is on the timeline: `start_ns` and `end_ns` from the run's zero, and `rank`."""
 
 
@@ -134,6 +133,8 @@ class Bars:
 
     key: str
     heading: str
+    heads: tuple[str, str, str]
+    """What its labels, its bars, and their lines are."""
     bars: Sequence[Bar]
     predicted: bool = False
     """Whether nobody recorded the run: then the bars are pale, with dashed outlines, as in charts."""

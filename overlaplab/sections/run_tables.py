@@ -12,6 +12,7 @@ import pandas as pd
 from overlaplab import analyses, findings, simulate
 from overlaplab.events import Run
 from overlaplab.findings import Diagnosis, Loop
+from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.timeline import Timeline, timeline_events
@@ -57,6 +58,7 @@ class RunTables:
     pipeline_steps = _selected(analyses.pipeline_steps)
     pipeline_waits = _selected(analyses.pipeline_waits)
     replays = _whole(simulate.remedies)
+    gains = _whole(simulate.gains)
     advice = _whole(simulate.advise)
     pipeline_remedies = _whole(simulate.pipeline_remedies)
     theory = _whole(analyses.volume_theory)
@@ -94,7 +96,7 @@ class RunTables:
         at, on = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
         if (rank, step) != (None, None) and self.diagnosis and (at, on) == (self.diagnosis.rank, self.diagnosis.step):
             return self.diagnosis
-        chosen = findings.where_chosen(self.summary, rank, step)
+        chosen = findings.where_chosen(self.summary, rank, step, on)
         if (at, on, chosen) not in self._diagnoses:
             self._diagnoses[at, on, chosen] = self._diagnose(window, at, on, chosen)
         return self._diagnoses[at, on, chosen]
@@ -102,8 +104,7 @@ class RunTables:
     def _diagnose(self, window: Mapping[str, Any], rank: int | None, step: int | None, chosen: str) -> Diagnosis:
         own = _only(rank, step)
         bounds = simulate.bound(self.run, own).to_dict("records")
-        buckets = analyses.buckets(self.run, own)
-        caps_played = bool((self.replays["remedy"] == "cap").any())
+        speaks = (rank, step) == self._speaks
         return findings.diagnose(
             self.summary,
             window,
@@ -113,13 +114,32 @@ class RunTables:
             unseen=self.unseen,
             bound={str(name): value for name, value in bounds[0].items()} if bounds else None,
             loop=self._loop_in(own),
-            buckets=buckets,
-            replays=self.replays,
-            pipelines=self.pipeline_remedies if len(self.pipeline) else None,
-            best_buckets=None if caps_played else simulate.best_buckets(self.run, own),
-            doubt_ns=simulate.gains_miss_ns(self.run) if len(self.replays) else None,
+            buckets=analyses.buckets(self.run, own),
+            gains=self.gains,
+            actions=None if speaks or self.diagnosis is None else self.diagnosis.actions,
+            ahead=findings.gathered_ahead(analyses.rows_of(self.replays, window), int(window["span_ns"])),
+            late_reason=self.late_reason,
             busy=findings.busy_share(self.run, step),
         )
+
+    @cached_property
+    def late_reason(self) -> str | None:
+        """Why the rank is late that others wait for, where the wait for it matters."""
+        balance = self.gains[self.gains["remedy"] == "balance"]
+        if balance.empty or int(balance["gain_ns"].iloc[0]) <= LITTLE_GAIN * int(balance["step_ns"].iloc[0]):
+            return None
+        late = analyses.late_steps(self.run)
+        rank = findings.latest_rank(late)
+        phases = analyses.late_rank_phases(self.run, -1 if rank is None else rank)
+        steps = analyses.summary(self.run)
+        return findings.late_reason(late, phases, steps["step"].nunique(), float(steps["span_ns"].mean()))
+
+    @cached_property
+    def _speaks(self) -> tuple[int | None, int | None]:
+        """The rank and step that speak for the run."""
+        window = analyses.worst_step(self.summary)
+        rank, step = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
+        return rank, step
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -136,9 +156,11 @@ class RunTables:
 
     def _loop_in(self, own: Selection) -> Loop:
         gathers = analyses.schedule(self.run, own)
-        sources = frozenset((*analyses.buckets(self.run, own)["source"], *gathers["source"]))
+        buckets = analyses.buckets(self.run, own)
+        sources = frozenset((*buckets["source"], *gathers["source"]))
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
-        return replace(loop, host=analyses.host_role(self.run))
+        several = bool((buckets["passes"] > 1).any()) or self.summary["step_kind"].nunique() > 1
+        return replace(loop, host=analyses.host_role(self.run), accumulates=loop.accumulates or several)
 
     @cached_property
     def _asked(self) -> dict[tuple[int | None, int | None], Diagnosis | None]:

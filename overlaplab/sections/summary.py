@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,12 +17,14 @@ from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, S
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.words import ms, sentence
 
-__all__ = ["cause_bars", "summary_section"]
+__all__ = ["action_bars", "cause_bars", "summary_section"]
 
 
 def summary_section(of: RunTables, found: Diagnosis, note: str | None) -> Section:
     """What stands under the headline of `found`, a diagnosis of this run."""
     blocks: list[Block] = []
+    if listed := findings.listed_actions(found.actions):
+        blocks.append(action_bars(listed))
     marks = findings.step_marks(found)
     if len(marks):
         draw = partial(charts.step_marks, marks)
@@ -56,9 +59,31 @@ def cause_bars(found: Diagnosis, *, predicted: bool = False) -> Bars:
     return Bars(
         key="causes",
         heading=findings.causes_title(found),
+        heads=("cause", "exposed", "where, and what helps"),
         bars=[_bar(part, longest, found.rank) for part in shown],
         predicted=predicted,
         rest=findings.rest_line(parts[len(shown) :]),
+    )
+
+
+def action_bars(actions: Sequence[findings.Advised]) -> Bars:
+    """One bar per action, in the order in which they are advised: what it gains per step of a training."""
+    longest_ns = max(each.gain_ns for each in actions)
+    return Bars(
+        key="actions",
+        heading=findings.ACTIONS_TITLE,
+        heads=("action", "predicted gain", "how certain, and against what"),
+        bars=[
+            Bar(
+                label=each.short,
+                value=f"−{ms(each.gain_ns)}",
+                share=each.gain_ns / longest_ns,
+                colour="compute",
+                lines=[findings.certainty_words(each), *([f"against {each.why}"] if each.why else [])],
+            )
+            for each in actions
+        ],
+        predicted=True,
     )
 
 
@@ -68,7 +93,7 @@ def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
         label=part.name,
         value=ms(part.exposed_ns),
         share=part.exposed_ns / longest_ns,
-        cause=part.cause,
+        colour=part.cause.colour,
         lines=[line for line in (part.what, part.remedy) if line],
         spot={"start_ns": start, "end_ns": end, "rank": rank},
     )

@@ -219,6 +219,27 @@ def spots_rows(found: findings.Diagnosis) -> TableBlock:
     )
 
 
+def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
+    """What would help, in the order in which it is advised."""
+    frame = pd.DataFrame(
+        {
+            "gain_ns": [each.gain_ns for each in actions],
+            "half_ns": pd.array([each.half_ns for each in actions], dtype="Int64"),
+            "action": [each.short for each in actions],
+            "against": [each.why for each in actions],
+        }
+    )
+    shown = columns("advise", "gain_ns", "half_ns", "action", "against")
+    return TableBlock(
+        key="actions_table",
+        caption=findings.ACTIONS_TITLE,
+        frame=frame,
+        columns=shown,
+        narrow=shown,
+        legend="ms; ±: by how much a recorded gain may differ; against: what it answers of the step's exposed time",
+    )
+
+
 def causes_rows(found: findings.Diagnosis) -> TableBlock:
     """The causes of a diagnosis."""
     of_step = [share.exposed_ns / found.span_ns for share in found.causes]

@@ -21,7 +21,7 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, labels_of
-from overlaplab.evidence.passes import PASSES, passes_of
+from overlaplab.evidence.passes import PASSES, passes_of, updates_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
@@ -124,9 +124,8 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
     others = (label for label in labels_of(trace) if label.word not in PASSES)
-    ranges = sorted(
-        (*passes_of(trace), *others, *fsdp2_ranges_of(trace), *host_work(trace)), key=lambda label: label.start_ns
-    )
+    passes = passes_of(trace) or updates_of(trace)
+    ranges = sorted((*passes, *others, *fsdp2_ranges_of(trace), *host_work(trace)), key=lambda label: label.start_ns)
     labels = [label for label in ranges if begin <= label.start_ns < end]
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")

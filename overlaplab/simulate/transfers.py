@@ -52,6 +52,12 @@ def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
     return _ByLink(link, traits.hops if traits else None) if link else _Measured(run, trace)
 
 
+def takes_ns(known: Transfers, kind: str, num_bytes: int) -> int | None:
+    """T in ns of a kind and any number of bytes; None where unknown."""
+    by_size = known.by_size(kind)
+    return None if by_size is None else by_size(num_bytes)
+
+
 class _ByLink:
     """By the link's formula (docs/design.md, "The link, emulated")."""
 

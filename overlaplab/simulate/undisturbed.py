@@ -10,9 +10,18 @@ import numpy.typing as npt
 
 from overlaplab.costs import attained_steps
 from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.evidence.step_kinds import period_of, step_kinds
 from overlaplab.manifest import Manifest
 
-__all__ = ["TIE", "as_good_as_the_best", "disturbed", "undisturbed_spans_ns", "undisturbed_steps"]
+__all__ = [
+    "TIE",
+    "as_good_as_the_best",
+    "disturbed",
+    "mean_step_ns",
+    "recorded_spans_ns",
+    "undisturbed_spans_ns",
+    "undisturbed_steps",
+]
 
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
@@ -31,27 +40,59 @@ def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
     """Of settings that were played those whose undisturbed steps are shortest, as far as that can be told."""
     if not played:
         return []
-    steps = undisturbed_steps(run)
-    took_ns = [float(each.spans_ns[:, steps].mean()) for each in played]
+    took_ns = [mean_step_ns(run, each.spans_ns) for each in played]
     return [each for each, ns in zip(played, took_ns, strict=True) if ns <= min(took_ns) * (1 + TIE)]
 
 
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """Which of the first trace's steps neither a busy machine nor a late link disturbed, and none of the traces has
-    damaged; all, where none is left.
+    damaged; of a kind of steps of which none is left, all.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
     bad = disturbed(run.manifest) | damaged
     left = np.array([number not in bad for number in numbers], dtype=np.bool_)
-    return left if left.any() else np.ones(len(numbers), dtype=np.bool_)
+    kinds = _kinds(run)
+    return left | ~np.isin(kinds, kinds[left])
+
+
+def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:
+    """How long a step of a training takes, of times of shape (ranks, steps): the mean over the ranks and the
+    undisturbed steps, each kind of steps as often as it comes.
+    """
+    return float(np.average(spans_ns.mean(axis=0), weights=_weights(run)))
+
+
+@once_per_run
+def _weights(run: Run) -> npt.NDArray[np.float64]:
+    """How much each step of the first trace counts; 0 where it is disturbed."""
+    kinds, left = _kinds(run), undisturbed_steps(run)
+    places = range(len(kinds))
+    shares: dict[int, float] = {}
+    for kind in set(kinds.tolist()):
+        own = np.flatnonzero(kinds == kind).tolist()
+        period = period_of(own, places) if len(own) < len(kinds) else None
+        shares[kind] = 1 / period if period else len(own) / len(kinds)
+    weights = np.array([shares[kind] / (left & (kinds == kind)).sum() for kind in kinds.tolist()])
+    return np.where(left, weights, 0.0)
+
+
+def _kinds(run: Run) -> npt.NDArray[np.int64]:
+    """The kind of each step of the first trace."""
+    known = step_kinds(run)
+    return np.array([known.get(window.step or 0, 0) for window in step_windows(run.traces[0])], dtype=np.int64)
+
+
+def recorded_spans_ns(run: Run) -> npt.NDArray[np.int64]:
+    """How long all recorded steps took, of shape (ranks, steps)."""
+    spans = [[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces]
+    return np.array(spans, dtype=np.int64)
 
 
 def undisturbed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
-    """How long these steps took, of shape (ranks, steps)."""
-    spans = [[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces]
-    return np.array(spans, dtype=np.int64)[:, undisturbed_steps(run)]
+    """How long `undisturbed_steps` took, of shape (ranks, steps)."""
+    return recorded_spans_ns(run)[:, undisturbed_steps(run)]
 
 
 def disturbed(manifest: Manifest | None) -> set[int]:

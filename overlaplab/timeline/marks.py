@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.events import Activity
 
 LaneKind: TypeAlias = Literal["steps", "phases", "labels", "stream", "exposed"]

@@ -30,7 +30,13 @@ def test_each_moment_counts_once_in_the_order_compute_communication_memory_idle(
         *launched("gemm", 3, 90, 100, correlation=4),
     ]
     (row,) = overlaplab.summary(run_of(tmp_path, events)).to_dict("records")
-    nothing = {"exposed_wait_ns": None, "exposed_transfer_ns": None, "preempted_ns": None, "damaged": False}
+    nothing = {
+        "exposed_wait_ns": None,
+        "exposed_transfer_ns": None,
+        "preempted_ns": None,
+        "damaged": False,
+        "step_kind": 0,
+    }
     assert row == nothing | {
         "rank": 0,
         "step": 5,

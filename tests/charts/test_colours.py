@@ -15,8 +15,8 @@ from samples import sample_run
 import overlaplab
 from overlaplab import charts
 from overlaplab.analyses import each_collective, rows_of, scatters, stragglers_of
-from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.systems.plan import plan_over_ranks
+from overlaplab.causes import Cause
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT, Palette, cause_colours
 from overlaplab.costs.batch import planned_batch

@@ -56,8 +56,8 @@ def test_the_document_tells_settings_caps_limit_and_lines(command: Any) -> None:
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert list(document) == [
-        *("schema_version", "advice", "advised", "settings", "caps", "no_cutting_gains_more_than_ns", "sentences"),
-        *("lines", "verified", "emulated", "warnings"),
+        *("schema_version", "advice", "actions", "advised", "settings", "caps", "no_cutting_gains_more_than_ns"),
+        *("sentences", "lines", "verified", "emulated", "warnings"),
     ]
     assert document["advised"]["bucket_cap_mb"] == 1.2
     assert [row["option"] for row in document["settings"]] == ["first_bucket", "cap", "cap_and_first_bucket", "buckets"]
@@ -71,7 +71,7 @@ def test_the_document_tells_settings_caps_limit_and_lines(command: Any) -> None:
 def test_the_terminal_begins_with_the_runs_own_advice(command: Any) -> None:
     code, out, _ = command("advise", SWEEP / "cap-25")
     assert code == 0
-    assert "Try bucket_cap_mb 1.2. Replayed, the step is" in out
+    assert "Try bucket_cap_mb 1.2. Predicted: −" in out
     assert "Best option: bucket_cap_mb 1.2, 5 buckets" in out
     assert "overlaplab record … --bucket-cap-mb 1.2" in out
 

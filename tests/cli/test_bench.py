@@ -41,7 +41,7 @@ def test_bandwidths_are_nccl_tests() -> None:
 @pytest.mark.parametrize("measured", [MEASURED, MEASURED | {"link": None}], ids=["with a link", "without"])
 def test_the_document(measured: dict[str, Any]) -> None:
     document = bench_document(measured, bench_collectives(measured))
-    expect_schema("bench-collectives", json.loads(json.dumps({"schema_version": 1} | document)))
+    expect_schema("bench-collectives", json.loads(json.dumps({"schema_version": 2} | document)))
 
 
 def test_ring_and_tree_stand_side_by_side_and_cross() -> None:

@@ -118,15 +118,15 @@ def test_summary_json(command: Any, folder: Path) -> None:
     code, out, _ = command("summary", folder, "--json")
     document = json.loads(out)
     assert code == 0
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert list(document) == ["schema_version", "run", "warnings", "ranks", "predicted", "delays"]
     assert document["run"]["strategy"] == "bucketed"
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     first = document["ranks"][0]
     assert list(first) == ["rank", "outside_ns", "steps", "total"]
     (step,) = first["steps"]
-    assert (list(step), list(first["total"])) == ([*SUMMARY_KEYS, "damaged"], SUMMARY_KEYS)
-    assert step | {"step": None, "start_ns": None} == first["total"] | {"damaged": False}
+    assert (list(step), list(first["total"])) == ([*SUMMARY_KEYS, "damaged", "step_kind"], SUMMARY_KEYS)
+    assert step | {"step": None, "start_ns": None} == first["total"] | {"damaged": False, "step_kind": 0}
     assert first["total"]["overlap_ratio"] == 0.5
     assert (first["total"]["exposed_wait_ns"], first["total"]["exposed_transfer_ns"]) == (
         0,

@@ -11,7 +11,7 @@ from made.exposed import backward, bucket
 from made.ranks import carried
 from made.traces import event, gloo, op, run_of, step
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.findings import collective_label
 from overlaplab.report.page import report_page
 
@@ -35,8 +35,8 @@ def test_the_document_holds_each_cause(command: Any, folder: Path) -> None:
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert list(document) == [
-        *("schema_version", "verdict", "advice", "bound", "worst", "diagnosis", "causes", "ranks", "emulated"),
-        *("predicted", "warnings"),
+        *("schema_version", "verdict", "advice", "bound", "worst", "diagnosis", "actions", "causes", "ranks"),
+        *("emulated", "predicted", "warnings"),
     ]
     assert document["worst"] == {"rank": 0, "step": 3}
     said = document["diagnosis"]

@@ -31,7 +31,7 @@ def test_the_files_are_those_that_the_script_writes() -> None:
 @pytest.mark.parametrize("command", ["summary", "exposed", "buckets", "schedule", "collectives"])
 def test_figures_of_a_run(command: str, name: str) -> None:
     document = getattr(documents, f"{command}_document")(overlaplab.load_run(SAMPLES / name))
-    expect_schema(command, json.loads(json.dumps({"schema_version": 1} | document)))
+    expect_schema(command, json.loads(json.dumps({"schema_version": 2} | document)))
 
 
 def test_a_sweep(command: Any) -> None:
@@ -39,7 +39,7 @@ def test_a_sweep(command: Any) -> None:
 
 
 def test_what_is_not_told_does_not_fit() -> None:
-    document: dict[str, Any] = {"schema_version": 1, "run": None, "warnings": [], "ranks": [], "predicted": None}
+    document: dict[str, Any] = {"schema_version": 2, "run": None, "warnings": [], "ranks": [], "predicted": None}
     expect_schema("summary", document | {"delays": []})
     for other in (document, document | {"delays": [], "more": 1}, document | {"delays": 0}):
         with pytest.raises(AssertionError):

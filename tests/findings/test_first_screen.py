@@ -9,7 +9,7 @@ import pandas as pd
 from made.diagnoses import MS, diagnosis, share
 
 from overlaplab import findings
-from overlaplab.analyses import Cause
+from overlaplab.causes import Cause
 from overlaplab.findings import OTHER_RANKS
 
 STEPS = pd.DataFrame(

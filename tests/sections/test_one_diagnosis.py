@@ -18,8 +18,9 @@ from rich.console import Console
 from samples import each_gpu_sample, each_sample, sample_tables
 
 from overlaplab import analyses, findings
+from overlaplab.causes import Cause
 from overlaplab.events import Run
-from overlaplab.findings import CAUSE_LABELS, Diagnosis
+from overlaplab.findings import Diagnosis
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.report import terminal
 from overlaplab.report.blocks import Drawn, Shown
@@ -69,7 +70,14 @@ def sentences(section: Section | Shown) -> Iterator[str]:
 def contradictions(text: str, found: Diagnosis) -> list[str]:
     """What a screen's sentence says that the diagnosis does not."""
     own = " ".join(
-        [found.headline, found.advice, found.outliers or "", *(share.remedy for share in found.causes)]
+        [
+            found.headline,
+            found.advice,
+            found.outliers or "",
+            found.kinds or "",
+            found.late_reason or "",
+            *(share.remedy for share in found.causes),
+        ]
         + [share.what for share in found.causes]
     )
     late = {share.late_rank for share in found.causes}
@@ -80,7 +88,7 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
     }
     steps = {number for number in re.findall(r"(?<!median )\bstep (\d+)", text) if int(number) != found.step}
     labels = {share.label for share in found.causes}
-    causes = {label for label in CAUSE_LABELS.values() if label in text and label not in labels}
+    causes = {cause.label for cause in Cause if cause.label in text and cause.label not in labels}
     rest = text
     ahead = () if found.ahead is None else (f"with prefetch {found.ahead[0]}", f"prefetch {found.ahead[0]}")
     for said in (found.advice, found.headline, *ahead, *(share.remedy for share in found.causes)):
@@ -103,7 +111,8 @@ def little_gains(found: Diagnosis) -> list[str]:
     return [
         *said,
         *re.findall(
-            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)\.(?! Replayed)", found.advice
+            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)(?!\. Predicted|, against)",
+            found.advice,
         ),
     ]
 
@@ -163,7 +172,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         labels, causes = Counter[str](), Counter[str]()
         for share in found.causes:
             labels[share.label] += share.exposed_ns
-            causes[CAUSE_LABELS[share.cause]] += share.exposed_ns
+            causes[share.cause.label] += share.exposed_ns
         assert (lane, panel) == (labels, causes)
         out = printed(run, found)
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)

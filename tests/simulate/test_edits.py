@@ -12,6 +12,7 @@ from overlaplab_engine.strategies.gradients.buckets import assign as engine_assi
 from overlaplab.simulate.assign import assign
 from overlaplab.simulate.edits.collectives import (
     asynchronous,
+    background,
     earlier,
     halved,
     last_pass_only,
@@ -22,6 +23,7 @@ from overlaplab.simulate.edits.collectives import (
 )
 from overlaplab.simulate.edits.gathers import prefetched
 from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
+from overlaplab.simulate.edits.units import larger_units, unit_order
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 
 
@@ -182,3 +184,42 @@ def test_what_is_no_longer_launched_saves_its_cost() -> None:
     assert spared(at_once, {"w"}) == [Work(9), Work(0), Work(8)]
     later = [Work(9), BUCKET, Work(1), Mark("use"), Wait("w"), Work(9)]
     assert spared(later, {"w"}) == [Work(9), Work(0), Mark("use"), Work(6)]
+
+
+def test_averages_after_the_update_are_waited_for_a_step_later() -> None:
+    average = [Launch("average", 50), Wait("average", 2)]
+    step = [Work(100), Mark("optimizer"), Work(10), Mark("optimizer_end")]
+    metric = [Launch("metric", 5), Wait("metric")]
+    program: list[Move] = [End(), *metric, *step, *average, End(), *step, End(), *step, End()]
+    later = background([program])
+    assert later == [[End(), *metric, *step, average[0], End(), *step, average[1], End(), *step, End()]]
+    assert (spans([program]), spans(later)) == ([[167, 110, 110]], [[115, 110, 110]])
+    assert background([[End(), *metric, *step, End()]]) is None
+    assert background([[End(), *step, Mark("forward"), *average, End()]]) is None, "the pass needs it"
+
+
+def sharded(*units: str) -> list[Move]:
+    """A step that gathers each unit, uses it, and reduces it; of 10 ns the host computes 4."""
+    moves: list[Move] = [End()]
+    for unit in units:
+        moves += [Work(10, idle_ns=6), Launch(("g", unit), 20, "all_gather", 8, "gather", unit), Wait(("g", unit))]
+        moves += [Work(10, idle_ns=6)]
+    for unit in reversed(units):
+        moves += [Work(10, idle_ns=6), Launch(("s", unit), 20, "reduce_scatter", 8, "scatter", unit), Wait(("s", unit))]
+    return [*moves, Work(7, idle_ns=7), End()]
+
+
+def test_units_that_follow_each_other_are_one() -> None:
+    """Two of four: half of the collectives, each of twice the bytes, and half of what the host does around them."""
+    program = sharded("a", "b", "c", "d")
+    assert unit_order(program) == ["a", "b", "c", "d"]
+    (larger,) = larger_units([program], 2, lambda _kind, size: 12 + size) or [[]]
+    sent = [(move.what, move.bytes, move.transfer_ns) for move in larger if isinstance(move, Launch)]
+    assert sent == [("a", 16, 28), ("c", 16, 28), ("c", 16, 28), ("a", 16, 28)]
+    (unknown,) = larger_units([program], 2, lambda _kind, _size: None) or [[]]
+    assert {move.transfer_ns for move in unknown if isinstance(move, Launch)} == {40}, "no longer than both"
+    recorded, longest, likely = (spans([each])[0][0] for each in (program, unknown, larger))
+    assert recorded == 8 * 20 + 12 * 10 + 7
+    assert longest < recorded
+    assert likely == longest - 4 * 12
+    assert larger_units([program], 4, lambda _kind, size: size) is None

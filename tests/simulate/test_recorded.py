@@ -9,7 +9,7 @@ from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
 from overlaplab.events import step_windows
-from overlaplab.simulate.advice.remedies import remedies
+from overlaplab.simulate.advice.remedies import gains, remedies
 from overlaplab.simulate.player import End, Launch, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.replayed import replayed
@@ -82,7 +82,11 @@ def test_what_cannot_be_played_has_no_remedies() -> None:
     run = sample_run("pipeline")
     assert recorded_programs(run) is None
     assert remedies(run).empty
-    assert remedies(sample_run("torch-fsdp2")).empty
+    assert gains(sample_run("dp-tp")).empty
+
+
+def test_fsdp2_is_played_with_larger_units() -> None:
+    assert {"larger_units", "half_the_bytes"} <= set(gains(sample_run("torch-fsdp2"))["remedy"])
 
 
 def test_collectives_of_plain_gloo_do_not_queue(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from made.traces import event, gloo, launched, op, run_of, step
 
 from overlaplab import Run
-from overlaplab.analyses import Cause
+from overlaplab.causes import Cause
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.timeline.timeline import timeline_events
 

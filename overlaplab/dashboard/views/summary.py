@@ -37,7 +37,7 @@ def page() -> None:
     run = findings.about(opened.manifest, len(opened.run.traces))
     head.text(f"{run} · {findings.place_name(found)}", width="stretch")
     with st.container(key="screen", gap="xsmall"):
-        first_sentences(found.headline, filter(None, (found.advice, found.outliers)))
+        first_sentences(found.headline, (found.advice, *found.remarks))
         chosen = show_blocks(section.blocks, choose="exposed_table")
         show_warnings(opened)
     if chosen is not None:

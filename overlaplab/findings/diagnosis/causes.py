@@ -2,98 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
-from overlaplab.analyses.idle import HostRole
+from overlaplab.causes import Cause
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
-from overlaplab.manifest import Manifest, Swept, traits_of
-from overlaplab.traits import BUCKETS, UNITS, Traits
-from overlaplab.vocabulary import root_of
 from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
-
-CAUSE_MEANINGS = {
-    Cause.BUBBLE: "the schedule leaves the stage nothing to do",
-    Cause.IMBALANCE: "a slower stage is not done",
-    Cause.SEND: "activations or gradients have not arrived yet",
-    Cause.STRAGGLER: "its last rank had not arrived",
-    Cause.LATE: "ready, and the link free, but not launched yet",
-    Cause.QUEUED: "launched, but the link was busy with another collective",
-    Cause.TAIL: "nothing left to hide it behind",
-    Cause.BLOCKING: "waited for at once, or launched after the backward",
-    Cause.LINK: "takes longer than the compute there is to hide it behind",
-    Cause.GAP: "compute paused, but not to wait for it",
-    Cause.UNKNOWN: "waiting for other ranks, or transfer",
-    Cause.UNHIDEABLE: "takes longer than any schedule can hide",
-}
-"""What each cause means, in a few words."""
-
-CAUSE_LABELS = {
-    Cause.BUBBLE: "idle by the schedule (pipeline bubble)",
-    Cause.IMBALANCE: "waited for a slower stage (stage imbalance)",
-    Cause.SEND: "waited for messages (waiting for send)",
-    Cause.STRAGGLER: "waited for other ranks",
-    Cause.LATE: "launched late (late launch)",
-    Cause.QUEUED: "link busy (queued)",
-    Cause.TAIL: "nothing left to overlap (tail)",
-    Cause.BLOCKING: "waited for at once (blocking)",
-    Cause.LINK: "longer than compute (link-bound)",
-    Cause.GAP: "host paused (compute gap)",
-    Cause.UNKNOWN: "waiting or transfer (unknown)",
-    Cause.UNHIDEABLE: "cannot be hidden by any bucketing",
-}
-"""Each cause in words that need no glossary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """What a run's training loop does, and by whose options it can be changed."""
-
-    traits: Traits | None = None
-    """None where neither run.json nor the trace tells."""
-    framework: Literal["engine", "ddp", "fsdp2"] | None = None
-    """Whose options a remedy names; None where unknown."""
-    prefetch: int | None = None
-    """Units gathered ahead, where run.json tells."""
-    swept: Swept | None = None
-    """The command that `overlaplab sweep` gave values to."""
-    host: HostRole = "launches"
-    """See `analyses.host_role`."""
-    roots: int = 0
-    """How many roots of FSDP2 are told apart, where there are several."""
-
-
-_FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
-"""What a Recorder found in somebody's own loop, by the strategy in run.json."""
-UNKNOWN_LOOP = Loop()
-
-
-def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[str] = ()) -> Loop:
-    """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`."""
-    traits = traits_of(manifest)
-    swept = None if manifest is None else manifest.swept
-    roots = len({root_of(unit) for unit in units} - {None})
-    if manifest is not None and traits is not None:
-        if manifest.by_recorder:
-            framework = _FRAMEWORKS.get(manifest.strategy or "")
-            return Loop(traits=traits, framework=framework, swept=swept, roots=roots)
-        return Loop(traits=traits, framework="engine", prefetch=manifest.prefetch, swept=swept)
-    if "fsdp2" in sources:
-        return Loop(traits=UNITS, framework="fsdp2", swept=swept, roots=roots)
-    if "ddp" in sources:
-        return Loop(traits=BUCKETS, framework="ddp", swept=swept)
-    return UNKNOWN_LOOP
 
 
 def cause_words(cause: Cause, late_rank: int | None = None) -> str:
     """A cause in words: `waited for rank 3`."""
     if cause is Cause.STRAGGLER and late_rank is not None:
         return f"waited for rank {rank_word(late_rank)}"
-    return CAUSE_LABELS[cause]
+    return cause.label
 
 
 def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
-from math import ceil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
-from overlaplab.findings.diagnosis.bound import gains_by_buckets, gains_by_half_the_bytes
-from overlaplab.findings.diagnosis.causes import UNKNOWN_LOOP, Loop, cause_words, what_moved
-from overlaplab.findings.diagnosis.certainty import uncertain
+from overlaplab.causes import Cause
+from overlaplab.findings.actions.ranked import Advised, of_step, predicted_words, ranked_actions
+from overlaplab.findings.actions.table import ACTIONS
+from overlaplab.findings.actions.words import OPEN_ALL, Case, in_general, is_undivided
+from overlaplab.findings.diagnosis.causes import cause_words, what_moved
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,
     other_problem_advice,
     waits_for_cores,
+    why_idle,
 )
 from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
-from overlaplab.findings.diagnosis.remedies import FIND_PAUSE, OPEN_ALL, cap_words, remedy_for
+from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, of_kind
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
-from overlaplab.findings.thresholds import LITTLE_EXPOSED, LITTLE_GAIN, MAJORITY, MOST_CAUSES
-from overlaplab.words import ms, numbers_named, percent, rank_word, size_exact
-
-MIB = 1 << 20
+from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES
+from overlaplab.words import ms, numbers_named, percent, rank_word
 
 __all__ = [
     "CauseShare",
     "Diagnosis",
     "diagnose",
     "exposed_lead",
+    "gathered_ahead",
     "outliers_finding",
     "place_name",
     "what_to_do",
@@ -55,11 +55,11 @@ class CauseShare:
     what: str
     """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
     remedy: str
-    """Short, of what this run's strategy can change: `bucket_cap_mb 2`; empty where nothing known gains enough."""
+    """The first action that answers it, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
     gain_ns: int | None
-    """How much shorter the step would be by that; None where unknown."""
+    """How much shorter a step of a training would be by that; None where unknown."""
     replayed: bool
-    """Whether a replay tells the gain; else it is the most that it can be."""
+    """Whether a play tells the gain."""
     untold: bool = False
     """Whether how much of it is waiting cannot be told, although all traces are here."""
     rows: pd.DataFrame
@@ -91,7 +91,9 @@ class Diagnosis:
     advice: str
     """`Try …`, or why there is nothing to do."""
     gain_ns: int | None
-    """How much shorter the step would be by the advice, at most; None where unknown."""
+    """How much shorter a step of a training would be by the advice; None where unknown."""
+    actions: tuple[Advised, ...]
+    """What would help, the most valuable first; it is the same of all ranks and steps."""
     bound: Mapping[str, Any] | None
     """The row of `simulate.bound`."""
     ahead: tuple[int, int] | None
@@ -102,6 +104,15 @@ class Diagnosis:
     """For how long it waited for that rank, with its communication exposed."""
     outliers: str | None
     """Which steps are unlike the others, as a sentence."""
+    kinds: str | None
+    """Which kinds of steps there are, as a sentence."""
+    late_reason: str | None = None
+    """Of a run whose ranks wait for one: how often it is late, and what it does for longer, as a sentence."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is said after the advice."""
+        return tuple(filter(None, (self.late_reason, self.kinds, self.outliers)))
 
 
 def diagnose(
@@ -115,37 +126,43 @@ def diagnose(
     bound: Mapping[str, Any] | None = None,
     loop: Loop = UNKNOWN_LOOP,
     buckets: pd.DataFrame | None = None,
-    replays: pd.DataFrame | None = None,
-    pipelines: pd.DataFrame | None = None,
-    best_buckets: pd.DataFrame | None = None,
-    doubt_ns: int | None = None,
+    gains: pd.DataFrame | None = None,
+    actions: tuple[Advised, ...] | None = None,
+    ahead: tuple[int, int] | None = None,
+    late_reason: str | None = None,
     busy: float | None = None,
 ) -> Diagnosis:
     """The diagnosis of `window`, a row of `overlaplab.summary`.
 
     Takes `table`, the rows of `overlaplab.summary` among which the window was `chosen`; rows of `overlaplab.exposed`,
     or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not show;
-    the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets` and, as
-    `replays`, of `simulate.remedies`, as `pipelines` of `simulate.pipeline_remedies`, as `best_buckets` of
-    `simulate.best_buckets`. Tables may be about other windows, too. `doubt_ns`: how much replayed gains may be off, see
-    `simulate.gains_miss_ns`. `busy`: which part of the step computation waited for a core, of a step in which the
-    machine was busy: that is said first, and nothing is advised on what seems to be computation or a slow host.
+    the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`. Tables
+    may be about other windows, too. `gains`: rows of `simulate.gains`. `actions`: those of the diagnosis that speaks
+    for the run, where this is another one. `ahead`, `late_reason`: see `Diagnosis`. `busy`: which part of the step
+    computation waited for a core, of a step in which the machine was busy: that is said first, and nothing is advised
+    on what seems to be computation or a slow host.
     """
-    rows, idled = rows_of(causes, window), rows_of(idle, window)
-    played = _NO_REPLAYS if replays is None else rows_of(replays, window)
-    shares = _shares(rows, bound, window, loop, buckets, played, pipelines, all_here=unseen.waits is not None)
+    idled = rows_of(idle, window)
+    rows = rows_of(causes, window)
+    of_window = {"rank": window["rank"], "step": window["step"]}
+    told = _by_collective(told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}])))
+    if actions is None:
+        actions = () if gains is None else ranked_actions(gains, told, loop)
+    else:
+        actions = of_step(actions, told)
+    all_here = unseen.waits is not None
+    shares = _shares(told, bound, window, loop, buckets, actions, gains, all_here=all_here)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled, loop.host)
     lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
+    best = next((action for action in actions if action.is_worth_it), None)
     if lead and other is not None:
         other, advice, gain_ns = "Its figures do not tell what the problem is.", LEAVE_CORES, None
     elif other is None:
-        others = None if best_buckets is None else rows_of(best_buckets, window)
-        advice, gain_ns = _advice(window, shares, unseen, bound, others, doubt_ns)
-    elif not waits_for_cores(idled) and (paused_ns := _paused_ns(played)) > LITTLE_EXPOSED * int(window["span_ns"]):
-        other = f"{cause_words(Cause.GAP).capitalize()}: {_of_step(paused_ns, window)}."
-        advice, gain_ns = f"Try {FIND_PAUSE}{_shorter(paused_ns, window, doubt_ns)}.", paused_ns
+        advice, gain_ns = _advice(window, shares, best, unseen)
+    elif best is not None and not waits_for_cores(idled):
+        advice, gain_ns = predicted_words(best), best.gain_ns
     else:
         advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
     return Diagnosis(
@@ -157,16 +174,19 @@ def diagnose(
         comm_ns=int(window["comm_ns"]),
         hidden_ns=int(window["overlapped_ns"]),
         exposed_ns=int(window["exposed_comm_ns"]),
-        headline=lead + (other or _headline(window, shares)),
+        headline=lead + (other or _headline(window, shares, best, why_idle(idled, loop.host))),
         is_problem=other is None and bool(shares),
         causes=shares,
         advice=advice,
         gain_ns=gain_ns,
+        actions=actions,
         bound=bound,
-        ahead=_ahead(played, int(window["span_ns"])),
+        ahead=ahead,
         late_rank=waits[0].late_rank if waits else None,
         waited_ns=waits[0].exposed_ns if waits else 0,
         outliers=outliers_finding(table),
+        kinds=kinds_finding(table),
+        late_reason=late_reason,
     )
 
 
@@ -180,7 +200,8 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     steps = outlier_steps(table)
     if not steps:
         return None
-    own, others = table[table["step"].isin(steps)], without_steps(table, steps)
+    own, others = table[table["step"].isin(steps)], without_steps(of_kind(table, steps[0]), steps)
+    others = others if len(others) else without_steps(table, steps)
     figures = [(own, "exposed_comm_ns"), (others, "exposed_comm_ns"), (own, "span_ns"), (others, "span_ns")]
     exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
     named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {numbers_named(steps, last=' and ')} differ"
@@ -190,42 +211,45 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
 
 
 def _shares(
-    rows: pd.DataFrame,
+    told: pd.DataFrame,
     bound: Mapping[str, Any] | None,
     window: Mapping[str, Any],
     loop: Loop,
     buckets: pd.DataFrame | None,
-    replays: pd.DataFrame,
-    pipelines: pd.DataFrame | None,
+    actions: Sequence[Advised],
+    gains: pd.DataFrame | None,
     *,
     all_here: bool,
 ) -> tuple[CauseShare, ...]:
-    """The rows by cause and late rank, and apart from them what nothing can hide."""
-    of_window = {"rank": window["rank"], "step": window["step"]}
-    told = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
-    found = []
-    for (cause, late), own in _by_collective(told).groupby(["cause", "late_rank"], dropna=False, sort=False):
+    """Rows of `told_causes` by cause and late rank."""
+    shares = []
+    bytes_explain = bound is None or bool(bound["bytes_explain"])
+    for (cause, late), own in told.groupby(["cause", "late_rank"], dropna=False, sort=False):
         own = own.sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank = Cause(str(cause)), _number(late)
-        known = partial(remedy_for, name, rank, pipelines=pipelines, all_here=all_here)
-        bytes_explain = bound is None or bound["bytes_explain"]
-        halves = None if bound is None else gains_by_half_the_bytes(bound, int(window["exposed_comm_ns"]))
-        of_step = {"span_ns": int(window["span_ns"]), "bytes_explain": bytes_explain, "half_bytes_ns": halves}
-        remedy = partial(known, loop=loop, replays=replays, **of_step)
-        helps, label = remedy(own), cause_words(name, rank)
-        gain_ns = helps.gain_ns if helps.replayed else _at_most(name, helps.gain_ns, bound, window)
-        little = gain_ns is not None and gain_ns <= LITTLE_GAIN * int(window["span_ns"])
-        found.append(
+        label, action = cause_words(name, rank), _answer(actions, name, rank, loop)
+        tried = _tried(gains, rank)
+        played = action is not None or (_is_played(tried, name) and not is_undivided(loop, name))
+        much = int(own["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
+        untold = not played and all_here and (name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain))
+        case = Case(loop=loop, rows=own, cause=name, late_rank=rank, tried=tried)
+        parts = [(kind, part, _remedy(action, replace(case, rows=part))) for kind, part in by_unit_kind(own)]
+        remedy = _remedy(action, case)
+        if action is None and (untold or not much or (played and name not in _BEYOND_PLAYS)):
+            remedy, parts = "", [(kind, part, "") for kind, part, _ in parts]
+        elif action is None and name is Cause.LINK and not bytes_explain:
+            remedy, parts = OPEN_ALL, [(kind, part, OPEN_ALL) for kind, part, _ in parts]
+        shares.append(
             CauseShare(
                 cause=name,
                 late_rank=rank,
                 label=label,
                 exposed_ns=int(own["exposed_ns"].sum()),
                 what=what_moved(name, own, buckets),
-                remedy="" if little else helps.text,
-                gain_ns=gain_ns,
-                replayed=helps.replayed,
-                untold=helps.untold,
+                remedy=remedy,
+                gain_ns=None if action is None else action.gain_ns,
+                replayed=played,
+                untold=untold and much,
                 rows=own,
                 parts=tuple(
                     CausePart(
@@ -233,14 +257,51 @@ def _shares(
                         label=label,
                         unit_kind=kind,
                         what=what_moved(name, part, buckets),
-                        remedy="" if little else remedy(part).text,
+                        remedy=text,
                         rows=part,
                     )
-                    for kind, part in by_unit_kind(own)
+                    for kind, part, text in parts
                 ),
             )
         )
-    return tuple(sorted(found, key=lambda share: -share.exposed_ns))
+    return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
+
+
+_BEYOND_PLAYS = (Cause.BUBBLE, Cause.IMBALANCE)
+"""Causes against which something is left to try that is not played."""
+
+
+def _remedy(action: Advised | None, case: Case) -> str:
+    """The words against a cause: the action's, if it is worth an effort, else what helps in general."""
+    if action is not None:
+        return action.text if action.is_worth_it else ""
+    return in_general(case)
+
+
+def _tried(gains: pd.DataFrame | None, late_rank: int | None) -> frozenset[str]:
+    """The actions that were played, without the balance of another rank than the late one."""
+    if gains is None:
+        return frozenset()
+    other = (gains["remedy"] == "balance") & (gains["setting"] != late_rank) & (late_rank is not None)
+    return frozenset(gains.loc[~other, "remedy"])
+
+
+def _is_played(tried: frozenset[str], cause: Cause) -> bool:
+    """Whether an action that answers this cause was played."""
+    return any(action.name in tried and cause in action.causes for action in ACTIONS)
+
+
+def _answer(actions: Sequence[Advised], cause: Cause, late_rank: int | None, loop: Loop) -> Advised | None:
+    """The first action that answers a cause; of waits for a late rank none that is about another rank, and none where
+    one unit holds the whole model: what dividing it gains cannot be played.
+    """
+    if is_undivided(loop, cause):
+        return None
+    for each in actions:
+        other = each.action.name == "balance" and late_rank is not None and each.setting != late_rank
+        if cause in each.action.causes and not other:
+            return each
+    return None
 
 
 def _by_collective(told: pd.DataFrame) -> pd.DataFrame:
@@ -250,20 +311,47 @@ def _by_collective(told: pd.DataFrame) -> pd.DataFrame:
     return rows.reset_index().astype(told.dtypes.to_dict())
 
 
-def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...]) -> str:
+def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: Advised | None, why_idle: str) -> str:
     exposed, span = int(window["exposed_comm_ns"]), int(window["span_ns"])
     of = "step" if pd.notna(window["step"]) else "trace"
     if int(window["comm_ns"]) == 0:
         return f"The {of} has no communication."
     if not shares:
         return f"No communication is exposed in this {of}."
-    first = aim(shares, span)
+    first, idle_ns = _main_cause(shares, best), int(window["idle_ns"])
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
+    idles = best is not None and best.action.fills_idle_time and idle_ns > MAJORITY * best.gain_ns
+    if idles and idle_ns > first.exposed_ns:
+        return f"{percent(idle_ns, span)} of the {of} is idle{why_idle}; {start}."
     where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
     if len(shares) == 1:
         return f"{start}: {first.label}{where}."
     return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{_passed_over(first, shares)}."
+
+
+def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseShare:
+    """The cause that the headline is about: the largest one that the recommended action answers, else the largest."""
+    first = _largest(shares)
+    if best is None or _is_open(first, best):
+        return first
+    return next((share for share in shares if share.cause in best.action.causes), first)
+
+
+def _largest(shares: tuple[CauseShare, ...]) -> CauseShare:
+    """Many short pauses of the host do not count: they come between any two operators, and would be idle time without
+    communication.
+    """
+    first = shares[0]
+    if first.cause is not Cause.GAP or len(shares) == 1:
+        return first
+    longest = int(first.rows["exposed_ns"].iloc[0])
+    return first if longest > MAJORITY * first.exposed_ns else shares[1]
+
+
+def _is_open(share: CauseShare, best: Advised | None) -> bool:
+    """Whether no play answers a cause that costs more than the best action gains."""
+    return not share.replayed and bool(share.remedy) and share.exposed_ns > (0 if best is None else best.gain_ns)
 
 
 def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
@@ -279,144 +367,59 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
 
 
 def _advice(
-    window: Mapping[str, Any],
-    shares: tuple[CauseShare, ...],
-    unseen: Unseen,
-    bound: Mapping[str, Any] | None,
-    best_buckets: pd.DataFrame | None,
-    doubt_ns: int | None,
+    window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: Advised | None, unseen: Unseen
 ) -> tuple[str, int | None]:
-    """What to do against exposed communication, and how much shorter the step would be at most."""
+    """What to do against exposed communication, and how much shorter a step would be."""
     if not shares:
-        return "Nothing to do: no communication is exposed.", 0
-    first = aim(shares, int(window["span_ns"]))
-    if first.untold:
+        return ("Nothing to do: no communication is exposed.", 0) if best is None else _recommended(best)
+    first = _largest(shares)
+    if first.untold and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
-    others = _other_buckets(first, bound, best_buckets, window)
-    gain = ""
-    if first.gain_ns is not None:
-        most = _at_most_words(first.gain_ns, window)
-        gain = _shorter(first.gain_ns, window, doubt_ns) if first.replayed else most
-    advice = f"Try {first.remedy}{gain}." if first.remedy else NOTHING_GAINS
-    also = " Also try" if first.remedy else " Try"
-    if (option := _also(first, shares, int(window["span_ns"]))) is not None and option.gain_ns is not None:
-        advice += f"{also} {option.remedy}{_shorter(option.gain_ns, window, doubt_ns)}."
-    elif others is not None:
-        advice += f"{also} {others}."
-    if not first.remedy:
-        return advice, first.gain_ns
-    if first.late_rank is not None:
-        advice += started_late(unseen, first.late_rank)
-    if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
-        why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
-        advice += f" But some of it may be waiting for other ranks: {why}."
-    return advice, first.gain_ns
+    late = "" if first.late_rank is None else started_late(unseen, first.late_rank)
+    if _is_open(first, best):
+        advice = f"Try {first.remedy}, against {_of_step(first.exposed_ns, window)} {first.label}. {_UNKNOWN_GAIN}"
+        if best is not None:
+            advice += f" {predicted_words(best)}"
+        if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
+            why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
+            late += f" But some of it may be waiting for other ranks: {why}."
+        return advice + late, None
+    if best is None:
+        return NOTHING_GAINS, None
+    advice, gain_ns = _recommended(best)
+    return advice + late, gain_ns
 
 
-def _also(first: CauseShare, shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare | None:
-    """Where the advice is to send less, the option that gains most beside it, if it is worth an effort."""
-    if first.cause not in (Cause.UNHIDEABLE, Cause.LINK):
-        return None
-    known = [share for share in shares if share.replayed and share.cause in _BY_OPTIONS]
-    best = max(known, key=lambda share: share.gain_ns or 0, default=None)
-    worth = best is not None and best.remedy != first.remedy and (best.gain_ns or 0) > LITTLE_GAIN * span_ns
-    return best if worth else None
+def _recommended(best: Advised) -> tuple[str, int]:
+    return predicted_words(best), best.gain_ns
 
 
-def _other_buckets(
-    first: CauseShare, bound: Mapping[str, Any] | None, best: pd.DataFrame | None, window: Mapping[str, Any]
-) -> str | None:
-    """The best buckets of all, where the advice is to send less, they gain enough, and no replay tells of caps."""
-    if first.cause is not Cause.UNHIDEABLE or bound is None or best is None or best.empty:
-        return None
-    gained = gains_by_buckets(bound, int(window["exposed_comm_ns"]))
-    if gained is None or gained <= LITTLE_GAIN * int(window["span_ns"]):
-        return None
-    if len(best) == 1:
-        which = f"one bucket ({cap_words(ceil(int(best['bytes'].iloc[0]) / MIB))})"
-    else:
-        sizes = sorted(map(int, best["bytes"]))
-        which = f"other buckets, best {len(best)} of {size_exact(sizes[0])} to {size_exact(sizes[-1])}"
-    return which + _at_most_words(gained, window)
-
-
+_UNKNOWN_GAIN = "What it gains is not known: no play tells."
 NOTHING_GAINS = f"Nothing that is known to help gains more than {percent(LITTLE_GAIN, 1)} of the step."
-"""The advice where no remedy is worth an effort."""
-_BY_OPTIONS = (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE)
-"""Causes whose replayed remedies are options."""
-
-
-def _ahead(replays: pd.DataFrame, span_ns: int) -> tuple[int, int] | None:
-    own = replays[(replays["remedy"] == "prefetch") & (replays["gain_ns"] > LITTLE_GAIN * span_ns)]
-    return None if own.empty else (int(own["setting"].iloc[0]), span_ns - int(own["gain_ns"].iloc[0]))
-
-
-def _paused_ns(replays: pd.DataFrame) -> int:
-    """How much shorter the step would be without the host's pauses; 0 where no replay tells."""
-    return max(replays.loc[replays["remedy"] == "no_pause", "gain_ns"].tolist(), default=0)
-
-
-def _shorter(gain_ns: int, window: Mapping[str, Any], doubt_ns: int | None = None) -> str:
-    return f". Replayed, the step is {_of_step(gain_ns, window)} shorter{uncertain(gain_ns, doubt_ns)}"
-
-
-def _at_most_words(gain_ns: int, window: Mapping[str, Any]) -> str:
-    return f", to gain at most {_of_step(gain_ns, window)}"
+"""The advice where no action is worth an effort."""
 
 
 def _of_step(ns: int, window: Mapping[str, Any]) -> str:
     return f"{ms(ns)} ({percent(ns, int(window['span_ns']))} of the step)"
 
 
-def aim(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
-    """The cause that headline and advice are about: the most expensive one that has a remedy, else that without.
+def gathered_ahead(replays: pd.DataFrame, span_ns: int) -> tuple[int, int] | None:
+    """A prefetch depth whose play makes a step noticeably shorter, and how long it then takes in ns.
 
-    Where remedies were played, it is the one whose remedy gains most, if it gains noticeably more.
-    Where all traces do not tell how much of the most expensive one is waiting, that is what there is to say. Many short
-    pauses of the host do not count: they come between any two operators, and would be idle time without communication.
+    Takes the rows of `simulate.remedies` of a rank and step.
     """
-    first = _most_expensive(shares, span_ns)
-    others = [share for share in shares if share.remedy and share.cause is not Cause.GAP]
-    if not first.remedy and not first.untold and others:
-        first = others[0]
-    played = [share for share in (first, *others) if share.remedy and share.replayed and share.gain_ns is not None]
-    best = max(played, key=lambda share: share.gain_ns or 0, default=first)
-    more = best.gain_ns is not None and first.replayed and best.gain_ns > (first.gain_ns or 0) + LITTLE_GAIN * span_ns
-    return best if more else first
+    own = replays[(replays["remedy"] == "prefetch") & (replays["gain_ns"] > LITTLE_GAIN * span_ns)]
+    return None if own.empty else (int(own["setting"].iloc[0]), span_ns - int(own["gain_ns"].iloc[0]))
 
 
-def _most_expensive(shares: tuple[CauseShare, ...], span_ns: int) -> CauseShare:
-    first = shares[0]
-    if first.cause is not Cause.GAP or len(shares) == 1:
-        return first
-    if first.replayed and first.gain_ns is not None:
-        return first if first.gain_ns > LITTLE_GAIN * span_ns else shares[1]
-    longest = int(first.rows["exposed_ns"].iloc[0])
-    return first if longest > MAJORITY * first.exposed_ns else shares[1]
-
-
-_NO_REPLAYS = pd.DataFrame(columns=["rank", "step", "remedy", "cause", "setting", "what", "gain_ns", "step_ns"])
-
-
-def _at_most(
-    cause: Cause, gain_ns: int | None, bound: Mapping[str, Any] | None, window: Mapping[str, Any]
-) -> int | None:
-    """A gain that no replay tells, no larger than the bound allows."""
-    by_buckets = None if bound is None else gains_by_buckets(bound, int(window["exposed_comm_ns"]))
-    if gain_ns is None or by_buckets is None or cause in _BEYOND_BUCKETS:
-        return gain_ns
-    return min(gain_ns, by_buckets)
-
-
-_BEYOND_BUCKETS = (Cause.STRAGGLER, Cause.GAP, Cause.UNHIDEABLE, Cause.LINK)
-"""Causes whose remedies are other ones than buckets, so that what these gain is no limit."""
-
-
-def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None) -> str:
-    """Why a diagnosis is about a certain rank and step, which are as `worst_step` got them."""
-    ranks, steps = (table[name].nunique(dropna=False) for name in ("rank", "step"))
+def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_step: int | None = None) -> str:
+    """Why a diagnosis is about a certain rank and step, which are as `worst_step` got them; `chosen_step`: it chose."""
+    ranks = table["rank"].nunique(dropna=False)
+    kind = kind_name(table, chosen_step) if step is None else ""
+    steps = of_kind(table, chosen_step)["step"].nunique(dropna=False)
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = "median step by exposed time" if step is None and steps > 1 else ""
+    the_step += f" among {kind}" if the_step and kind else ""
     if the_rank and the_step:
         return f"{the_rank}'s {the_step}"
     if the_rank:

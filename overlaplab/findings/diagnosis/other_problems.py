@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.idle import HostRole
+from overlaplab.causes import Cause
 from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MUCH
 from overlaplab.words import percent
 
@@ -42,7 +42,7 @@ def other_problem(
             f"Communication is not the first problem ({percent(exposed, span)} of the step time is exposed{paused}): "
         )
     if idle > MUCH * span:
-        return f"{begin}{percent(idle, span)} of the step time is idle{_why_idle(idled, host)}."
+        return f"{begin}{percent(idle, span)} of the step time is idle{why_idle(idled, host)}."
     if memory > MUCH * span:
         return f"{begin}for {percent(memory, span)} of the step time only copies run."
     return (
@@ -88,7 +88,8 @@ _SLOW_HOST: dict[HostRole, str] = {
 """What to do where the host is the reason for most idle time."""
 
 
-def _why_idle(idled: pd.DataFrame | None, host: HostRole) -> str:
+def why_idle(idled: pd.DataFrame | None, host: HostRole) -> str:
+    """Why a rank was idle, as the end of a clause; empty where it was not."""
     if idled is None or not idled["idle_ns"].any():
         return ""
     whole = int(idled["idle_ns"].sum())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.vocabulary import layer_of
 from overlaplab.words import unit_name
 

@@ -21,7 +21,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, found: Diagnosis, un
     strategy = shorten(manifest.strategy or "Recorded loop") if manifest is not None else "Foreign traces"
     ranks = count(table["rank"].nunique(dropna=False), "rank")
     sentences = [
-        f"{strategy}, {ranks}, median step {ms(table['span_ns'].median())}; {place_name(found)}:",
+        f"{strategy}, {ranks}, {_step(table)}; {place_name(found)}:",
         found.headline,
     ]
     sentences.append(how_short(found))
@@ -29,8 +29,14 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, found: Diagnosis, un
         sentences.append(hidden_finding(found, unseen))
     if found.late_rank is not None:
         sentences.append(started_late(unseen, found.late_rank).strip())
-    sentences.append(found.outliers or "")
+    sentences += found.remarks
     return " ".join(filter(None, sentences))
+
+
+def _step(table: pd.DataFrame) -> str:
+    """How long a step takes; of several kinds the mean, which tells of a whole training."""
+    several = "step_kind" in table and table["step_kind"].nunique() > 1
+    return f"mean step {ms(table['span_ns'].mean())}" if several else f"median step {ms(table['span_ns'].median())}"
 
 
 def how_short(found: Diagnosis) -> str:

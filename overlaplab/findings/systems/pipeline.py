@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis.remedies import SCHEDULES, pipeline_words
+from overlaplab.findings.actions.words import SCHEDULES, pipeline_words
 from overlaplab.findings.first_screen import Tile
 from overlaplab.findings.thresholds import LITTLE_GAIN, PIPELINE_PART, UNEVEN_STAGES
 from overlaplab.manifest import Manifest

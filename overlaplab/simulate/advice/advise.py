@@ -34,7 +34,7 @@ from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
 from overlaplab.simulate.transfers import beyond
-from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns, undisturbed_steps
+from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
 
 __all__ = ["OPTIONS", "advise", "best_cap_mb", "fits"]
 
@@ -148,9 +148,9 @@ def _of_device(run: Run) -> Iterator[dict[str, Any]]:
 
 def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     """What a setting gains whose steps take so long; see [Note: played]."""
-    before, after = (spans.mean(axis=0) for spans in (undisturbed_spans_ns(run), spans_ns[:, undisturbed_steps(run)]))
-    gained, beyond_ns = before - after, TIE * float(before.mean())
-    step_ns, gain_ns = round(float(after.mean())), round(float(gained.mean()))
+    took_ns, takes_ns = mean_step_ns(run, recorded_spans_ns(run)), mean_step_ns(run, spans_ns)
+    gained = (recorded_spans_ns(run) - spans_ns).mean(axis=0)[undisturbed_steps(run)]
+    step_ns, gain_ns, beyond_ns = round(takes_ns), round(took_ns - takes_ns), TIE * took_ns
     return {
         "gain_ns": gain_ns,
         "half_ns": gains_miss_ns(run),

@@ -9,6 +9,8 @@
 - `earlier`: what moves neither gradients nor parameters, and takes long, is launched at the start of the step.
 - `merge`: what moves neither, and follows on its like between the passes, is one collective with it.
 - `asynchronous`: what moves neither is waited for when the step ends, if it was launched between the passes.
+- `larger_units`: so many units of FSDP2 that follow each other are one (`setting`).
+- `background`: what moves neither, and is launched after the optimizer step, is waited for when the next step ends.
 - `first_bucket`: only the first bucket's cap changes (`setting`: that in MiB).
 - `cap`: gradients are cut into buckets of another size, in their recorded order of arrival, as
   `compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp does, each is launched with its last
@@ -23,27 +25,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.exposed import Cause
+from overlaplab.causes import Cause
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, step_windows
-from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
+from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.advice.devices import Times, device_remedies
+from overlaplab.simulate.advice.doubt import gains_miss_ns
+from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.scattered import best_scattered_cap
+from overlaplab.simulate.advice.units import best_units
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.edits import edited, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
-__all__ = ["REMEDIES", "remedies"]
+__all__ = ["REMEDIES", "gains", "remedies"]
 
 REMEDIES = {
     "balance": (Cause.STRAGGLER,),
@@ -54,6 +58,8 @@ REMEDIES = {
     "earlier": (Cause.QUEUED,),
     "merge": (Cause.BLOCKING, Cause.QUEUED),
     "asynchronous": (Cause.BLOCKING, Cause.QUEUED),
+    "background": (Cause.BLOCKING, Cause.LINK, Cause.TAIL),
+    "larger_units": (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
     "first_bucket": (Cause.TAIL, Cause.QUEUED),
     "cap": (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE),
     "strategy": (Cause.BLOCKING,),
@@ -69,16 +75,26 @@ _COLUMNS = {
     "what": "object",
     **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
 }
+_GAINS = {
+    "remedy": "object",
+    "setting": "float64",
+    "what": "object",
+    **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
+    "half_ns": "Int64",
+}
 _EDITS = {
     "no_pause": "no-pause",
     "last_pass": "last-pass",
     "earlier": "early",
     "merge": "merge",
     "asynchronous": "async",
+    "background": "background",
     "leave_out": "leave-out",
     "half_the_bytes": "half-bytes",
 }
 """Remedies that are an edit without a value."""
+_INTO_THE_NEXT = ("background",)
+"""Remedies that move time from a step into the next one: of these all steps together tell the gain."""
 _MUCH = 0.02
 """Of a step's work: what the host does for less long between the passes is no remedy of its own."""
 _MOST = 0.5
@@ -91,28 +107,57 @@ def remedies(run: Run) -> pd.DataFrame:
     Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `cause` (a `Cause`'s value), `setting` (float64:
     the number that the remedy is about, NaN for none), `what` (the name that it is about, None for none), `gain_ns`
     (how much shorter the rank's step would be; negative if longer), `step_ns` (how long it would take; both int64). No
-    rows where the run cannot be played, see `plain_programs`, nor of FSDP2, nor of remedies that change nothing.
+    rows where the run cannot be played, see `plain_programs`, nor of remedies that change nothing.
     """
     rows: list[dict[str, Any]] = []
-    for name, about, before, after in chain(_played(run), device_remedies(run)):
+    for name, about, before, after in _every(run):
         for trace, *spans in zip(run.traces, before.tolist(), after.tolist(), strict=True):
             for window, took, takes in zip(step_windows(trace), *spans, strict=True):
-                row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": np.nan, "what": None} | about
+                row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": np.nan, "what": None}
+                row |= {key: value for key, value in about.items() if key in row}
                 row |= {"gain_ns": took - takes, "step_ns": takes}
                 rows += [row | {"cause": cause.value} for cause in REMEDIES[name]]
     return _table(rows)
 
 
+@once_per_run
+def gains(run: Run) -> pd.DataFrame:
+    """What each remedy would gain per step of a training, the mean over all ranks (see `undisturbed.mean_step_ns`).
+
+    One row per remedy, also those of `pipeline_remedies`. Columns: `remedy`, `setting`, `what` (as of `remedies`; the
+    setting of a pipeline's is its `what`), `gain_ns` (how much shorter a step would be; negative if longer), `step_ns`
+    (how long it would take; both int64), `half_ns` (Int64: by how much a recorded gain may differ with 95 % certainty).
+    """
+    rows: list[dict[str, Any]] = []
+    for name, about, _, after in _every(run):
+        both = recorded_spans_ns(run), after
+        took, takes = (float(spans.mean()) if name in _INTO_THE_NEXT else mean_step_ns(run, spans) for spans in both)
+        row = {"remedy": name, "setting": np.nan, "what": None, "half_ns": gains_miss_ns(run)} | about
+        rows.append(row | {"gain_ns": round(took - takes), "step_ns": round(takes)})
+    for each in pipeline_remedies(run).to_dict("records"):
+        own: dict[str, Any] = {"remedy": each["remedy"], "setting": np.nan, "what": each["setting"], "half_ns": None}
+        rows.append(own | {"gain_ns": each["gain_ns"], "step_ns": each["step_ns"]})
+    return pd.DataFrame(rows, columns=list(_GAINS)).astype(_GAINS)
+
+
+@once_per_run
+def _every(run: Run) -> list[tuple[str, dict[str, Any], Times, Times]]:
+    """Each remedy that was played: its name, its `setting` or `what`, the steps before and after, (ranks, steps)."""
+    return [*_played(run), *device_remedies(run)]
+
+
 def _played(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
     """Of a run on CPUs: each remedy's name, its `setting` or `what`, and the steps before and after, (ranks, steps)."""
     recorded = plain_programs(run)
-    if recorded is None or any(fsdp2_ranges_of(trace) for trace in run.traces):
+    if recorded is None:
         return
     with suppress(StuckError):  # collectives of several groups, for instance
         before = _spans_ns(recorded.programs)
         for name, about, programs in _changed(run, recorded):
             with suppress(StuckError):
                 yield name, about, before, _spans_ns(programs)
+        if (units := best_units(run)) is not None:
+            yield "larger_units", {"setting": float(units.together), "half_ns": units.half_ns}, before, units.spans_ns
 
 
 def _spans_ns(programs: Sequence[Program]) -> Times:

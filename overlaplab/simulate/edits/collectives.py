@@ -15,6 +15,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, W
 
 __all__ = [
     "asynchronous",
+    "background",
     "earlier",
     "halved",
     "last_pass_only",
@@ -132,6 +133,44 @@ def asynchronous(programs: Sequence[Program]) -> list[list[Move]] | None:
                 moves.append(move)
         changed.append([*moves, *waits])
     return changed if changed != [list(program) for program in programs] else None
+
+
+def background(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Other collectives that are launched after a step's last optimizer step, such as averages of parameters, waited
+    for when the next step ends; None where there are none.
+    """
+    changed: list[list[Move]] = []
+    for program in programs:
+        keys = _after_the_update(program)
+        moves: list[Move] = []
+        due: list[Move] = []
+        waits: list[Move] = []
+        for move in program:
+            if isinstance(move, Wait) and move.key in keys:
+                waits.append(move)
+                continue
+            if isinstance(move, End):
+                moves += due
+                due, waits = waits, []
+            moves.append(move)
+        changed.append([*moves, *due, *waits])
+    return changed if changed != [list(program) for program in programs] else None
+
+
+def _after_the_update(program: Program) -> set[Hashable]:
+    """Those without a role that are launched between a step's optimizer and what follows: a pass, or the step's end."""
+    keys: set[Hashable] = set()
+    updated = False
+    for move in program:
+        if isinstance(move, Mark):
+            updated = move.word == "optimizer_end" or (
+                updated and move.word not in ("forward", "backward", "optimizer")
+            )
+        elif isinstance(move, End):
+            updated = False
+        elif isinstance(move, Launch) and updated and not move.role:
+            keys.add(move.key)
+    return keys
 
 
 def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from overlaplab.analyses.exposed import exposed
@@ -12,8 +13,9 @@ from overlaplab.events import Run
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
+from overlaplab.simulate.edits.units import larger_units
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
-from overlaplab.simulate.transfers import transfers
+from overlaplab.simulate.transfers import takes_ns, transfers
 
 __all__ = ["EDITS", "Edit", "edited", "host_works", "late_rank"]
 
@@ -109,13 +111,20 @@ def _left_out(_run: Run, programs: Programs, value: str | None, _link: Link | No
 
 
 def _merged(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+    return collectives.merged(programs, partial(takes_ns, transfers(run, run.traces[0], link)))
+
+
+def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
+    together = int(value) if value and value.isdecimal() else 0
+    if together < _FEWEST:
+        raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
     known = transfers(run, run.traces[0], link)
+    if any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
+        raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
+    return larger_units(programs, together, partial(takes_ns, known))
 
-    def transfer_ns(kind: str, num_bytes: int) -> int | None:
-        takes = known.by_size(kind)
-        return None if takes is None else takes(num_bytes)
 
-    return collectives.merged(programs, transfer_ns)
+_FEWEST = 2
 
 
 def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
@@ -145,6 +154,10 @@ EDITS = {
         apply=lambda _run, programs, _value, _link: collectives.asynchronous(programs),
         nothing="no such collective is waited for between the passes",
     ),
+    "background": Edit(
+        apply=lambda _run, programs, _value, _link: collectives.background(programs),
+        nothing="no such collective is launched after an optimizer step",
+    ),
     "early": Edit(
         apply=lambda _run, programs, _value, _link: collectives.earlier(programs),
         nothing="no such collective takes long",
@@ -153,6 +166,12 @@ EDITS = {
         value="KIND",
         apply=_left_out,
         nothing="there is no such collective",
+    ),
+    "larger-units": Edit(
+        value="UNITS",
+        required=True,
+        apply=_larger_units,
+        nothing="it gathers no units, or too few",
     ),
     "half-bytes": Edit(
         apply=_halved,

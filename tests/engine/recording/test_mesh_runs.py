@@ -12,8 +12,8 @@ import overlaplab
 from overlaplab import findings, simulate
 from overlaplab.analyses import Cause, communication_by, memory, pipeline_steps, volume, volume_theory
 from overlaplab.errors import OverlaplabError
-from overlaplab.findings.diagnosis.causes import loop_of
-from overlaplab.findings.diagnosis.remedies import remedy_for
+from overlaplab.findings.actions.words import Case, in_general
+from overlaplab.findings.loops import loop_of
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events
@@ -113,8 +113,7 @@ def test_what_helps_against_activations_is_no_bucket(cut: overlaplab.Run) -> Non
     own = rows[(rows["cause"] == Cause.BLOCKING) & rows["what"].str.startswith("activations of layers.").fillna(False)]
     assert len(own)
     loop = loop_of(cut.manifest, frozenset())
-    found = remedy_for(Cause.BLOCKING, None, own, loop, span_ns=10**9, replays=simulate.remedies(cut))
-    assert "nothing can hide them" in found.text
+    assert "nothing can hide them" in in_general(Case(loop=loop, rows=own, cause=Cause.BLOCKING))
 
 
 def test_it_is_not_bounded_and_its_link_alone_is_predicted(cut: overlaplab.Run) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from made.step_rows import MS, exposed_rows, replays
+from made.step_rows import exposed_rows
 
-from overlaplab.analyses.exposed import Cause
-from overlaplab.findings import CAUSE_LABELS, CAUSE_MEANINGS, Loop, cause_words, loop_of
+from overlaplab.causes import Cause
+from overlaplab.findings import Loop, cause_words, loop_of
+from overlaplab.findings.actions.words import Case, in_general
 from overlaplab.findings.diagnosis.causes import what_moved
-from overlaplab.findings.diagnosis.remedies import remedy_for
 from overlaplab.manifest import Manifest
 from overlaplab.traits import BUCKETS, UNITS, Traits
 
@@ -23,12 +23,12 @@ UNKNOWN = Loop()
 
 def remedy(cause: Cause, loop: Loop, what: str | None, kind: str) -> str:
     rows = exposed_rows((0, 1, cause.value, 5, None), what=what, kind=kind)
-    return remedy_for(cause, None, rows, loop, span_ns=100 * MS, replays=replays()).text
+    return in_general(Case(loop=loop, rows=rows, cause=cause))
 
 
 def test_every_cause_has_words() -> None:
-    assert set(CAUSE_LABELS) == set(CAUSE_MEANINGS) == set(Cause)
-    assert len(set(CAUSE_LABELS.values())) == len(Cause)
+    assert all(cause.label and cause.meaning for cause in Cause)
+    assert len({cause.label for cause in Cause}) == len(Cause)
     assert cause_words(Cause.STRAGGLER, 3) == "waited for rank 3"
     assert cause_words(Cause.STRAGGLER) == "waited for other ranks"
 
@@ -104,62 +104,3 @@ def test_what_is_concerned() -> None:
     many = exposed_rows(*[(0, 1, "queued", 5, None)] * 5, kind="all_gather", what="layers.7")
     assert what_moved(Cause.QUEUED, many) == "5 all-gathers, most in layers.7"
     assert what_moved(Cause.UNKNOWN, tail.assign(collective=None)) == "of no collective"
-
-
-CAP_OF_TAIL = ("cap", Cause.TAIL, 2.0)
-CAP, FIRST, HALF, AHEAD = ("cap", 2.0), ("first_bucket", 0.1), ("half_the_bytes", 0.5), ("prefetch", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("cause", "played", "said", "gain"),
-    [
-        (Cause.TAIL, {CAP: 15, HALF: 30}, "bucket_cap_mb 2", 15),  # fewer bytes only where nothing else helps
-        (Cause.TAIL, {CAP: 1, HALF: 30}, "half the bytes", 30),
-        (Cause.TAIL, {CAP: 1, HALF: 2}, "", 1),  # 2 % of the step: not worth an effort
-        (Cause.TAIL, {CAP: -1, HALF: -1}, "", 0),
-        (Cause.QUEUED, {CAP: 2, FIRST: 1, HALF: 1}, "", 1),
-        (Cause.QUEUED, {CAP: 15, FIRST: 14}, "a first bucket of 0.1 MiB", 14),  # it changes less
-        (Cause.QUEUED, {CAP: 15, FIRST: 4}, "bucket_cap_mb 2", 15),
-        (Cause.QUEUED, {("earlier", None): 9}, "launching what bucket 0 queues behind", 9),
-        (Cause.UNHIDEABLE, {CAP: 5, HALF: 30}, "half the bytes", 30),
-        (Cause.BLOCKING, {CAP: 40}, "strategy bucketed with bucket_cap_mb 2", 40),
-        (Cause.LATE, {AHEAD: 9}, "prefetch 1", 9),
-        (Cause.GAP, {("no_pause", None): 9}, "finding what holds up the host", 9),
-    ],
-)
-def test_a_replay_tells_what_helps_and_by_how_much(
-    cause: Cause, played: dict[tuple[str, float | None], int], said: str, gain: int | None
-) -> None:
-    answers = Cause.LINK if cause is Cause.UNHIDEABLE else cause
-    found = replays(*[(name, answers, setting, ms) for (name, setting), ms in played.items()])
-    rows = exposed_rows((0, 1, cause.value, 20, None))
-    told = remedy_for(cause, None, rows, ENGINE, span_ns=100 * MS, replays=found)
-    assert told.text.startswith(said) if said else told.text == ""
-    assert (told.gain_ns, told.replayed) == ((None, False) if gain is None else (gain * MS, True))
-
-
-def test_fewer_bytes_say_what_they_gain() -> None:
-    """By a replay, else at most by the bound, else no more than was exposed."""
-    tail, alone = (exposed_rows((0, 1, cause.value, 20, None)) for cause in (Cause.TAIL, Cause.UNHIDEABLE))
-    no_cap = remedy_for(Cause.TAIL, None, tail, ENGINE, span_ns=100 * MS, replays=replays((*CAP_OF_TAIL, -1)))
-    assert (no_cap.text[:11], no_cap.gain_ns, no_cap.replayed) == ("fewer bytes", 20 * MS, False)
-    none = replays()
-    bound = remedy_for(Cause.UNHIDEABLE, None, alone, DDP, span_ns=100 * MS, replays=none, half_bytes_ns=12 * MS)
-    assert (bound.text[:14], bound.gain_ns, bound.replayed) == ("half the bytes", 12 * MS, False)
-    little = remedy_for(Cause.UNHIDEABLE, None, alone, DDP, span_ns=100 * MS, replays=none, half_bytes_ns=MS)
-    assert (little.text, little.gain_ns) == ("", MS)
-
-
-def test_what_costs_little_gets_no_remedy() -> None:
-    for cause in (Cause.TAIL, Cause.GAP, Cause.UNKNOWN, Cause.STRAGGLER):
-        rows = exposed_rows((0, 1, cause.value, 2, None))
-        assert remedy_for(cause, None, rows, ENGINE, span_ns=100 * MS, replays=replays()).text == ""
-
-
-def test_balancing_another_rank_is_no_remedy() -> None:
-    rows = exposed_rows((0, 1, "straggler wait", 20, 3))
-    for late, gain in ((3, (12 * MS, True)), (2, (20 * MS, False))):
-        found = replays(("balance", Cause.STRAGGLER, float(late), 12))
-        told = remedy_for(Cause.STRAGGLER, 3, rows, ENGINE, span_ns=100 * MS, replays=found)
-        assert "making rank 3 as fast" in told.text
-        assert (told.gain_ns, told.replayed) == gain

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made.step_rows import BOUND, MS, exposed_rows, replays, summary_rows
+from made.step_rows import BOUND, MS, exposed_rows, gains, summary_rows
 from made.traces import launched, run_of
 
 from overlaplab.analyses import worst_step
-from overlaplab.analyses.exposed import Cause
 from overlaplab.analyses.worst import outlier_steps
+from overlaplab.causes import Cause
 from overlaplab.findings import Diagnosis, Loop, Unseen, diagnose, what_to_do
 from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
 from overlaplab.findings.diagnosis.verdict import how_short
@@ -50,7 +50,7 @@ def test_causes_add_up_most_expensive_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("any_cap", "transfer", "told", "gain"),
+    ("any_cap", "transfer", "told", "lower_cap"),
     [
         (
             64,
@@ -60,10 +60,10 @@ def test_causes_add_up_most_expensive_first() -> None:
                 ("host paused (compute gap)", 5),
                 ("cannot be hidden by any bucketing", 4),
             ],
-            21,
+            True,
         ),
-        (85, 50, [("cannot be hidden by any bucketing", 25), ("host paused (compute gap)", 5)], None),
-        (None, 50, [("nothing left to overlap (tail)", 25), ("host paused (compute gap)", 5)], 25),
+        (85, 50, [("cannot be hidden by any bucketing", 25), ("host paused (compute gap)", 5)], False),
+        (None, 50, [("nothing left to overlap (tail)", 25), ("host paused (compute gap)", 5)], True),
         (
             None,
             80,
@@ -72,33 +72,52 @@ def test_causes_add_up_most_expensive_first() -> None:
                 ("nothing left to overlap (tail)", 5),
                 ("host paused (compute gap)", 5),
             ],
-            None,
+            False,
         ),
     ],
 )
 def test_what_no_bucketing_hides_is_a_cause_of_its_own(
-    any_cap: int | None, transfer: int, told: list[tuple[str, int]], gain: int | None
+    any_cap: int | None, transfer: int, told: list[tuple[str, int]], lower_cap: bool
 ) -> None:
     bound = BOUND | {"any_cap_ns": pd.NA if any_cap is None else any_cap * MS, "transfer_ns": transfer * MS}
     found = diagnosed(exposed_rows((0, 1, "tail", 25, None), (0, 1, "compute gap", 5, None)), bound=bound)
     assert shares(found) == told
     assert sum(share.exposed_ns for share in found.causes) == found.exposed_ns
-    assert found.gain_ns == (None if gain is None else gain * MS)
-    assert ("bucket_cap_mb" in found.advice) is (gain is not None)
+    assert found.gain_ns is None, "no play tells"
+    assert ("bucket_cap_mb" in found.advice) is lower_cap
     rows = pd.concat([share.rows for share in found.causes])
     assert ((rows["end_ns"] - rows["start_ns"]) <= 25 * MS).all()
 
 
-@pytest.mark.parametrize(("gain", "also"), [(9, " Also try bucket_cap_mb 2. Replayed, the step is 9.0 ms"), (1, "")])
-def test_beside_sending_less_an_option_is_named_if_it_gains(gain: int, also: str) -> None:
-    """The bound leaves 25 of 30 ms that no buckets hide."""
-    played = replays(("half_the_bytes", Cause.LINK, 0.5, 12), ("cap", Cause.TAIL, 2.0, gain))
-    rows = exposed_rows((0, 1, "tail", 30, None))
-    found = diagnosed(rows, bound=BOUND | {"any_cap_ns": 85 * MS}, replays=played)
-    first, _, rest = found.advice.partition(" Also")
-    assert "half the bytes" in first
-    assert f" Also{rest}".startswith(also) if also else not rest
-    assert found.gain_ns == 12 * MS
+def first_words(*played: Any, causes: pd.DataFrame | None = None, **known: Any) -> str:
+    rows = exposed_rows((0, 1, "tail", 30, None)) if causes is None else causes
+    return diagnosed(rows, gains=gains(*played), **known).advice.split(". ")[0].removeprefix("Try ")
+
+
+def test_the_action_that_gains_most_is_advised() -> None:
+    assert first_words(("cap", 2.0, 9), ("balance", 1.0, 20)).startswith("making rank 1 as fast")
+    assert first_words(("cap", 2.0, 21), ("balance", 1.0, 18)) == "bucket_cap_mb 2"
+    assert first_words(("first_bucket", 0.1, 14), ("cap", 2.0, 15)) == "a first bucket of 0.1 MiB", "it changes less"
+    assert first_words(("first_bucket", 0.1, 4), ("cap", 2.0, 15)) == "bucket_cap_mb 2"
+
+
+def test_what_costs_numerics_or_a_search_comes_first_only_for_twice_the_gain() -> None:
+    for costly, words in (("half_the_bytes", "half the bytes"), ("no_pause", "finding what holds up the host")):
+        assert first_words(("cap", 2.0, 10), (costly, None, 17)) == "bucket_cap_mb 2"
+        assert first_words(("cap", 2.0, 10), (costly, None, 25)).startswith(words)
+
+
+def test_what_cannot_be_told_from_nothing_comes_last() -> None:
+    assert first_words(("cap", 2.0, 12, 13), ("balance", 1.0, 5, 4)).startswith("making rank 1")
+    found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 12, 13)))
+    assert found.advice == "Try bucket_cap_mb 2. Predicted: −12.0 ms per step (12\u00a0%) ± 13.0 ms, perhaps nothing."
+
+
+def test_no_action_names_what_was_recorded() -> None:
+    loop = Loop(traits=TRAITS["bucketed"], framework="ddp", bucket_cap_mb=2.0)
+    assert first_words(("cap", 2.0, 9), ("half_the_bytes", 0.5, 6), loop=loop).startswith("half the bytes")
+    words = first_words(("half_the_bytes", 0.5, 6), loop=Loop(framework="ddp", accumulates=True))
+    assert words == "half the bytes (a bf16_compress_hook) or a link twice as fast"
 
 
 @pytest.mark.parametrize("cause", ["tail", "blocking"])
@@ -120,60 +139,52 @@ def test_short_pauses_of_the_host_are_not_the_aim() -> None:
     assert one.advice.startswith("Try finding what holds up the host")
 
 
-def test_a_pause_of_the_host_is_its_own_problem() -> None:
-    """Communication is none: of 30 exposed ms, 28 are the pause's."""
+def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_same() -> None:
+    """Of 30 exposed ms, 28 are a pause's."""
     causes = exposed_rows((0, 1, "compute gap", 28, None), (0, 1, "tail", 2, None))
-    found = diagnosed(causes, replays=replays(("no_pause", Cause.GAP, None, 40)))
-    assert (found.headline, found.is_problem) == ("Host paused (compute gap): 40.0 ms (40\u00a0% of the step).", False)
+    found = diagnosed(causes, gains=gains(("no_pause", None, 40)))
+    assert found.headline.startswith("Communication is not the problem")
     assert found.advice.startswith("Try finding what holds up the host")
-    assert found.advice.endswith("Replayed, the step is 40.0 ms (40\u00a0% of the step) shorter.")
-    assert found.gain_ns == 40 * MS
-    assert "not the problem" in diagnosed(causes, replays=replays(("no_pause", Cause.GAP, None, 2))).headline
-
-
-def test_a_gain_within_what_predictions_miss_is_not_called_certain() -> None:
-    cap = replays(("cap", Cause.TAIL, 2.0, 10))
-    tail = exposed_rows((0, 1, "tail", 30, None))
-    sure, unsure = (diagnosed(tail, replays=cap, doubt_ns=doubt * MS).advice for doubt in (9, 11))
-    assert sure == "Try bucket_cap_mb 2. Replayed, the step is 10.0 ms (10\u00a0% of the step) shorter."
-    assert unsure == sure.replace("shorter.", "shorter, which is not certain: a predicted gain may be off by 11.0 ms.")
+    assert found.advice.endswith("Predicted: −40.0 ms per step (40\u00a0%).")
+    assert (found.gain_ns, found.is_problem) == (40 * MS, False)
+    assert diagnosed(causes, gains=gains(("no_pause", None, 2))).gain_ns is None
 
 
 def test_where_nothing_gains_no_cause_gets_a_remedy() -> None:
-    cap = replays(("cap", Cause.TAIL, 2.0, 1), ("half_the_bytes", Cause.TAIL, 0.5, 1))
-    found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), replays=cap)
+    found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 1), ("half_the_bytes", 0.5, -1)))
     assert found.advice == "Nothing that is known to help gains more than 2\u00a0% of the step."
     assert [part.remedy for share in found.causes for part in share.parts] == [""]
 
 
-def test_the_advice_is_about_the_next_cause_where_the_first_has_no_remedy() -> None:
-    played = replays(("cap", Cause.TAIL, 2.0, 1), ("half_the_bytes", Cause.TAIL, 0.5, 1), ("balance", WAIT, 1, 9))
-    found = diagnosed(exposed_rows((0, 1, "tail", 18, None), (0, 1, "straggler wait", 12, 1)), replays=played)
-    assert found.advice.startswith("Try making rank")
+def test_the_headline_is_about_the_cause_that_the_advice_answers() -> None:
+    rows = exposed_rows((0, 1, "tail", 18, None), (0, 1, "straggler wait", 12, 1))
+    found = diagnosed(rows, gains=gains(("cap", 2.0, 1), ("balance", 1.0, 9)))
+    assert found.advice.startswith("Try making rank 1")
     assert "12.0 ms of it waited for rank 1" in found.headline
 
 
-def test_other_buckets_are_offered_where_the_bound_says_that_they_gain() -> None:
-    best = pd.DataFrame({"rank": 0, "step": 1, "bytes": pd.array([23 << 20], dtype="Int64")})
-    tail = exposed_rows((0, 1, "tail", 30, None))
-    bound = BOUND | {
-        "any_cap_ns": 85 * MS,
-        "transfer_ns": 80 * MS,
-        "half_bound_ns": 65 * MS,
-        "half_transfer_ns": 40 * MS,
-    }
-    advice = diagnosed(tail, bound=bound, best_buckets=best).advice
-    assert advice == (
-        "Try half the bytes (lower precision, accumulation) or a link twice as fast, to gain at most 25.0 ms (25\u00a0%"
-        " of the step). Also try one bucket (bucket_cap_mb 23), to gain at most 5.0 ms (5\u00a0% of the step)."
+def test_what_no_play_answers_comes_first_where_more_is_exposed_than_is_to_gain() -> None:
+    rows = exposed_rows((0, 1, "late launch", 20, None), (0, 1, "straggler wait", 10, 1), kind="all_gather")
+    found = diagnosed(rows, gains=gains(("balance", 1.0, 9)), loop=Loop(traits=TRAITS["zero3"], prefetch=1))
+    assert found.advice.startswith(
+        "Try prefetch 2: it holds one more unit at a time, against 20.0 ms (20\u00a0% of the step)"
     )
-    assert "Also" not in diagnosed(tail, bound=bound | {"any_cap_ns": 89 * MS}, best_buckets=best).advice
+    assert "What it gains is not known: no play tells. Try making rank 1" in found.advice
+    assert (found.gain_ns, found.causes[0].replayed) == (None, False)
+    more = diagnosed(rows, gains=gains(("balance", 1.0, 25)), loop=Loop(traits=TRAITS["zero3"], prefetch=1))
+    assert more.advice.startswith("Try making rank 1")
+
+
+def test_another_rank_and_step_is_advised_what_the_run_is() -> None:
+    run = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 9)))
+    other = diagnosed(exposed_rows((0, 1, "queued", 30, None)), gains=gains(("cap", 2.0, 9)), actions=run.actions)
+    assert other.advice == run.advice
 
 
 def test_a_prefetch_that_was_played_is_among_the_bounds() -> None:
     gathers = exposed_rows((0, 1, "late launch", 30, None), kind="all_gather", what="layers.1")
     bound = BOUND | {"any_cap_ns": pd.NA}
-    found = diagnosed(gathers, bound=bound, replays=replays(("prefetch", Cause.LATE, 1, 20)))
+    found = diagnosed(gathers, bound=bound, ahead=(1, 80 * MS))
     assert how_short(found) == (
         "That step takes 100.0 ms: at best 80.0 ms with prefetch 1, and 70.0 ms without any communication."
     )
@@ -275,7 +286,7 @@ def test_who_has_all_traces_is_told_why_they_do_not_tell(cause: str, bound: Any)
 def test_where_operators_waited_for_cores_the_machine_is_blamed() -> None:
     """And not the host for pausing, as a replay without them would have it."""
     table = summary_rows((0, 1, 100, 4)).assign(idle_ns=50 * MS, preempted_ns=40 * MS, host_wait_ns=10 * MS)
-    pauses = replays(("no_pause", Cause.GAP, None, 40))
-    found = diagnose(table, worst_step(table), exposed_rows((0, 1, "tail", 4, None)), table, replays=pauses)
+    pauses = gains(("no_pause", None, 40))
+    found = diagnose(table, worst_step(table), exposed_rows((0, 1, "tail", 4, None)), table, gains=pauses)
     assert found.headline.endswith("50\u00a0% of the step time is idle, as operators waited for a core.")
     assert found.advice.startswith("Leave the cores to the ranks")

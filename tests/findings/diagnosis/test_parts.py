@@ -7,9 +7,9 @@ from made.step_rows import MS, exposed_rows, summary_rows
 from samples import sample_tables
 
 from overlaplab import findings
-from overlaplab.analyses import Cause
-from overlaplab.findings.diagnosis.causes import Loop
+from overlaplab.causes import Cause
 from overlaplab.findings.diagnosis.parts import by_unit_kind
+from overlaplab.findings.loops import Loop
 from overlaplab.traits import UNITS
 
 

@@ -9,8 +9,8 @@ import pytest
 from samples import each_sample, sample_run
 
 from overlaplab import analyses, simulate
-from overlaplab.analyses import Cause
 from overlaplab.analyses.exposed import COLUMNS
+from overlaplab.causes import Cause
 from overlaplab.findings import told_causes
 
 SHOWN = ["step", "cause", "collective", "exposed_ns", "start_ns", "end_ns"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses import Cause
+from overlaplab.causes import Cause
 from overlaplab.findings import CausePart, CauseShare, Diagnosis
 
 MS = 1_000_000
@@ -42,9 +42,11 @@ def diagnosis() -> Diagnosis:
         causes=(share(Cause.TAIL, 30 * MS),),
         advice="Try a smaller last bucket.",
         gain_ns=20 * MS,
+        actions=(),
         bound=None,
         ahead=None,
         late_rank=None,
         waited_ns=0,
         outliers=None,
+        kinds=None,
     )

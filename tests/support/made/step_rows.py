@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses.exposed import COLUMNS, Cause
+from overlaplab.analyses.exposed import COLUMNS
 
 MS = 1_000_000
 BOUND = {"compute_ns": 60 * MS, "transfer_ns": 50 * MS, "bound_ns": 70 * MS, "any_cap_ns": 64 * MS}
@@ -46,7 +46,9 @@ def exposed_rows(*rows: tuple[int | None, int | None, str, int, int | None], **c
     return found[list(COLUMNS)].astype(COLUMNS)
 
 
-def replays(*rows: tuple[str, Cause, float | None, int]) -> pd.DataFrame:
-    """Rows of `simulate.remedies` of rank 0 and step 1: remedy, cause, setting and gain in ms."""
-    found = pd.DataFrame(rows, columns=["remedy", "cause", "setting", "gain_ns"])
-    return found.assign(rank=0, step=1, cause=found["cause"].map(str), gain_ns=found["gain_ns"] * MS)
+def gains(*rows: tuple[str, float | None, float] | tuple[str, float | None, float, float]) -> pd.DataFrame:
+    """Rows of `simulate.gains` of steps of 100 ms: remedy, setting, gain, and by how much it may be off, in ms."""
+    names = ["remedy", "setting", "gain_ns", "half_ns"]
+    table = pd.DataFrame([(*row, None)[:4] for row in rows], columns=names)
+    table[["gain_ns", "half_ns"]] = (table[["gain_ns", "half_ns"]].astype("Float64") * MS).astype("Int64")
+    return table.assign(step_ns=100 * MS - table["gain_ns"], what=None)

@@ -1,0 +1,94 @@
+"""The rank that the others wait for: in how many steps it is that one, and what it does for longer than they."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from overlaplab.analyses.collectives import collectives
+from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
+from overlaplab.evidence.host_work import host_work
+from overlaplab.evidence.passes import passes_of
+from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
+from overlaplab.vocabulary import Rule
+
+__all__ = ["late_rank_phases", "late_steps"]
+
+_COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
+
+
+@once_per_run
+def late_steps(run: Run) -> pd.DataFrame:
+    """One row per step in which ranks waited for others, and rank that was waited for longest in it.
+
+    Columns: `step`, `rank` (Int64), `wait_ns` (int64: of all others, whether or not they computed meanwhile).
+    """
+    table = collectives(run)
+    known = table[table["last_rank"].notna() & ~table["within_clock_error"].fillna(True).astype(bool)]
+    waits = known[known["rank"] != known["last_rank"]].groupby(["step", "last_rank"])["wait_ns"].sum().reset_index()
+    waits = waits[waits["wait_ns"] > 0].sort_values("wait_ns", ascending=False, kind="stable")
+    rows = waits.drop_duplicates("step").sort_values("step").rename(columns={"last_rank": "rank"})
+    return rows.astype({"step": "Int64", "rank": "Int64", "wait_ns": "int64"}).reset_index(drop=True)
+
+
+def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
+    """What a rank does in a mean step, beside the others in the median, by phase; empty where passes are unknown.
+
+    Columns: `phase` (`before` the first forward pass, `forward`, `backward`, `optimizer`, `between` them), `what` (of
+    what the host does outside of passes, and that has a name: see `evidence.host_work`; else null), `own_ns`,
+    `others_ns` (both int64: without exposed communication). The largest difference comes first.
+    """
+    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+        return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
+    spent = {trace.rank: _spent(trace) for trace in run.traces}
+    if rank not in spent or len(spent) < 2 or not all(spent.values()):
+        return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
+    rows = []
+    for phase, what in dict.fromkeys(key for each in spent.values() for key in each):
+        others = [each.get((phase, what), 0) for other, each in spent.items() if other != rank]
+        rows.append((phase, what, spent[rank].get((phase, what), 0), int(np.median(others))))
+    table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+    order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
+    return table.loc[order].reset_index(drop=True)
+
+
+def _spent(trace: Trace) -> dict[tuple[str, str | None], int]:
+    """By phase and name how long the rank works in a mean step, in ns; empty where passes are unknown."""
+    busy, windows, passes = activity(trace), step_windows(trace), passes_of(trace)
+    if not windows or not any(label.word == "forward" for label in passes):
+        return {}
+    waits = subtract(busy.communication, busy.compute)
+    sums: dict[tuple[str, str | None], int] = {}
+    for window in windows:
+        left = clip(union([window.start_ns], [window.end_ns]), window.start_ns, window.end_ns)
+        own = [label for label in passes if window.start_ns <= label.start_ns < window.end_ns]
+        for word in ("forward", "backward", "optimizer"):
+            inside = _within([(label.start_ns, label.end_ns) for label in own if label.word == word], left)
+            left = subtract(left, inside)
+            _add(sums, word, None, subtract(inside, waits))
+        first = min((label.start_ns for label in own if label.word == "forward"), default=window.end_ns)
+        for phase, begin, end in (("before", window.start_ns, first), ("between", first, window.end_ns)):
+            rest = clip(left, begin, end)
+            for name, stretch in _named(trace, begin, end):
+                inside = intersect(rest, stretch)
+                rest = subtract(rest, inside)
+                _add(sums, phase, name, subtract(inside, waits))
+            _add(sums, phase, None, subtract(rest, waits))
+    return {key: ns // len(windows) for key, ns in sums.items()}
+
+
+def _add(sums: dict[tuple[str, str | None], int], phase: str, what: str | None, stretches: Intervals) -> None:
+    sums[phase, what] = sums.get((phase, what), 0) + total(stretches)
+
+
+def _within(spans: list[tuple[int, int]], window: Intervals) -> Intervals:
+    return intersect(union([start for start, _ in spans], [end for _, end in spans]), window)
+
+
+def _named(trace: Trace, begin: int, end: int) -> Iterator[tuple[str, Intervals]]:
+    """The host's work outside of passes that has a name."""
+    for label in host_work(trace):
+        if begin <= label.start_ns < end:
+            yield label.fields["name"], union([label.start_ns], [label.end_ns])

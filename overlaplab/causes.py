@@ -1,0 +1,69 @@
+"""Why communication was exposed: the one table of causes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Cause"]
+
+
+class Cause(StrEnum):
+    """Why a moment of communication was exposed; see docs/exposed.md for each one's rules."""
+
+    label: str
+    """In words that need no glossary."""
+    meaning: str
+    """In a few words."""
+    colour: str
+    """The colour in `charts.theme.Palette` that it is drawn in."""
+
+    BUBBLE = (
+        "pipeline bubble",
+        "idle by the schedule (pipeline bubble)",
+        "the schedule leaves the stage nothing to do",
+        "bubble",
+    )
+    IMBALANCE = (
+        "stage imbalance",
+        "waited for a slower stage (stage imbalance)",
+        "a slower stage is not done",
+        "uneven",
+    )
+    SEND = (
+        "waiting for send",
+        "waited for messages (waiting for send)",
+        "activations or gradients have not arrived yet",
+        "sending",
+    )
+    STRAGGLER = "straggler wait", "waited for other ranks", "its last rank had not arrived", "waiting"
+    LATE = "late launch", "launched late (late launch)", "ready, and the link free, but not launched yet", "held"
+    QUEUED = "queued", "link busy (queued)", "launched, but the link was busy with another collective", "queued"
+    TAIL = "tail", "nothing left to overlap (tail)", "nothing left to hide it behind", "exposed"
+    BLOCKING = (
+        "blocking",
+        "waited for at once (blocking)",
+        "waited for at once, or launched after the backward",
+        "blocking",
+    )
+    LINK = (
+        "link-bound",
+        "longer than compute (link-bound)",
+        "takes longer than the compute there is to hide it behind",
+        "bound",
+    )
+    GAP = "compute gap", "host paused (compute gap)", "compute paused, but not to wait for it", "gap"
+    UNKNOWN = "unknown", "waiting or transfer (unknown)", "waiting for other ranks, or transfer", "starting"
+    UNHIDEABLE = (
+        "cannot be hidden",
+        "cannot be hidden by any bucketing",
+        "takes longer than any schedule can hide",
+        "bound",
+    )
+    """No row of `exposed` has it: `findings.diagnose` takes it from others, by the bound."""
+
+    def __new__(cls, value: str, label: str = "", meaning: str = "", colour: str = "") -> Cause:
+        """One row of the table."""
+        cause = str.__new__(cls, value)
+        cause._value_ = value
+        cause.label, cause.meaning, cause.colour = label, meaning, colour
+        return cause

@@ -1,0 +1,173 @@
+"""The actions that were played, the most valuable first, and the sentence that recommends one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from overlaplab.causes import Cause
+from overlaplab.findings.actions.table import ACTIONS, Action
+from overlaplab.findings.actions.words import Case
+from overlaplab.findings.loops import Loop
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
+from overlaplab.words import ms, percent
+
+__all__ = [
+    "ACTIONS_TITLE",
+    "Advised",
+    "certainty_words",
+    "listed_actions",
+    "of_step",
+    "predicted_words",
+    "ranked_actions",
+]
+
+Row: TypeAlias = Mapping[Any, Any]
+_LESS = 0.5
+"""Of its gain counts, in the order, what costs more than a changed line or option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """An action in this run; times in ns, per step of a training (see `simulate.undisturbed.mean_step_ns`)."""
+
+    action: Action
+    text: str
+    """In a few words that fit `Try …`."""
+    setting: float | None
+    what: str | None
+    gain_ns: int
+    """How much shorter a step would be."""
+    half_ns: int | None
+    """By how much a recorded gain may differ with 95 % certainty; None where unknown."""
+    step_ns: int
+    """How long a step would take."""
+    why: str
+    """The largest cause of the diagnosed step that it answers; empty where it answers none."""
+
+    @property
+    def short(self) -> str:
+        """The action without how it is done: `bucket_cap_mb 5`."""
+        return re.split(r": | \(|, ", self.text, maxsplit=1)[0]
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it gains enough for an effort."""
+        return self.gain_ns > LITTLE_GAIN * (self.gain_ns + self.step_ns)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether its gain can be told from none."""
+        return self.is_worth_it and (self.half_ns is None or self.gain_ns > self.half_ns)
+
+
+ACTIONS_TITLE = "What would help, by gain per step of training"
+
+
+def ranked_actions(gains: pd.DataFrame, told: pd.DataFrame, loop: Loop) -> tuple[Advised, ...]:
+    """The actions that shorten a step, in the order in which they are advised.
+
+    Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, and its loop. What is
+    certain comes first, what gains more before what gains less. Of what gains as much, as far as that can be told, the
+    one that is first in `ACTIONS` comes first; the gain of what costs more counts half. What has to be searched for is
+    left out where most of it is found.
+    """
+    advised: list[Advised] = []
+    by_name: dict[str, list[Row]] = {}
+    for each in gains[gains["gain_ns"] > 0].to_dict("records"):
+        by_name.setdefault(each["remedy"], []).append(each)
+    for action in ACTIONS:
+        rows = told[told["cause"].isin([cause.value for cause in action.causes])]
+        rows = rows.sort_values("exposed_ns", ascending=False, kind="stable")
+        for row in by_name.get(action.name, ()):
+            text = action.words(Case(loop=loop, rows=rows, setting=_known(row["setting"]), what=row["what"]))
+            if text:
+                advised.append(_advised(action, text, row, rows))
+    found = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
+    named = [each for each in advised if each.action.costs != "a search" or found < MAJORITY * each.gain_ns]
+    return tuple(_in_order(named))
+
+
+def _advised(action: Action, text: str, row: Row, rows: pd.DataFrame) -> Advised:
+    return Advised(
+        action=action,
+        text=text,
+        setting=_known(row["setting"]),
+        what=row["what"],
+        gain_ns=int(row["gain_ns"]),
+        half_ns=None if pd.isna(row["half_ns"]) else int(row["half_ns"]),
+        step_ns=int(row["step_ns"]),
+        why=_why(rows),
+    )
+
+
+def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
+    """Those that a first screen lists; none where there is no choice."""
+    worth = [each for each in actions if each.is_worth_it]
+    return worth[:MOST_ACTIONS] if len(worth) > 1 else ()
+
+
+def of_step(actions: Sequence[Advised], told: pd.DataFrame) -> tuple[Advised, ...]:
+    """The same actions, with what they answer of another step: rows of `told_causes`."""
+    return tuple(
+        replace(each, why=_why(told[told["cause"].isin([cause.value for cause in each.action.causes])]))
+        for each in actions
+    )
+
+
+def _why(rows: pd.DataFrame) -> str:
+    """The largest cause of these rows."""
+    if rows.empty:
+        return ""
+    by = rows.groupby(["cause", "late_rank"], dropna=False)["exposed_ns"].sum().reset_index()
+    largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
+    late = largest["late_rank"]
+    label = Cause(largest["cause"]).label if pd.isna(late) else f"waited for rank {late}"
+    return f"{ms(int(largest['exposed_ns']))} {label}"
+
+
+def _known(value: float) -> float | None:
+    return None if pd.isna(value) else float(value)
+
+
+def _in_order(advised: Sequence[Advised]) -> list[Advised]:
+    left, order = list(advised), []
+    while left:
+        certain = any(each.is_certain for each in left)
+        worth = [each for each in left if each.is_certain == certain]
+        most = max(_weighed_ns(each) for each in worth)
+        first = next(each for each in worth if _weighed_ns(each) >= most - LITTLE_GAIN * (each.gain_ns + each.step_ns))
+        order.append(first)
+        left.remove(first)
+    return order
+
+
+def _weighed_ns(advised: Advised) -> float:
+    return advised.gain_ns * (1.0 if advised.action.costs == "nothing" else _LESS)
+
+
+def predicted_words(advised: Advised) -> str:
+    """The recommendation: `Try bucket_cap_mb 5. Predicted: −104 ms per step (33 %) ± 6.2 ms.`"""
+    share, half = _share(advised), f" {_half(advised)}".rstrip()
+    return f"Try {advised.text}. Predicted: −{ms(advised.gain_ns)} per step ({share}){half}."
+
+
+def certainty_words(advised: Advised) -> str:
+    """`33 % of a step, ± 6.2 ms`."""
+    return ", ".join(filter(None, (f"{_share(advised)} of a step", _half(advised))))
+
+
+def _share(advised: Advised) -> str:
+    return percent(advised.gain_ns, advised.gain_ns + advised.step_ns)
+
+
+def _half(advised: Advised) -> str:
+    """By how much the gain may be off; empty where unknown."""
+    if advised.half_ns is None:
+        return ""
+    perhaps = "" if advised.gain_ns > advised.half_ns else ", perhaps nothing"
+    return f"± {ms(advised.half_ns)}{perhaps}"

@@ -1,0 +1,316 @@
+"""The words of each action, for the run's framework: a few that fit `Try …`; empty where the action does not apply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.causes import Cause
+from overlaplab.evidence.host_work import DATA_LOADING
+from overlaplab.evidence.purposes import ACTIVATIONS_OF
+from overlaplab.findings.loops import Loop
+from overlaplab.findings.thresholds import MAJORITY
+from overlaplab.words import count, kind_word, shorten
+
+__all__ = ["SCHEDULES", "Case", "cap_words", "first_bucket_words", "pipeline_words"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What an action's words depend on."""
+
+    loop: Loop
+    rows: pd.DataFrame
+    """Rows of `overlaplab.exposed` of the causes that it answers, the longest first."""
+    setting: float | None = None
+    """The number that it is about."""
+    what: str | None = None
+    """The name that it is about."""
+    cause: Cause | None = None
+    """The one cause that it is to answer, where no play tells what it gains."""
+    late_rank: int | None = None
+    tried: frozenset[str] = frozenset()
+    """The actions that were played."""
+
+
+Words = Callable[[Case], str]
+
+
+def always(text: str) -> Words:
+    """The same words in every case."""
+    return lambda _case: text
+
+
+def cap_words(cap_mb: float) -> str:
+    """A cap as its option is called."""
+    return f"bucket_cap_mb {cap_mb:g}"
+
+
+def first_bucket_words(cap_mb: float) -> str:
+    """Another cap for the first bucket."""
+    return f"a first bucket of {cap_mb:g} MiB"
+
+
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "interleaved 1F1B", "zbv": "ZB-V"}
+"""What pipelines' schedules are called."""
+
+
+def pipeline_words(row: Mapping[Any, Any]) -> str:
+    """What a row of `simulate.pipeline_remedies` changes."""
+    match row["remedy"]:
+        case "microbatches":
+            return f"{row['setting']} smaller microbatches"
+        case "split":
+            return f"another split, --stages {row['setting']}"
+    return f"the schedule {SCHEDULES[row['setting']]}"
+
+
+def of_pipeline(remedy: str) -> Words:
+    """The words of one of `simulate.pipeline_remedies`, whose setting is the case's name."""
+    return lambda case: pipeline_words({"remedy": remedy, "setting": case.what})
+
+
+def cap(case: Case) -> str:
+    """Another cap; for a strategy without buckets one that has them."""
+    if case.setting is None or case.setting == case.loop.bucket_cap_mb:
+        return ""
+    words, traits = cap_words(case.setting), case.loop.traits
+    if traits is None or traits.buckets:
+        return words
+    return f"{_BUCKETED[case.loop.framework]} with {words}: buckets leave during the backward pass"
+
+
+def first_bucket(case: Case) -> str:
+    """Another cap for the first bucket alone."""
+    return "" if case.setting is None else first_bucket_words(case.setting)
+
+
+def host_work(case: Case) -> str:
+    """Less of what the host does between the passes."""
+    if case.what == DATA_LOADING:
+        return "loading data in the background (num_workers of its DataLoader)"
+    return f"less of {shorten(str(case.what), 40)} between the passes"
+
+
+def balance(case: Case) -> str:
+    """The late rank as fast as the others."""
+    late = case.late_rank if case.setting is None else int(case.setting)
+    who = "the late rank" if late is None else f"rank {late}"
+    return f"making {who} as fast as the others: see on the timeline what it does while they wait"
+
+
+def asynchronous(case: Case) -> str:
+    """Waiting for other collectives when the step ends."""
+    return f"launching {_which(case.rows)} with async_op=True, and waiting when the step ends"
+
+
+def background(case: Case) -> str:
+    """What is sent after the optimizer step, beside the next step."""
+    return f"launching {_which(case.rows)} after the optimizer step with async_op=True, and waiting a step later"
+
+
+def merge(case: Case) -> str:
+    """One collective in place of several."""
+    return f"one collective in place of {_which(case.rows)}, on stacked tensors"
+
+
+def earlier(case: Case) -> str:
+    """What is ahead in the link's queue, at the start of the step."""
+    if case.rows.empty:
+        return ""
+    first = case.rows["what"].dropna()
+    what = f"what {shorten(str(first.iloc[0]), 40)} queues behind" if len(first) else "what is ahead of it"
+    return f"launching {what} at the start of the step, before it holds up the link"
+
+
+def leave_out(case: Case) -> str:
+    """Doing without what moves neither gradients nor parameters."""
+    if case.loop.framework == "ddp" and set(_others(case.rows)["kind"]) == {"broadcast"}:
+        return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
+    return f"doing without {_which(case.rows)}, or seldom"
+
+
+def one_gradient_less(case: Case) -> str:
+    """Not sending the largest gradient."""
+    return f"freezing {shorten(str(case.what), 40)} or making its gradient sparse: it has most of the bytes"
+
+
+def strategy(case: Case) -> str:
+    """Another strategy of the engine."""
+    return _DURING_BACKWARD.format(f" (strategy {case.what})")
+
+
+def half_the_bytes(case: Case) -> str:
+    """Half as many bytes, or twice the bandwidth."""
+    return f"half the bytes ({_how_fewer(case.loop)}) or a link twice as fast"
+
+
+def larger_units(case: Case) -> str:
+    """Several units as one."""
+    return f"larger units: fully_shard on {int(case.setting or 0)} of the present ones together"
+
+
+def prefetch(case: Case) -> str:
+    """Units gathered further ahead."""
+    units = None if case.setting is None else int(case.setting)
+    if units is None and case.loop.prefetch is not None:
+        units = case.loop.prefetch + 1
+    if case.loop.framework == "fsdp2" and case.loop.roots > 1:
+        return "fully_shard on the module that contains all units: FSDP2 gathers ahead only within one root"
+    if case.loop.framework == "fsdp2":
+        return "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, one unit further ahead"
+    if units is not None:
+        return f"prefetch {units}: it holds one more unit at a time"
+    return "gathering one unit further ahead: it holds one more at a time"
+
+
+def in_general(case: Case) -> str:
+    """What helps against one cause, where no play tells by how much."""
+    loop, moved = case.loop, moved_most(case.rows)
+    if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
+        return _FEWER_TENSOR_RANKS
+    if loop.traits is not None and loop.traits.gradients == "server" and case.cause in _SENT_TO_A_SERVER:
+        return _ALL_REDUCE
+    if is_undivided(loop, case.cause):
+        return _UNITS
+    match case.cause:
+        case Cause.BUBBLE if "microbatches" in case.tried:
+            return "a schedule with several stages on each rank: neither more microbatches nor the other schedule gains"
+        case Cause.BUBBLE:
+            return "more microbatches per step, or a schedule with several stages on each rank"
+        case Cause.IMBALANCE if "split" in case.tried:
+            return "less work in the slowest stage: no other split of whole layers gains"
+        case Cause.IMBALANCE:
+            return "another split: fewer layers in the slowest stage"
+        case Cause.SEND if case.tried:
+            return "larger microbatches, a faster link, or a schedule that receives ahead"
+        case Cause.SEND:
+            return _UNTOLD_PIPELINE
+        case Cause.STRAGGLER:
+            return balance(case)
+        case Cause.GAP:
+            return FIND_PAUSE
+        case Cause.UNKNOWN:
+            return "opening all ranks' traces together, to tell waiting from transfer"
+        case Cause.UNHIDEABLE | Cause.LINK:
+            return f"fewer bytes ({_how_fewer(loop)}) or a faster link"
+        case Cause.QUEUED:
+            return _SEND_LESS if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
+        case Cause.LATE:
+            if moved == "gather" and (loop.traits is None or loop.traits.gathers != "updated_parameters"):
+                return prefetch(case)
+            return "launching it as soon as it is ready: see what held it"
+        case Cause.TAIL:
+            return _TAILS[moved]
+        case Cause.BLOCKING:
+            return _unblock(moved, case)
+    return ""
+
+
+def is_undivided(loop: Loop, cause: Cause | None) -> bool:
+    """Whether FSDP2 has one unit for the whole model, and the cause is no wait for other ranks."""
+    return loop.framework == "fsdp2" and loop.units == 1 and cause not in (Cause.STRAGGLER, Cause.UNKNOWN)
+
+
+def _unblock(moved: str, case: Case) -> str:
+    """Against waiting by design."""
+    loop = case.loop
+    if moved == "gather" and loop.traits is not None and loop.traits.gathers == "updated_parameters":
+        return _COMPUTE_FIRST  # these are gathered when they are updated, and no unit is gathered ahead
+    if moved == "gather":
+        return prefetch(case)
+    if loop.traits is not None and loop.traits.gathers == "units":
+        return "larger units, so that reductions are fewer and each has more to hide behind"
+    if moved == "unknown":
+        return _COMPUTE_FIRST
+    if loop.traits is not None and loop.traits.buckets and tuple(loop.traits.sharded) == ("optimizer",):
+        return _DURING_BACKWARD.format(" (strategy zero2)" if loop.framework == "engine" else "")
+    if loop.traits is not None and loop.traits.buckets:
+        return "waiting for buckets at the end of the backward pass, not within it"
+    return f"{_BUCKETED[loop.framework]}: it launches during the backward pass, and waits at its end"
+
+
+def _how_fewer(loop: Loop) -> str:
+    """By which options fewer bytes are sent; not by accumulating where the run does so."""
+    options = _HOW_FEWER[loop.framework]
+    return ", ".join(text for text in options if not (loop.accumulates and text.startswith("accumulation")))
+
+
+def _which(rows: pd.DataFrame) -> str:
+    """Which collectives are meant that move neither gradients nor parameters: these have no name."""
+    others = _others(rows)
+    kinds = {kind_word(kind) for kind in others["kind"].dropna()}
+    word = kinds.pop() if len(kinds) == 1 else "collective"
+    number = others["collective"].nunique()
+    return f"the {count(number, word)} that wait{'s' * (number == 1)}" if number else "the collectives that wait"
+
+
+def _others(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["what"].isna()]
+
+
+def moved_most(rows: pd.DataFrame) -> str:
+    """What most of the exposed time moved: `gather`, `bucket`, `unit` (or a parameter), `activations`, or something
+    `unknown`.
+    """
+    if rows.empty:
+        return "unknown"
+    gathers = (rows["kind"] == "all_gather").fillna(False) & ~rows["what"].map(_is_activations)
+    if int(rows.loc[gathers, "exposed_ns"].sum()) > MAJORITY * int(rows["exposed_ns"].sum()):
+        return "gather"
+    moved = rows["what"].map(lambda name: "unknown" if pd.isna(name) else _word(str(name)))
+    return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
+
+
+def _is_activations(name: object) -> bool:
+    return str(name).startswith(ACTIVATIONS_OF)
+
+
+def _word(name: str) -> str:
+    if _is_activations(name):
+        return "activations"
+    return "bucket" if _BUCKET.match(name) else "unit"
+
+
+FIND_PAUSE = "finding what holds up the host: look at what it does in the pause, on the timeline"
+OPEN_ALL = (
+    "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
+    " part of it may be waiting for other ranks"
+)
+LAST_PASS = "no_sync() in every backward pass but the last of a step"
+_UNTOLD_PIPELINE = (
+    "more microbatches or a more even split of the layers where the stage waits for others' work, or a faster link"
+    " where messages are on their way for long"
+)
+_FEWER_TENSOR_RANKS = (
+    "fewer ranks per tensor-parallel group, or a faster link within it: the layer's next operation needs these results,"
+    " so nothing can hide them"
+)
+_UNITS = (
+    "fully_shard on each block, too, not on the root alone: a single unit is gathered before, and reduced after, all"
+    " computation"
+)
+_BUCKET = re.compile(r"bucket \d+$")
+_SEND_LESS = "sending less while the link is busy: lower precision, or fewer synchronisations by accumulating"
+_HOW_FEWER = {
+    **dict.fromkeys((None, "engine"), ("lower precision", "accumulation")),
+    "ddp": ("a bf16_compress_hook", "accumulation under no_sync"),
+    "fsdp2": ("MixedPrecisionPolicy", "reshard_after_forward=False"),
+}
+_BUCKETED = {"engine": "strategy bucketed", **dict.fromkeys((None, "ddp", "fsdp2"), "torch's DistributedDataParallel")}
+"""What sends gradients in buckets."""
+_TAILS = {
+    "bucket": "a lower bucket_cap_mb: a smaller last bucket",
+    "gather": "a smaller first unit, or gathering it before the step begins",
+    "unit": "a smaller last unit, or something to compute until it is sent",
+    "unknown": "sending the last one earlier, or making it smaller",
+}
+"""Against a tail, by what it moves."""
+_COMPUTE_FIRST = "something to compute before its result is needed"
+_DURING_BACKWARD = "sending buckets during the backward pass{}, not after it"
+_SENT_TO_A_SERVER = (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE)
+_ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): then no link carries what all ranks send"

@@ -1,0 +1,53 @@
+"""Which rank is late, how often, and what it does for longer than the others."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from overlaplab.findings.thresholds import CHRONIC, LITTLE_GAIN
+from overlaplab.words import count, joined, ms, shorten
+
+__all__ = ["late_reason", "latest_rank"]
+
+_PHASES = {
+    "before": "before its forward pass it works for",
+    "forward": "its forward passes take",
+    "backward": "its backward passes take",
+    "optimizer": "its optimizer steps take",
+    "between": "between its passes it works for",
+}
+
+
+def latest_rank(steps: pd.DataFrame) -> int | None:
+    """The rank that was waited for longest, in rows of `analyses.late_steps`; None where none was."""
+    sums = steps.groupby("rank")["wait_ns"].sum()
+    return None if sums.empty else int(str(sums.idxmax()))
+
+
+def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_ns: float) -> str | None:
+    """Whether it is always the same rank, and what it does for longer, as a sentence; None where none was late.
+
+    Takes rows of `analyses.late_steps` and, of the `latest_rank`, of `analyses.late_rank_phases`, the number of
+    recorded steps, and how long one takes.
+    """
+    rank = latest_rank(steps)
+    if rank is None:
+        return None
+    often = steps["rank"].value_counts()
+    if recorded > 1 and int(often[rank]) < CHRONIC * recorded:
+        each = joined([f"rank {other} in {number}" for other, number in often.items()])
+        return (
+            f"Which rank is late changes from step to step (of {count(recorded, 'step')} {each}): see whether their"
+            " inputs are equally long."
+        )
+    of = f"in {often[rank]} of {count(recorded, 'step')}" if recorded > 1 else "in the recorded step"
+    said = f"Rank {rank} was the latest {of}"
+    if phases.empty:
+        return f"{said}."
+    first = phases.to_dict("records")[0]
+    if first["own_ns"] - first["others_ns"] <= LITTLE_GAIN * step_ns:
+        return f"{said}; its passes are as long as the others'."
+    words, beside = _PHASES[first["phase"]], "the others'" if "take" in _PHASES[first["phase"]] else "the others for"
+    if first["what"] is not None and not pd.isna(first["what"]):
+        words, beside = f"its {shorten(str(first['what']), 40)} takes", "the others'"
+    return f"{said}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}."

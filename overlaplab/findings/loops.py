@@ -1,0 +1,68 @@
+"""The training loops that runs are of, and by whose options they can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from overlaplab.analyses.idle import HostRole
+from overlaplab.manifest import Manifest, Swept, traits_of
+from overlaplab.traits import BUCKETS, UNITS, Traits
+from overlaplab.vocabulary import root_of
+
+__all__ = ["UNKNOWN_LOOP", "Loop", "loop_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """What a run's training loop does, and by whose options it can be changed."""
+
+    traits: Traits | None = None
+    """None where neither run.json nor the trace tells."""
+    framework: Literal["engine", "ddp", "fsdp2"] | None = None
+    """Whose options a remedy names; None where unknown."""
+    prefetch: int | None = None
+    """Units gathered ahead, where run.json tells."""
+    swept: Swept | None = None
+    """The command that `overlaplab sweep` gave values to."""
+    host: HostRole = "launches"
+    """See `analyses.host_role`."""
+    bucket_cap_mb: float | None = None
+    """The recorded cap, where run.json tells."""
+    accumulates: bool = False
+    """Whether some backward passes send nothing already."""
+    units: int = 0
+    """How many units are gathered, where that is known."""
+    roots: int = 0
+    """How many roots of FSDP2 are told apart, where there are several."""
+
+
+_FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
+"""What a Recorder found in somebody's own loop, by the strategy in run.json."""
+UNKNOWN_LOOP = Loop()
+
+
+def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[str] = ()) -> Loop:
+    """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`."""
+    units = set(units)
+    traits = traits_of(manifest)
+    swept = None if manifest is None else manifest.swept
+    roots = len({root_of(unit) for unit in units} - {None})
+    if manifest is not None and traits is not None:
+        engine = not manifest.by_recorder
+        return Loop(
+            traits=traits,
+            framework="engine" if engine else _FRAMEWORKS.get(manifest.strategy or ""),
+            prefetch=manifest.prefetch if engine else None,
+            swept=swept,
+            bucket_cap_mb=manifest.bucket_cap_mb,
+            accumulates=(manifest.accumulate or 1) > 1,
+            units=len(units),
+            roots=0 if engine else roots,
+        )
+    if "fsdp2" in sources:
+        return Loop(traits=UNITS, framework="fsdp2", swept=swept, units=len(units), roots=roots)
+    if "ddp" in sources:
+        return Loop(traits=BUCKETS, framework="ddp", swept=swept)
+    return UNKNOWN_LOOP

@@ -1,0 +1,81 @@
+"""Several units that are sharded, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+
+__all__ = ["larger_units", "unit_order"]
+
+Takes = Callable[[str, int], int | None]
+"""T of a kind and bytes; None where that is unknown."""
+
+
+def unit_order(program: Program) -> list[str]:
+    """The units in the order of their first gather."""
+    gathers = (move.what for move in program if isinstance(move, Launch) and move.role == "gather")
+    return list(dict.fromkeys(unit for unit in gathers if unit is not None))
+
+
+def larger_units(programs: Sequence[Program], together: int, takes: Takes) -> list[list[Move]] | None:
+    """With `together` units that follow each other as one unit: one gather in place of theirs, where the first is
+    launched and waited for, and one reduce-scatter, where the last is.
+
+    The host does between the others' gathers what computes, and no more. Where T of so many bytes is unknown, one takes
+    as long as those that it replaces, which is the longest that it could. None where units are too few.
+    """
+    order = unit_order(programs[0])
+    if len(order) < 2 * together or any(unit_order(program) != order for program in programs):
+        return None
+    group_of = {unit: place // together for place, unit in enumerate(order)}
+    return [_larger(program, group_of, takes) for program in programs]
+
+
+def _larger(program: Program, group_of: dict[str, int], takes: Takes) -> list[Move]:
+    kept, gone = _merge(program, group_of, takes)
+    units = {move.key: move.what for move in program if isinstance(move, Launch) and move.role == "scatter"}
+    last = {place for place, move in enumerate(program) if isinstance(move, Launch) and move.role == "gather"}
+    moves: list[Move] = []
+    spared: str | None = None  # the unit whose host work is left out
+    for place, move in enumerate(program):
+        if place in last:
+            assert isinstance(move, Launch)
+            spared = move.what if move.key in gone else None
+        if isinstance(move, End | Mark) or (isinstance(move, Wait) and move.key in units and units[move.key] == spared):
+            spared = None
+        if isinstance(move, Launch | Wait) and move.key in gone:
+            continue
+        if isinstance(move, Launch) and move.key in kept:
+            moves.append(kept[move.key])
+        elif isinstance(move, Work) and spared is not None:
+            moves.append(Work(move.ns - move.idle_ns))
+        else:
+            moves.append(move)
+    return moves
+
+
+def _merge(program: Program, group_of: dict[str, int], takes: Takes) -> tuple[dict[Hashable, Launch], set[Hashable]]:
+    """The collectives that carry others' bytes, by key, and those that are no longer launched."""
+    kept: dict[Hashable, Launch] = {}
+    gone: set[Hashable] = set()
+    for role in ("gather", "scatter"):
+        launches = [move for move in program if isinstance(move, Launch) and move.role == role]
+        runs: list[list[Launch]] = []
+        for launch in launches:
+            group = group_of.get(launch.what or "")
+            units = {each.what for each in runs[-1]} if runs else set()
+            if runs and group == group_of.get(runs[-1][-1].what or "") and launch.what not in units:
+                runs[-1].append(launch)
+            else:
+                runs.append([launch])
+        for run in runs:
+            carries = run[0] if role == "gather" else run[-1]
+            size = sum(launch.bytes for launch in run)
+            each_ns = [launch.transfer_ns for launch in run]
+            took_ns = takes(carries.kind, size)
+            took_ns = sum(each_ns) if took_ns is None else min(max(took_ns, *each_ns), sum(each_ns))
+            kept[carries.key] = replace(carries, bytes=size, transfer_ns=took_ns)
+            gone |= {launch.key for launch in run if launch is not carries}
+    return kept, gone
