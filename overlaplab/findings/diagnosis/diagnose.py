@@ -112,7 +112,8 @@ class Diagnosis:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is said after the advice."""
-        return tuple(filter(None, (self.late_reason, self.kinds, self.outliers)))
+        about_late = bool(self.actions) and Cause.STRAGGLER in self.actions[0].action.causes
+        return tuple(filter(None, (self.late_reason if about_late else None, self.kinds, self.outliers)))
 
 
 def diagnose(
@@ -322,7 +323,7 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
     idles = best is not None and best.action.fills_idle_time and idle_ns > MAJORITY * best.gain_ns
-    if idles and idle_ns > first.exposed_ns:
+    if idles and idle_ns > first.exposed_ns and not _is_open(first, best):
         return f"{percent(idle_ns, span)} of the {of} is idle{why_idle}; {start}."
     where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
     if len(shares) == 1:
