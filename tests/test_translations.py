@@ -15,7 +15,12 @@ from overlaplab.causes import Cause
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted(f"docs/tutorials/{file.name}" for file in (ROOT / "docs" / "tutorials").glob("*.md"))
-PAGES = ("README", "docs/exposed", "docs/actions", *(name.removesuffix(".md") for name in TUTORIALS if ".zh-CN" not in name))
+PAGES = (
+    "README",
+    "docs/exposed",
+    "docs/actions",
+    *(name.removesuffix(".md") for name in TUTORIALS if ".zh-CN" not in name),
+)
 GLOSSARY = "\n## 界面术语\n"
 """The heading of the one section that only the translation has, at its end: the words on the screen."""
 

@@ -152,8 +152,10 @@ def _weighed_ns(advised: Advised) -> float:
 
 def predicted_words(advised: Advised) -> str:
     """The recommendation: `Try bucket_cap_mb 5. Predicted: −104 ms per step (33 %) ± 6.2 ms.`"""
-    share, half = _share(advised), f" {_half(advised)}".rstrip()
-    return f"Try {advised.text}. Predicted: −{ms(advised.gain_ns)} per step ({share}){half}."
+    gain = f"−{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
+    if not advised.is_certain:
+        return f"Nothing gains for certain. Most is predicted of {advised.text}: {gain}."
+    return f"Try {advised.text}. Predicted: {gain}."
 
 
 def certainty_words(advised: Advised) -> str:

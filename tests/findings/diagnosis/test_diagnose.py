@@ -110,7 +110,10 @@ def test_what_costs_numerics_or_a_search_comes_first_only_for_twice_the_gain() -
 def test_what_cannot_be_told_from_nothing_comes_last() -> None:
     assert first_words(("cap", 2.0, 12, 13), ("balance", 1.0, 5, 4)).startswith("making rank 1")
     found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 12, 13)))
-    assert found.advice == "Try bucket_cap_mb 2. Predicted: −12.0 ms per step (12\u00a0%) ± 13.0 ms, perhaps nothing."
+    assert found.advice == (
+        "Nothing gains for certain. Most is predicted of bucket_cap_mb 2: −12.0 ms per step (12\u00a0%) ± 13.0 ms,"
+        " perhaps nothing."
+    )
 
 
 def test_no_action_names_what_was_recorded() -> None:
