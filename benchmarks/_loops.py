@@ -83,6 +83,20 @@ class Layer(nn.Module):
         return Sync.apply(y) if self.syncs else y  # type: ignore[no-untyped-call,no-any-return]
 
 
+class Backwards(nn.Module):
+    """Uses its layers in the reverse of the order in which they are registered."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last one first."""
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
 class Slow(Dataset[torch.Tensor]):
     """An item takes so many ms to load."""
 
@@ -117,9 +131,12 @@ def main(
     if loop == "large-embedding":
         layers[0] = Layer("embedding", clock, elements=400_000)
         layers[0].requires_grad_(not mended)
-    model = nn.Sequential(*layers)
+    model: nn.Module = nn.Sequential(*layers)
     cap = 25 if loop == "one-bucket" and not mended else 0.12
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap)
+    unordered = loop == "registration-order"
+    if unordered:
+        model = Backwards(layers)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=cap, find_unused_parameters=unordered and not mended)
     if loop == "full-precision" and mended:
         ddp.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)

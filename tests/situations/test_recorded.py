@@ -1,4 +1,4 @@
-"""Sixteen recorded situations, each with its own cause: what is advised first, and what it is predicted to gain.
+"""Recorded situations, each with its own cause: what is advised first, and what it is predicted to gain.
 
 Most are loops of torch's DDP or FSDP2 under a Recorder, four are of the engine. The remedy of each was recorded as
 well, in turns, three times on either side; `gained_ms` is how much shorter its mean step was.
@@ -50,6 +50,7 @@ ANSWERS = {
     "13-per-param-latency": Answer(advice="strategy bucketed with bucket_cap_mb 0.48", gained_ms=129, misses_ms=43.7),
     "16e-engine-straggler-bound": Answer(advice="making rank 1 as fast as the others", gained_ms=120),
     "17-dataloader-of-all": Answer(advice="loading data in the background", gained_ms=40, misses_ms=9.0),
+    "registration-order": Answer(advice="find_unused_parameters=False, or static_graph=True", gained_ms=34.1),
     "19-syncbn": Answer(advice="doing without the 12 all-reduces that wait", gained_ms=87),
 }
 """By folder. `12-zero1-one-bucket` is missing, where half the bytes, which gains more, is advised before a cap."""

@@ -39,6 +39,11 @@ ACTIONS = (
         causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
         words=words.always(words.LAST_PASS),
     ),
+    Action(
+        name="arrival_order",
+        causes=(Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
+        words=words.always(words.ARRIVAL_ORDER),
+    ),
     Action(name="prefetch", causes=(Cause.LATE,), words=words.prefetch),
     Action(
         name="larger_units",

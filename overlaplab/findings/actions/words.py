@@ -282,6 +282,10 @@ OPEN_ALL = (
     " part of it may be waiting for other ranks"
 )
 LAST_PASS = "no_sync() in every backward pass but the last of a step"
+ARRIVAL_ORDER = (
+    "find_unused_parameters=False, or static_graph=True: then DDP puts gradients into buckets in the order in which"
+    " they arrive, which it did not here"
+)
 _UNTOLD_PIPELINE = (
     "more microbatches or a more even split of the layers where the stage waits for others' work, or a faster link"
     " where messages are on their way for long"

@@ -5,6 +5,7 @@
 - `host_work`: what the host does between its passes, such as loading data, is not done (`what`: its name).
 - `no_pause`: the host does not pause.
 - `last_pass`: gradients are sent in the last backward pass of a step alone.
+- `arrival_order`: DDP's buckets hold gradients in their order of arrival.
 - `prefetch`: each gather is launched some units earlier (`setting`: units gathered ahead).
 - `earlier`: what moves neither gradients nor parameters, and takes long, is launched at the start of the step.
 - `merge`: what moves neither, and follows on its like between the passes, is one collective with it.
@@ -53,6 +54,7 @@ REMEDIES = {
     "balance": (Cause.STRAGGLER,),
     "host_work": (Cause.STRAGGLER, Cause.GAP),
     "no_pause": (Cause.GAP,),
+    "arrival_order": (Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK),
     "last_pass": (Cause.LINK, Cause.TAIL, Cause.QUEUED),
     "prefetch": (Cause.LATE,),
     "earlier": (Cause.QUEUED,),
@@ -85,6 +87,7 @@ _GAINS = {
 _EDITS = {
     "no_pause": "no-pause",
     "last_pass": "last-pass",
+    "arrival_order": "arrival-order",
     "earlier": "early",
     "merge": "merge",
     "asynchronous": "async",

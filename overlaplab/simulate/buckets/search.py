@@ -1,10 +1,10 @@
 """Which buckets would make a recorded run's steps shortest, played.
 
 [Note: best found]
-Tried are the recorded buckets, all caps, and for some backward passes, and for their median, the cutting that is best
-for that pass alone, where a gradient is there once the last rank has it. All are played over all steps, with all ranks,
-other collectives, waits and the host's work as they were recorded. What cannot be best, since its steps take longer
-even at their least (`Least.spans_with_ns`), is not played.
+Tried are the recorded buckets, those that hold gradients in their order of arrival, all caps, and for some backward
+passes, and for their median, the cutting that is best for that pass alone, where a gradient is there once the last rank
+has it. All are played over all steps, with all ranks, other collectives, waits and the host's work as they were
+recorded. What cannot be best, since its steps take longer even at their least (`Least.spans_with_ns`), is not played.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class BucketSearch:
     @cached_property
     def best_found(self) -> BucketsPlayed | None:
         """The shortest of all caps, of lists and of the recorded buckets: see [Note: best found]."""
-        recorded = self._candidates([self._list(self.cut.buckets)] if self.cut.buckets else [])
-        played = (self.best_list, self._shortest(self.caps), self._shortest(recorded))
+        others = [each for each in (self.cut.buckets, self.cut.by_arrival()) if each]
+        played = (self.best_list, self._shortest(self.caps), self._shortest(self._candidates(map(self._list, others))))
         return min((each for each in played if each is not None), key=lambda each: each.mean_ns, default=None)
 
     def best_rows(self) -> Iterator[dict[str, int]]:

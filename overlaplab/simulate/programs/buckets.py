@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import Link, traits_of
+from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.simulate.assign import assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import spared
@@ -63,10 +63,23 @@ class Recutting:
     """How much computation an all-reduce of so many bytes displaces."""
     wake_ns: int
     """What waking up at the end of the backward pass costs it: the mean."""
+    ddp_cap: int | None = None
+    """The cap in bytes of torch's DDP; None of other strategies."""
 
     def cut(self, *caps: int) -> tuple[tuple[str, ...], ...]:
         """The buckets by these caps in bytes; the last one applies to all further buckets."""
         return tuple(map(tuple, assign(self.order, self.sizes, caps)))
+
+    def by_arrival(self) -> tuple[tuple[str, ...], ...] | None:
+        """The buckets that DDP makes once it has learnt in which order gradients arrive, with a first one of at most
+        1 MiB; None where the recorded ones are in that order, or are not DDP's.
+        """
+        program = self.recorded.programs[0]
+        arrived = dict.fromkeys(move.name for move in program if isinstance(move, Mark) and move.word == "gradient")
+        if self.buckets is None or self.ddp_cap is None or set(arrived) != set(self.sizes):
+            return None
+        buckets = tuple(map(tuple, assign([*arrived], self.sizes, [min(self.ddp_cap, MIB), self.ddp_cap])))
+        return None if [set(names) for names in buckets] == [set(names) for names in self.buckets] else buckets
 
     def knows(self, buckets: Buckets) -> bool:
         """Whether T of these buckets is no extrapolation."""
@@ -132,7 +145,18 @@ def recutting(run: Run) -> Recutting | None:
         host_ns=round(fmean(launch.host_ns for launch in launches)),
         displaces=partial(recorded.displaced, "all_reduce"),
         wake_ns=wake_ns(recorded.programs),
+        ddp_cap=_ddp_cap(run.manifest),
     )
+
+
+def _ddp_cap(manifest: Manifest | None) -> int | None:
+    if manifest is None or manifest.strategy != "torch-ddp":
+        return None
+    return int((manifest.bucket_cap_mb or _USUAL_CAP_MB) * MIB)
+
+
+_USUAL_CAP_MB = 25
+"""Of torch's DDP, where nobody says."""
 
 
 def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:

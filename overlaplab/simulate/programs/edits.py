@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -11,10 +11,12 @@ from overlaplab.analyses.exposed import exposed
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Link
+from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
+from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 __all__ = ["EDITS", "Edit", "edited", "host_works", "late_rank"]
@@ -127,6 +129,14 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
 _FEWEST = 2
 
 
+def _by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
+    cut = recutting(run)
+    buckets = None if cut is None else cut.by_arrival()
+    if cut is None or buckets is None:
+        return None
+    return replace(cut, alone=tuple(map(without_displaced, programs))).programs(buckets)
+
+
 def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
     took = transfers(run, run.traces[0], link)
     kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
@@ -145,6 +155,10 @@ EDITS = {
     "last-pass": Edit(
         apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs),
         nothing="no step sends its gradients in several backward passes",
+    ),
+    "arrival-order": Edit(
+        apply=_by_arrival,
+        nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
     "merge": Edit(
         apply=_merged,
