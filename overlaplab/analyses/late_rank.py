@@ -26,8 +26,10 @@ def late_steps(run: Run) -> pd.DataFrame:
     Columns: `step`, `rank` (Int64), `wait_ns` (int64: of all others, whether or not they computed meanwhile).
     """
     table = collectives(run)
-    known = table[table["last_rank"].notna() & ~table["within_clock_error"].fillna(True).astype(bool)]
-    waits = known[known["rank"] != known["last_rank"]].groupby(["step", "last_rank"])["wait_ns"].sum().reset_index()
+    matched = table[table["last_rank"].notna() & ~table["within_clock_error"].fillna(True).astype(bool)]
+    waits = (
+        matched[matched["rank"] != matched["last_rank"]].groupby(["step", "last_rank"])["wait_ns"].sum().reset_index()
+    )
     waits = waits[waits["wait_ns"] > 0].sort_values("wait_ns", ascending=False, kind="stable")
     rows = waits.drop_duplicates("step").sort_values("step").rename(columns={"last_rank": "rank"})
     return rows.astype({"step": "Int64", "rank": "Int64", "wait_ns": "int64"}).reset_index(drop=True)
@@ -63,12 +65,12 @@ def _spent(trace: Trace) -> dict[tuple[str, str | None], int]:
     sums: dict[tuple[str, str | None], int] = {}
     for window in windows:
         left = clip(union([window.start_ns], [window.end_ns]), window.start_ns, window.end_ns)
-        own = [label for label in passes if window.start_ns <= label.start_ns < window.end_ns]
+        in_step = [label for label in passes if window.start_ns <= label.start_ns < window.end_ns]
         for word in ("forward", "backward", "optimizer"):
-            inside = _within([(label.start_ns, label.end_ns) for label in own if label.word == word], left)
+            inside = _within([(label.start_ns, label.end_ns) for label in in_step if label.word == word], left)
             left = subtract(left, inside)
             _add(sums, word, None, subtract(inside, waits))
-        first = min((label.start_ns for label in own if label.word == "forward"), default=window.end_ns)
+        first = min((label.start_ns for label in in_step if label.word == "forward"), default=window.end_ns)
         for phase, begin, end in (("before", window.start_ns, first), ("between", first, window.end_ns)):
             rest = clip(left, begin, end)
             for name, stretch in _named(trace, begin, end):

@@ -29,7 +29,7 @@ from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import recorded
-from overlaplab.evidence.step_kinds import sent_and_done
+from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.load import load_run
 
 __all__ = ["load_ranks"]
@@ -37,7 +37,7 @@ __all__ = ["load_ranks"]
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
-    *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels, sent_and_done),
+    *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels, step_signatures),
 )
 
 

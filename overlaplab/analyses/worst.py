@@ -87,11 +87,11 @@ def _unlike(table: pd.DataFrame) -> pd.Series:
     steps = by[["span_ns", "exposed_comm_ns"]].max()
     kinds = by["step_kind"].first() if "step_kind" in rows else pd.Series(0, index=steps.index)
     unlike = [pd.Series(dtype="float64")]
-    for _, own in kinds.groupby(kinds):
-        away = _unlike_most(steps if len(own) == 1 else steps.loc[own.index])
-        unlike.append(away[away.index.isin(own.index)])
-    found: pd.Series = pd.concat([each for each in unlike if len(each)] or unlike[:1]).sort_index()
-    return found
+    for _, steps_of_kind in kinds.groupby(kinds):
+        away = _unlike_most(steps if len(steps_of_kind) == 1 else steps.loc[steps_of_kind.index])
+        unlike.append(away[away.index.isin(steps_of_kind.index)])
+    outliers: pd.Series = pd.concat([each for each in unlike if len(each)] or unlike[:1]).sort_index()
+    return outliers
 
 
 def _unlike_most(steps: pd.DataFrame) -> pd.Series:

@@ -12,7 +12,7 @@ from overlaplab.evidence.ddp import forward_passes, optimizer_steps
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 
-__all__ = ["period_of", "sent_and_done", "step_kinds"]
+__all__ = ["period_of", "step_kinds", "step_signatures"]
 
 _AS_MANY_BYTES = 1.5
 """Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
@@ -27,14 +27,14 @@ def step_kinds(run: Run) -> dict[int, int]:
     Steps are of one kind where every rank launches as many collectives of each kind in them, of about as many bytes,
     and begins as many forward passes of DDP and optimizer steps. Steps are of one kind if they vary freely.
     """
-    by_rank = [sent_and_done(trace) for trace in run.traces]
+    by_rank = [step_signatures(trace) for trace in run.traces]
     numbers = sorted({number for each in by_rank for number in each})
     signatures = {number: tuple(each.get(number, ()) for each in by_rank) for number in numbers}
-    often = Counter(signatures.values())
-    if len(often) > max(_MOST * len(numbers), 1):
+    occurrences = Counter(signatures.values())
+    if len(occurrences) > max(_MOST * len(numbers), 1):
         return dict.fromkeys(numbers, 0)
     first = {signature: number for number, signature in reversed(signatures.items())}
-    order = sorted(often, key=lambda signature: (-often[signature], first[signature]))
+    order = sorted(occurrences, key=lambda signature: (-occurrences[signature], first[signature]))
     return {number: order.index(signature) for number, signature in signatures.items()}
 
 
@@ -51,7 +51,7 @@ def period_of(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
 
 
 @once_per_trace
-def sent_and_done(trace: Trace) -> dict[int, tuple[object, ...]]:
+def step_signatures(trace: Trace) -> dict[int, tuple[object, ...]]:
     """What each numbered step sends and does, as something that is equal for steps of one kind."""
     windows = [window for window in step_windows(trace) if window.step is not None]
     starts = np.array([window.host_start_ns for window in windows], dtype=np.int64)
@@ -67,11 +67,13 @@ def sent_and_done(trace: Trace) -> dict[int, tuple[object, ...]]:
             sent[place][str(kind)] += 1
             sizes[place] += max(size, 0)
     passes = [_count(spans, starts, ends) for spans in (forward_passes(trace), optimizer_steps(trace))]
-    counts = [(tuple(sorted(own.items())), *(int(each[place]) for each in passes)) for place, own in enumerate(sent)]
+    counts = [
+        (tuple(sorted(by_kind.items())), *(int(each[place]) for each in passes)) for place, by_kind in enumerate(sent)
+    ]
     classes = _size_classes(counts, sizes)
     return {
-        window.step: (*own, size)
-        for window, own, size in zip(windows, counts, classes, strict=True)
+        window.step: (*count, size)
+        for window, count, size in zip(windows, counts, classes, strict=True)
         if window.step is not None
     }
 

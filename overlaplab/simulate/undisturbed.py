@@ -71,17 +71,17 @@ def _weights(run: Run) -> npt.NDArray[np.float64]:
     places = range(len(kinds))
     shares: dict[int, float] = {}
     for kind in set(kinds.tolist()):
-        own = np.flatnonzero(kinds == kind).tolist()
-        period = period_of(own, places) if len(own) < len(kinds) else None
-        shares[kind] = 1 / period if period else len(own) / len(kinds)
+        steps = np.flatnonzero(kinds == kind).tolist()
+        period = period_of(steps, places) if len(steps) < len(kinds) else None
+        shares[kind] = 1 / period if period else len(steps) / len(kinds)
     weights = np.array([shares[kind] / (left & (kinds == kind)).sum() for kind in kinds.tolist()])
     return np.where(left, weights, 0.0)
 
 
 def _kinds(run: Run) -> npt.NDArray[np.int64]:
     """The kind of each step of the first trace."""
-    known = step_kinds(run)
-    return np.array([known.get(window.step or 0, 0) for window in step_windows(run.traces[0])], dtype=np.int64)
+    kind_of_step = step_kinds(run)
+    return np.array([kind_of_step.get(window.step or 0, 0) for window in step_windows(run.traces[0])], dtype=np.int64)
 
 
 def recorded_spans_ns(run: Run) -> npt.NDArray[np.int64]:

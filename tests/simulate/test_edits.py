@@ -12,7 +12,6 @@ from overlaplab_engine.strategies.gradients.buckets import assign as engine_assi
 from overlaplab.simulate.assign import assign
 from overlaplab.simulate.edits.collectives import (
     asynchronous,
-    background,
     earlier,
     halved,
     last_pass_only,
@@ -20,6 +19,7 @@ from overlaplab.simulate.edits.collectives import (
     merged,
     other_collectives,
     spared,
+    wait_a_step_later,
 )
 from overlaplab.simulate.edits.gathers import prefetched
 from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
@@ -191,11 +191,11 @@ def test_averages_after_the_update_are_waited_for_a_step_later() -> None:
     step = [Work(100), Mark("optimizer"), Work(10), Mark("optimizer_end")]
     metric = [Launch("metric", 5), Wait("metric")]
     program: list[Move] = [End(), *metric, *step, *average, End(), *step, End(), *step, End()]
-    later = background([program])
+    later = wait_a_step_later([program])
     assert later == [[End(), *metric, *step, average[0], End(), *step, average[1], End(), *step, End()]]
     assert (spans([program]), spans(later)) == ([[167, 110, 110]], [[115, 110, 110]])
-    assert background([[End(), *metric, *step, End()]]) is None
-    assert background([[End(), *step, Mark("forward"), *average, End()]]) is None, "the pass needs it"
+    assert wait_a_step_later([[End(), *metric, *step, End()]]) is None
+    assert wait_a_step_later([[End(), *step, Mark("forward"), *average, End()]]) is None, "the pass needs it"
 
 
 def sharded(*units: str) -> list[Move]:

@@ -20,8 +20,8 @@ __all__ = [
     "ACTIONS_TITLE",
     "Advised",
     "certainty_words",
+    "explain_actions",
     "listed_actions",
-    "of_step",
     "predicted_words",
     "ranked_actions",
 ]
@@ -68,7 +68,7 @@ class Advised:
 ACTIONS_TITLE = "What would help, by gain per step of training"
 
 
-def ranked_actions(gains: pd.DataFrame, told: pd.DataFrame, loop: Loop) -> tuple[Advised, ...]:
+def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop) -> tuple[Advised, ...]:
     """The actions that shorten a step, in the order in which they are advised.
 
     Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, and its loop. What is
@@ -81,22 +81,22 @@ def ranked_actions(gains: pd.DataFrame, told: pd.DataFrame, loop: Loop) -> tuple
     for each in gains[gains["gain_ns"] > 0].to_dict("records"):
         by_name.setdefault(each["remedy"], []).append(each)
     for action in ACTIONS:
-        rows = told[told["cause"].isin([cause.value for cause in action.causes])]
+        rows = told_rows[told_rows["cause"].isin([cause.value for cause in action.causes])]
         rows = rows.sort_values("exposed_ns", ascending=False, kind="stable")
         for row in by_name.get(action.name, ()):
-            text = action.words(Case(loop=loop, rows=rows, setting=_known(row["setting"]), what=row["what"]))
+            text = action.words(Case(loop=loop, rows=rows, setting=_or_none(row["setting"]), what=row["what"]))
             if text:
                 advised.append(_advised(action, text, row, rows))
-    found = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
-    named = [each for each in advised if each.action.costs != "a search" or found < MAJORITY * each.gain_ns]
-    return tuple(_in_order(named))
+    named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
+    specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
+    return tuple(_in_order(specific))
 
 
 def _advised(action: Action, text: str, row: Row, rows: pd.DataFrame) -> Advised:
     return Advised(
         action=action,
         text=text,
-        setting=_known(row["setting"]),
+        setting=_or_none(row["setting"]),
         what=row["what"],
         gain_ns=int(row["gain_ns"]),
         half_ns=None if pd.isna(row["half_ns"]) else int(row["half_ns"]),
@@ -111,10 +111,10 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
     return worth[:MOST_ACTIONS] if len(worth) > 1 else ()
 
 
-def of_step(actions: Sequence[Advised], told: pd.DataFrame) -> tuple[Advised, ...]:
+def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame) -> tuple[Advised, ...]:
     """The same actions, with what they answer of another step: rows of `told_causes`."""
     return tuple(
-        replace(each, why=_why(told[told["cause"].isin([cause.value for cause in each.action.causes])]))
+        replace(each, why=_why(told_rows[told_rows["cause"].isin([cause.value for cause in each.action.causes])]))
         for each in actions
     )
 
@@ -130,7 +130,7 @@ def _why(rows: pd.DataFrame) -> str:
     return f"{ms(int(largest['exposed_ns']))} {label}"
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if pd.isna(value) else float(value)
 
 

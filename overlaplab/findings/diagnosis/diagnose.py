@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
-from overlaplab.findings.actions.ranked import Advised, of_step, predicted_words, ranked_actions
+from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import OPEN_ALL, Case, in_general, is_undivided
 from overlaplab.findings.diagnosis.causes import cause_words, what_moved
@@ -22,7 +22,7 @@ from overlaplab.findings.diagnosis.other_problems import (
     why_idle,
 )
 from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
-from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, of_kind
+from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
@@ -150,7 +150,7 @@ def diagnose(
     if actions is None:
         actions = () if gains is None else ranked_actions(gains, told, loop)
     else:
-        actions = of_step(actions, told)
+        actions = explain_actions(actions, told)
     all_here = unseen.waits is not None
     shares = _shares(told, bound, window, loop, buckets, actions, gains, all_here=all_here)
     waits = [share for share in shares if share.late_rank is not None]
@@ -201,7 +201,7 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     steps = outlier_steps(table)
     if not steps:
         return None
-    own, others = table[table["step"].isin(steps)], without_steps(of_kind(table, steps[0]), steps)
+    own, others = table[table["step"].isin(steps)], without_steps(steps_of_kind(table, steps[0]), steps)
     others = others if len(others) else without_steps(table, steps)
     figures = [(own, "exposed_comm_ns"), (others, "exposed_comm_ns"), (own, "span_ns"), (others, "span_ns")]
     exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
@@ -417,7 +417,7 @@ def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen
     """Why a diagnosis is about a certain rank and step, which are as `worst_step` got them; `chosen_step`: it chose."""
     ranks = table["rank"].nunique(dropna=False)
     kind = kind_name(table, chosen_step) if step is None else ""
-    steps = of_kind(table, chosen_step)["step"].nunique(dropna=False)
+    steps = steps_of_kind(table, chosen_step)["step"].nunique(dropna=False)
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = "median step by exposed time" if step is None and steps > 1 else ""
     the_step += f" among {kind}" if the_step and kind else ""

@@ -35,19 +35,19 @@ def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_n
         return None
     often = steps["rank"].value_counts()
     if recorded > 1 and int(often[rank]) < CHRONIC * recorded:
-        each = joined([f"rank {other} in {number}" for other, number in often.items()])
+        by_rank = joined([f"rank {other} in {number}" for other, number in often.items()])
         return (
-            f"Which rank is late changes from step to step (of {count(recorded, 'step')} {each}): see whether their"
+            f"Which rank is late changes from step to step (of {count(recorded, 'step')} {by_rank}): see whether their"
             " inputs are equally long."
         )
     of = f"in {often[rank]} of {count(recorded, 'step')}" if recorded > 1 else "in the recorded step"
-    said = f"Rank {rank} was the latest {of}"
+    sentence = f"Rank {rank} was the latest {of}"
     if phases.empty:
-        return f"{said}."
+        return f"{sentence}."
     first = phases.to_dict("records")[0]
     if first["own_ns"] - first["others_ns"] <= LITTLE_GAIN * step_ns:
-        return f"{said}; its passes are as long as the others'."
+        return f"{sentence}; its passes are as long as the others'."
     words, beside = _PHASES[first["phase"]], "the others'" if "take" in _PHASES[first["phase"]] else "the others for"
     if first["what"] is not None and not pd.isna(first["what"]):
         words, beside = f"its {shorten(str(first['what']), 40)} takes", "the others'"
-    return f"{said}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}."
+    return f"{sentence}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}."

@@ -8,10 +8,10 @@ from overlaplab.analyses.worst import damaged_steps, without_outliers, without_s
 from overlaplab.evidence.step_kinds import period_of
 from overlaplab.words import count, ms, numbers_named
 
-__all__ = ["kind_name", "kinds_finding", "of_kind"]
+__all__ = ["kind_name", "kinds_finding", "steps_of_kind"]
 
 
-def of_kind(table: pd.DataFrame, step: int | None) -> pd.DataFrame:
+def steps_of_kind(table: pd.DataFrame, step: int | None) -> pd.DataFrame:
     """The rows of `overlaplab.summary` whose steps are of the same kind as this one."""
     if "step_kind" not in table or step is None:
         return table
@@ -21,8 +21,8 @@ def of_kind(table: pd.DataFrame, step: int | None) -> pd.DataFrame:
 
 def kind_name(table: pd.DataFrame, step: int | None) -> str:
     """How often steps of the same kind as this one come: `one step in 4`; empty where all steps are of one kind."""
-    own = of_kind(table, step)
-    numbers, every = sorted(own["step"].dropna().unique()), sorted(table["step"].dropna().unique())
+    kind_rows = steps_of_kind(table, step)
+    numbers, every = sorted(kind_rows["step"].dropna().unique()), sorted(table["step"].dropna().unique())
     if step is None or len(numbers) == len(every):
         return ""
     period = period_of(numbers, every)
@@ -40,12 +40,14 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     if "step_kind" not in rows or rows["step_kind"].nunique() < 2:
         return None
     parts = []
-    for _, own in rows.groupby("step_kind"):
-        numbers = sorted(map(int, own["step"].unique()))
+    for _, kind_rows in rows.groupby("step_kind"):
+        numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
         named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_NAMED else ""
-        span, exposed = (int(own.groupby("step")[name].max().median()) for name in ("span_ns", "exposed_comm_ns"))
-        unknown = "" if often.startswith("one step in") or _fills(rows, own) else ", how often they come is not known"
+        span, exposed = (int(kind_rows.groupby("step")[name].max().median()) for name in ("span_ns", "exposed_comm_ns"))
+        unknown = (
+            "" if often.startswith("one step in") or _fills(rows, kind_rows) else ", how often they come is not known"
+        )
         parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed{unknown}")
     mean = float(table["span_ns"].mean())
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
@@ -55,9 +57,9 @@ _MOST_NAMED = 4
 """Steps."""
 
 
-def _fills(rows: pd.DataFrame, own: pd.DataFrame) -> bool:
+def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:
     """Whether all other kinds come periodically, so that this one has the rest."""
-    others = [kind for kind in rows["step_kind"].unique() if kind not in set(own["step_kind"])]
+    others = [kind for kind in rows["step_kind"].unique() if kind not in set(kind_rows["step_kind"])]
     steps = sorted(rows["step"].dropna().unique())
     return all(
         period_of(sorted(rows.loc[rows["step_kind"] == kind, "step"].unique()), steps) is not None for kind in others

@@ -15,7 +15,6 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, W
 
 __all__ = [
     "asynchronous",
-    "background",
     "earlier",
     "halved",
     "last_pass_only",
@@ -23,6 +22,7 @@ __all__ = [
     "merged",
     "other_collectives",
     "spared",
+    "wait_a_step_later",
 ]
 
 _LONG = 0.02
@@ -135,7 +135,7 @@ def asynchronous(programs: Sequence[Program]) -> list[list[Move]] | None:
     return changed if changed != [list(program) for program in programs] else None
 
 
-def background(programs: Sequence[Program]) -> list[list[Move]] | None:
+def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Other collectives that are launched after a step's last optimizer step, such as averages of parameters, waited
     for when the next step ends; None where there are none.
     """

@@ -30,25 +30,25 @@ def larger_units(programs: Sequence[Program], together: int, takes: Takes) -> li
     if len(order) < 2 * together or any(unit_order(program) != order for program in programs):
         return None
     group_of = {unit: place // together for place, unit in enumerate(order)}
-    return [_larger(program, group_of, takes) for program in programs]
+    return [_merge_units(program, group_of, takes) for program in programs]
 
 
-def _larger(program: Program, group_of: dict[str, int], takes: Takes) -> list[Move]:
-    kept, gone = _merge(program, group_of, takes)
+def _merge_units(program: Program, group_of: dict[str, int], takes: Takes) -> list[Move]:
+    merged, absorbed = _merge_collectives(program, group_of, takes)
     units = {move.key: move.what for move in program if isinstance(move, Launch) and move.role == "scatter"}
-    last = {place for place, move in enumerate(program) if isinstance(move, Launch) and move.role == "gather"}
+    gathers = {place for place, move in enumerate(program) if isinstance(move, Launch) and move.role == "gather"}
     moves: list[Move] = []
     spared: str | None = None  # the unit whose host work is left out
     for place, move in enumerate(program):
-        if place in last:
+        if place in gathers:
             assert isinstance(move, Launch)
-            spared = move.what if move.key in gone else None
+            spared = move.what if move.key in absorbed else None
         if isinstance(move, End | Mark) or (isinstance(move, Wait) and move.key in units and units[move.key] == spared):
             spared = None
-        if isinstance(move, Launch | Wait) and move.key in gone:
+        if isinstance(move, Launch | Wait) and move.key in absorbed:
             continue
-        if isinstance(move, Launch) and move.key in kept:
-            moves.append(kept[move.key])
+        if isinstance(move, Launch) and move.key in merged:
+            moves.append(merged[move.key])
         elif isinstance(move, Work) and spared is not None:
             moves.append(Work(move.ns - move.idle_ns))
         else:
@@ -56,10 +56,12 @@ def _larger(program: Program, group_of: dict[str, int], takes: Takes) -> list[Mo
     return moves
 
 
-def _merge(program: Program, group_of: dict[str, int], takes: Takes) -> tuple[dict[Hashable, Launch], set[Hashable]]:
+def _merge_collectives(
+    program: Program, group_of: dict[str, int], takes: Takes
+) -> tuple[dict[Hashable, Launch], set[Hashable]]:
     """The collectives that carry others' bytes, by key, and those that are no longer launched."""
-    kept: dict[Hashable, Launch] = {}
-    gone: set[Hashable] = set()
+    merged: dict[Hashable, Launch] = {}
+    absorbed: set[Hashable] = set()
     for role in ("gather", "scatter"):
         launches = [move for move in program if isinstance(move, Launch) and move.role == role]
         runs: list[list[Launch]] = []
@@ -76,6 +78,6 @@ def _merge(program: Program, group_of: dict[str, int], takes: Takes) -> tuple[di
             each_ns = [launch.transfer_ns for launch in run]
             took_ns = takes(carries.kind, size)
             took_ns = sum(each_ns) if took_ns is None else min(max(took_ns, *each_ns), sum(each_ns))
-            kept[carries.key] = replace(carries, bytes=size, transfer_ns=took_ns)
-            gone |= {launch.key for launch in run if launch is not carries}
-    return kept, gone
+            merged[carries.key] = replace(carries, bytes=size, transfer_ns=took_ns)
+            absorbed |= {launch.key for launch in run if launch is not carries}
+    return merged, absorbed

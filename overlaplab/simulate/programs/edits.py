@@ -169,7 +169,7 @@ EDITS = {
         nothing="no such collective is waited for between the passes",
     ),
     "background": Edit(
-        apply=lambda _run, programs, _value, _link: collectives.background(programs),
+        apply=lambda _run, programs, _value, _link: collectives.wait_a_step_later(programs),
         nothing="no such collective is launched after an optimizer step",
     ),
     "early": Edit(
