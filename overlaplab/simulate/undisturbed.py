@@ -19,6 +19,7 @@ __all__ = [
     "disturbed",
     "mean_step_ns",
     "recorded_spans_ns",
+    "step_weights",
     "undisturbed_spans_ns",
     "undisturbed_steps",
 ]
@@ -61,12 +62,12 @@ def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:
     """How long a step of a training takes, of times of shape (ranks, steps): the mean over the ranks and the
     undisturbed steps, each kind of steps as often as it comes.
     """
-    return float(np.average(spans_ns.mean(axis=0), weights=_weights(run)))
+    return float(np.average(spans_ns.mean(axis=0), weights=step_weights(run)))
 
 
 @once_per_run
-def _weights(run: Run) -> npt.NDArray[np.float64]:
-    """How much each step of the first trace counts; 0 where it is disturbed."""
+def step_weights(run: Run) -> npt.NDArray[np.float64]:
+    """How much each step of the first trace counts in the mean; 0 where it is disturbed."""
     kinds, left = _kinds(run), undisturbed_steps(run)
     places = range(len(kinds))
     shares: dict[int, float] = {}

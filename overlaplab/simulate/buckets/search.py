@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play
 from overlaplab.simulate.programs.buckets import Recutting, recutting, takes_behind
 from overlaplab.simulate.programs.times import behind
-from overlaplab.simulate.undisturbed import TIE, undisturbed_steps
+from overlaplab.simulate.undisturbed import TIE, step_weights
 
 __all__ = ["BucketSearch", "BucketsPlayed", "bucket_search"]
 
@@ -79,7 +80,7 @@ def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
                 measured=None,
             )
         least = None if cut is None else least_of(cut)
-        searches[link] = None if least is None else BucketSearch(least, undisturbed_steps(run))
+        searches[link] = None if least is None else BucketSearch(least, step_weights(run))
     return searches[link]
 
 
@@ -92,10 +93,10 @@ def _searches(run: Run) -> dict[Link | None, BucketSearch | None]:
 class BucketSearch:
     """Plays buckets, each once, and finds the best."""
 
-    def __init__(self, least: Least, steps: npt.NDArray[np.bool_]) -> None:
-        """`steps`: those that settings are compared by."""
+    def __init__(self, least: Least, weights: npt.NDArray[np.float64]) -> None:
+        """`weights`: how much each step counts, see `undisturbed.step_weights`."""
         self.least = least
-        self._steps = steps
+        self._weights = weights
         self._spans: dict[Names, Times | None] = {}
 
     @property
@@ -258,7 +259,7 @@ class BucketSearch:
         return self._spans[buckets]
 
     def _mean_ns(self, spans_ns: Times) -> float:
-        return float(spans_ns[:, self._steps].mean())
+        return float(np.average(spans_ns.mean(axis=0), weights=self._weights))
 
     def _best_counts(self, ready_ns: Times) -> tuple[int, ...]:
         """How many gradients each bucket holds with which computation and the last bucket end first."""
@@ -283,4 +284,6 @@ class BucketSearch:
     def _least_ns(self, buckets: Names) -> float:
         if buckets == self.cut.buckets:  # these launches cost what they cost, others the mean
             return self._mean_ns(self.cut.spans_ns(buckets))
-        return float(self.least.spans_with_ns(buckets)[self._steps].mean()) * (1 - _ROUGH)
+        if tuple(chain.from_iterable(buckets)) != self.cut.order:
+            return 0.0  # the least is that of cuttings in one order
+        return float(np.average(self.least.spans_with_ns(buckets), weights=self._weights)) * (1 - _ROUGH)
