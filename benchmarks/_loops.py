@@ -144,7 +144,11 @@ def main(
     workers = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
     items = iter(DataLoader(Slow(loads), batch_size=1, **workers)) if loads is not None else None
     with Recorder(out, ddp, steps=STEPS) as recorder:
-        for _ in range(STEPS + 3):
+        for number in range(STEPS + 3):
+            if loop == "lengths":  # one rank's input is 1.4 times as long, the other one's in the next step
+                length = 1.2 if mended else (1.0, 1.4)[(number + dist.get_rank()) % 2]
+                for layer in model.modules():
+                    layer.slower = length  # type: ignore[assignment]
             if items is not None:
                 next(items)
             train(loop, ddp, mended=mended)

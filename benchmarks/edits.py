@@ -32,6 +32,7 @@ LOOPS = {
     "large-embedding": [Setting(without_parameter="0.weight")],
     "full-precision": [Setting(edits=(("half-bytes", None),))],
     "sync-batch-norm": [Setting(edits=(("leave-out", None),))],
+    "lengths": [Setting(edits=(("even-work", None),))],
     "registration-order": [Setting(edits=(("arrival-order", None),))],
     "one-bucket": [Setting(bucket_cap_mb=0.12)],
 }

@@ -14,7 +14,10 @@ from overlaplab.evidence.passes import passes_of
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
 
-__all__ = ["late_rank_phases", "late_steps"]
+__all__ = ["CHRONIC", "is_chronic", "late_rank_phases", "late_steps"]
+
+CHRONIC = 0.8
+"""Of the steps: a rank that is the latest in fewer is not late as such."""
 
 _COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
@@ -33,6 +36,12 @@ def late_steps(run: Run) -> pd.DataFrame:
     waits = waits[waits["wait_ns"] > 0].sort_values("wait_ns", ascending=False, kind="stable")
     rows = waits.drop_duplicates("step").sort_values("step").rename(columns={"last_rank": "rank"})
     return rows.astype({"step": "Int64", "rank": "Int64", "wait_ns": "int64"}).reset_index(drop=True)
+
+
+def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
+    """Whether it is about always the same rank, in rows of `late_steps` of so many recorded steps; also of one step."""
+    often = steps["rank"].value_counts()
+    return recorded <= 1 or often.empty or int(often.max()) >= CHRONIC * recorded
 
 
 def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:

@@ -46,9 +46,6 @@ SMALL_CAUSE = 0.05
 CAP_TIE = 0.01
 """Of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
 
-CHRONIC = 0.8
-"""Of the steps: a rank that is late in fewer is not said to be late as such."""
-
 # How many of a kind are named before the rest is summed up.
 MOST_CAUSES = 3
 """Causes of exposed communication."""

@@ -125,7 +125,7 @@ class RunTables:
     @cached_property
     def late_reason(self) -> str | None:
         """Why the rank is late that others wait for, where the wait for it matters."""
-        balance = self.gains[self.gains["remedy"] == "balance"]
+        balance = self.gains[self.gains["remedy"].isin(["balance", "even_work"])]
         if balance.empty or int(balance["gain_ns"].iloc[0]) <= LITTLE_GAIN * int(balance["step_ns"].iloc[0]):
             return None
         late = analyses.late_steps(self.run)

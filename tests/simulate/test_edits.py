@@ -22,7 +22,7 @@ from overlaplab.simulate.edits.collectives import (
     wait_a_step_later,
 )
 from overlaplab.simulate.edits.gathers import prefetched
-from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
+from overlaplab.simulate.edits.hosts import balanced, evened, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units, unit_order
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 
@@ -223,3 +223,16 @@ def test_units_that_follow_each_other_are_one() -> None:
     assert longest < recorded
     assert likely == longest - 4 * 12
     assert larger_units([program], 4, lambda _kind, size: size) is None
+
+
+def test_all_ranks_work_as_long_in_each_step_as_in_the_mean() -> None:
+    """What is before the first step, and what others than work take, stays."""
+    meet = [Launch("a", 10), Wait("a")]
+    programs: list[list[Move]] = [
+        [Work(5), End(), Work(100, idle_ns=40), *meet, End(), Work(300), End()],
+        [Work(5), End(), Work(200), *meet, End(), Work(100), End()],
+    ]
+    even = evened(programs)
+    assert even[0] == [Work(5), End(), Work(150, idle_ns=60), *meet, End(), Work(200), End()]
+    assert even[1] == [Work(5), End(), Work(150), *meet, End(), Work(200), End()]
+    assert (spans(programs), spans(even)) == ([[210, 300], [210, 100]], [[160, 200]] * 2)

@@ -60,6 +60,7 @@ ACTIONS = (
     Action(name="schedule", causes=(Cause.BUBBLE, Cause.SEND), words=words.of_pipeline("schedule")),
     Action(name="microbatches", causes=(Cause.BUBBLE,), words=words.of_pipeline("microbatches")),
     Action(name="balance", causes=(Cause.STRAGGLER,), words=words.balance),
+    Action(name="even_work", causes=(Cause.STRAGGLER,), words=words.always(words.EVEN_WORK)),
     Action(name="earlier", causes=(Cause.QUEUED,), words=words.earlier),
     Action(
         name="no_pause",

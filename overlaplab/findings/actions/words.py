@@ -282,6 +282,7 @@ OPEN_ALL = (
     " part of it may be waiting for other ranks"
 )
 LAST_PASS = "no_sync() in every backward pass but the last of a step"
+EVEN_WORK = "inputs of equal length on all ranks: another one is late from step to step"
 ARRIVAL_ORDER = (
     "find_unused_parameters=False, or static_graph=True: then DDP puts gradients into buckets in the order in which"
     " they arrive, which it did not here"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.thresholds import CHRONIC, LITTLE_GAIN
+from overlaplab.analyses.late_rank import is_chronic
+from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import count, joined, ms, shorten
 
 __all__ = ["late_reason", "latest_rank"]
@@ -34,7 +35,7 @@ def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_n
     if rank is None:
         return None
     often = steps["rank"].value_counts()
-    if recorded > 1 and int(often[rank]) < CHRONIC * recorded:
+    if not is_chronic(steps, recorded):
         by_rank = joined([f"rank {other} in {number}" for other, number in often.items()])
         return (
             f"Which rank is late changes from step to step (of {count(recorded, 'step')} {by_rank}): see whether their"

@@ -2,6 +2,7 @@
 
 [Note: remedies]
 - `balance`: the rank that was waited for most takes as long as the others (`setting`: its rank).
+- `even_work`: all ranks work equally long in each step, where another one is late from step to step.
 - `host_work`: what the host does between its passes, such as loading data, is not done (`what`: its name).
 - `no_pause`: the host does not pause.
 - `last_pass`: gradients are sent in the last backward pass of a step alone.
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from overlaplab.analyses.late_rank import is_chronic, late_steps
 from overlaplab.causes import Cause
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
@@ -52,6 +54,7 @@ __all__ = ["REMEDIES", "gains", "remedies"]
 
 REMEDIES = {
     "balance": (Cause.STRAGGLER,),
+    "even_work": (Cause.STRAGGLER,),
     "host_work": (Cause.STRAGGLER, Cause.GAP),
     "no_pause": (Cause.GAP,),
     "arrival_order": (Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK),
@@ -177,7 +180,10 @@ def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]
     programs, link = recorded.programs, run.manifest.link if run.manifest else None
     if (late := late_rank(run)) is not None:
         rank = run.traces[late].rank or 0
-        yield "balance", {"setting": float(rank)}, edited(run, programs, [("balance", str(rank))], link)
+        if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
+            yield "balance", {"setting": float(rank)}, edited(run, programs, [("balance", str(rank))], link)
+        else:
+            yield "even_work", {}, edited(run, programs, [("even-work", None)], link)
     least_ns = _MUCH * (np.diff(play(programs).ends_ns[0])).sum()
     for name, ns in host_works(programs).items():
         if ns > least_ns:

@@ -11,7 +11,7 @@ import numpy as np
 from overlaplab.simulate.edits.steps import work_by_step
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["balanced", "without_host_work", "without_pauses"]
+__all__ = ["balanced", "evened", "without_host_work", "without_pauses"]
 
 
 def balanced(programs: Sequence[Program], late: int) -> list[Program]:
@@ -34,6 +34,21 @@ def balanced(programs: Sequence[Program], late: int) -> list[Program]:
             step += isinstance(move, End)
             changed.append(_scaled(move, factors[step]) if isinstance(move, Work) else move)
     return [changed if place == late else program for place, program in enumerate(programs)]
+
+
+def evened(programs: Sequence[Program]) -> list[Program]:
+    """Every rank works as long in each step as all do in the mean, as with inputs of equal length."""
+    works = np.array([work_by_step(program) for program in programs], dtype=np.float64)
+    factors = works.mean(axis=0) / np.maximum(works, 1)
+    changed: list[Program] = []
+    for program, by_step in zip(programs, factors, strict=True):
+        moves: list[Move] = []
+        step = 0
+        for move in program:
+            step += isinstance(move, End)
+            moves.append(_scaled(move, by_step[step]) if isinstance(move, Work) and step else move)
+        changed.append(moves)
+    return changed
 
 
 def without_pauses(program: Program) -> list[Move]:

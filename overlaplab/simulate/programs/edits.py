@@ -13,7 +13,7 @@ from overlaplab.events import Run
 from overlaplab.manifest import Link
 from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits import collectives
-from overlaplab.simulate.edits.hosts import balanced, without_host_work, without_pauses
+from overlaplab.simulate.edits.hosts import balanced, evened, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
 from overlaplab.simulate.programs.buckets import recutting
@@ -145,6 +145,10 @@ def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None)
 
 EDITS = {
     "balance": Edit(value="RANK", apply=_balance, nothing="no rank was waited for"),
+    "even-work": Edit(
+        apply=lambda _run, programs, _value, _link: evened(programs) if len(programs) > 1 else None,
+        nothing="it has one rank",
+    ),
     "no-pause": Edit(apply=_no_pauses, nothing="the host does not pause"),
     "without-host-work": Edit(
         value="NAME",
