@@ -550,6 +550,14 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("against", "text", "against", "The exposed time of the causes that it answers."),
         Column("memory_bytes", "bytes", "more memory", "How much more each rank would hold, at most.", short="more MB"),
     ),
+    ("late_rank_phases",): (
+        Column("phase", "text", "phase", "Which pass of the step, or what comes before or between them."),
+        Column("what", "text", "host work", "What the host does meanwhile, by the name of its range."),
+        Column(
+            "own_ns", "ns", "late rank", "How long the late rank takes in a mean step, but for exposed communication."
+        ),
+        Column("others_ns", "ns", "others", "How long the others take, in the median."),
+    ),
     ("pipeline", "pipeline_ranks", "pipeline_steps"): (
         Column("pipeline", "count", "pipeline", "Which of several pipelines side by side, from 0."),
     ),

@@ -75,6 +75,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["transfer_lines"] = analyses.transfer_lines(overlaplab.load_run(SAMPLE))
     found["slowdowns"] = analyses.slowdowns(overlaplab.load_run(folder / "foreign"))
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
+    sampled = overlaplab.load_run(SAMPLE)
+    found["late_steps"] = analyses.late_steps(sampled)
+    found["late_rank_phases"] = analyses.late_rank_phases(sampled, 0)
     found["advise"] = advise(overlaplab.load_run(SAMPLE))
     stages = made_pipeline(folder / "stages")
     found |= {name: getattr(analyses, name)(stages) for name in ("pipeline", "pipeline_ranks", "pipeline_steps")}

@@ -103,7 +103,7 @@ def test_every_option_changes_the_prediction(
         ((SWEEP / "cap-1", "--schedule", "1f1b"), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--microbatches", 2), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--stages", "2,x"), "--stages 2,x are not the layers of each stage"),
-        ((SWEEP / "cap-1", "--edit", "faster"), "no edit is called faster. Known: balance, no-pause, "),
+        ((SWEEP / "cap-1", "--edit", "faster"), "no edit is called faster. Known: balance, even-work, "),
         ((SWEEP / "cap-1", "--edit", "cap=x"), "--edit cap=x: no value for cap. As in cap=4"),
         ((SWEEP / "cap-1", "--edit", "caps=1,0"), "caps must be above 0"),
         ((SWEEP / "cap-1", "--edit", "cap=nan"), "bucket_cap_mb must be above 0, not nan"),

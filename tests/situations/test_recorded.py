@@ -51,6 +51,7 @@ ANSWERS = {
     "16e-engine-straggler-bound": Answer(advice="making rank 1 as fast as the others", gained_ms=120),
     "17-dataloader-of-all": Answer(advice="loading data in the background", gained_ms=40, misses_ms=9.0),
     "registration-order": Answer(advice="find_unused_parameters=False, or static_graph=True", gained_ms=34.1),
+    "late-rank-changes": Answer(advice="inputs of equal length on all ranks", gained_ms=16.4),
     "19-syncbn": Answer(advice="doing without the 12 all-reduces that wait", gained_ms=87),
 }
 """By folder. `12-zero1-one-bucket` is missing, where half the bytes, which gains more, is advised before a cap."""
