@@ -111,7 +111,7 @@ def little_gains(found: Diagnosis) -> list[str]:
     return [
         *said,
         *re.findall(
-            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)(?!\. Predicted|, against)",
+            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)(?!\. Predicted|, against|: −)",
             found.advice,
         ),
     ]
