@@ -98,7 +98,7 @@ def test_every_screen_says_the_cause_and_the_remedy(
     summary = summary_section(tables, found, None)
     assert summary.advice == (findings.what_to_do(found),)
     if found.is_problem:
-        causes = next(block for block in summary.blocks if isinstance(block, Bars))
+        causes = next(block for block in summary.blocks if isinstance(block, Bars) and block.key == "causes")
         own = next(bar for bar in causes.bars if situation.label in bar.label)
         assert any(line in found.advice for line in own.lines)
 
