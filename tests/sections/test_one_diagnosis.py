@@ -91,7 +91,8 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
     causes = {cause.label for cause in Cause if cause.label in text and cause.label not in labels}
     rest = text
     ahead = () if found.ahead is None else (f"with prefetch {found.ahead[0]}", f"prefetch {found.ahead[0]}")
-    for said in (found.advice, found.headline, *ahead, *(share.remedy for share in found.causes)):
+    actions = [each.short for each in found.actions]
+    for said in (found.advice, found.headline, *ahead, *(share.remedy for share in found.causes), *actions):
         rest = rest.replace(said, "")
     remedies = REMEDIES.findall(rest)
     wrong = [f"rank {number}" for number in sorted(ranks) if f"rank {number}" not in own]
