@@ -29,6 +29,7 @@ from overlaplab.findings.across_runs.sweeps import (
     sweep_title,
 )
 from overlaplab.findings.actions.ranked import ACTIONS_TITLE, Advised, certainty_words, listed_actions
+from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.advice import (
     advice_lines,
     advice_refused,
@@ -66,7 +67,7 @@ from overlaplab.findings.costs import (
     sent_notes,
     unknown_sizes,
 )
-from overlaplab.findings.diagnosis.causes import cause_words, collective_label, rank_and_step
+from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
     CauseShare,
     Diagnosis,

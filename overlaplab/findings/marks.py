@@ -9,7 +9,8 @@ from urllib.parse import unquote
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.findings.diagnosis.causes import cause_words, collective_label
+from overlaplab.findings.actions.words import cause_words
+from overlaplab.findings.diagnosis.causes import collective_label
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.vocabulary import label_fields, label_list
 from overlaplab.words import kind_word, shorten, size_exact

@@ -93,7 +93,7 @@ class RunTables:
         if self.summary.empty:
             return None
         window = analyses.worst_step(self.summary, rank, step)
-        at, on = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
+        at, on = _place_of(window)
         if (rank, step) != (None, None) and self.diagnosis and (at, on) == (self.diagnosis.rank, self.diagnosis.step):
             return self.diagnosis
         chosen = findings.where_chosen(self.summary, rank, step, on)
@@ -137,9 +137,7 @@ class RunTables:
     @cached_property
     def _speaks(self) -> tuple[int | None, int | None]:
         """The rank and step that speak for the run."""
-        window = analyses.worst_step(self.summary)
-        rank, step = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
-        return rank, step
+        return _place_of(analyses.worst_step(self.summary))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -186,6 +184,12 @@ class RunTables:
     def manifest(self) -> Manifest | None:
         """The run's manifest."""
         return self.run.manifest
+
+
+def _place_of(window: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The rank and step of a row of `summary`."""
+    rank, step = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
+    return rank, step
 
 
 def _only(rank: int | None, step: int | None) -> Selection:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.table import ACTIONS, Action
-from overlaplab.findings.actions.words import Case
+from overlaplab.findings.actions.words import Case, cause_words
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
 from overlaplab.words import ms, percent
@@ -81,7 +81,7 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop) -> 
     for each in gains[gains["gain_ns"] > 0].to_dict("records"):
         by_name.setdefault(each["remedy"], []).append(each)
     for action in ACTIONS:
-        rows = told_rows[told_rows["cause"].isin([cause.value for cause in action.causes])]
+        rows = _answered(action, told_rows)
         rows = rows.sort_values("exposed_ns", ascending=False, kind="stable")
         for row in by_name.get(action.name, ()):
             text = action.words(Case(loop=loop, rows=rows, setting=_or_none(row["setting"]), what=row["what"]))
@@ -113,10 +113,12 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
 
 def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame) -> tuple[Advised, ...]:
     """The same actions, with what they answer of another step: rows of `told_causes`."""
-    return tuple(
-        replace(each, why=_why(told_rows[told_rows["cause"].isin([cause.value for cause in each.action.causes])]))
-        for each in actions
-    )
+    return tuple(replace(each, why=_why(_answered(each.action, told_rows))) for each in actions)
+
+
+def _answered(action: Action, told_rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose cause an action answers."""
+    return told_rows[told_rows["cause"].isin(action.causes)]
 
 
 def _why(rows: pd.DataFrame) -> str:
@@ -126,7 +128,7 @@ def _why(rows: pd.DataFrame) -> str:
     by = rows.groupby(["cause", "late_rank"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     late = largest["late_rank"]
-    label = Cause(largest["cause"]).label if pd.isna(late) else f"waited for rank {late}"
+    label = cause_words(Cause(largest["cause"]), None if pd.isna(late) else int(late))
     return f"{ms(int(largest['exposed_ns']))} {label}"
 
 

@@ -14,9 +14,9 @@ from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
-from overlaplab.words import count, kind_word, shorten
+from overlaplab.words import count, kind_word, rank_word, shorten
 
-__all__ = ["SCHEDULES", "Case", "cap_words", "first_bucket_words", "pipeline_words"]
+__all__ = ["SCHEDULES", "Case", "cap_words", "cause_words", "first_bucket_words", "pipeline_words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,13 @@ class Case:
 
 
 Words = Callable[[Case], str]
+
+
+def cause_words(cause: Cause, late_rank: int | None = None) -> str:
+    """A cause in words: `waited for rank 3`."""
+    if cause is Cause.STRAGGLER and late_rank is not None:
+        return f"waited for rank {rank_word(late_rank)}"
+    return cause.label
 
 
 def always(text: str) -> Words:

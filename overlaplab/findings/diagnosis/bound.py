@@ -77,17 +77,6 @@ def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
     return max(exposed - unavoidable, 0)
 
 
-def gains_by_half_the_bytes(bound: Mapping[str, Any], exposed: int) -> int | None:
-    """How much shorter the step could be at most if every collective sent half as much, in ns; None where unknown.
-
-    No more than all transfers together get shorter, and than what then remains exposed at least leaves.
-    """
-    if pd.isna(bound.get("half_bound_ns")):
-        return None
-    left = max(int(bound["half_bound_ns"]) - int(bound["compute_ns"]), 0)
-    return max(min(int(bound["transfer_ns"]) - int(bound["half_transfer_ns"]), exposed - left), 0)
-
-
 def unavoidable_ns(bound: Mapping[str, Any], exposed_ns: int) -> int:
     """How much of so much exposed time no buckets hide, in ns, or, where their best are unknown, no schedule at all.
 

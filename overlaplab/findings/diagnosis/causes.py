@@ -12,13 +12,6 @@ from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
 from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
 
 
-def cause_words(cause: Cause, late_rank: int | None = None) -> str:
-    """A cause in words: `waited for rank 3`."""
-    if cause is Cause.STRAGGLER and late_rank is not None:
-        return f"waited for rank {rank_word(late_rank)}"
-    return cause.label
-
-
 def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:
     """The collective of a row of `overlaplab.exposed`, with its number in `collectives`: `bucket 3, all-reduce 19`."""
     if pd.isna(row["collective"]):

@@ -12,8 +12,8 @@ from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions
 from overlaplab.findings.actions.table import ACTIONS
-from overlaplab.findings.actions.words import OPEN_ALL, Case, in_general, is_undivided
-from overlaplab.findings.diagnosis.causes import cause_words, what_moved
+from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided
+from overlaplab.findings.diagnosis.causes import what_moved
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,

@@ -33,7 +33,6 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.late_rank import is_chronic, late_steps
-from overlaplab.causes import Cause
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.simulate.advice.depths import best_depth
@@ -50,32 +49,11 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
-__all__ = ["REMEDIES", "gains", "remedies"]
+__all__ = ["gains", "remedies"]
 
-REMEDIES = {
-    "balance": (Cause.STRAGGLER,),
-    "even_work": (Cause.STRAGGLER,),
-    "host_work": (Cause.STRAGGLER, Cause.GAP),
-    "no_pause": (Cause.GAP,),
-    "arrival_order": (Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK),
-    "last_pass": (Cause.LINK, Cause.TAIL, Cause.QUEUED),
-    "prefetch": (Cause.LATE,),
-    "earlier": (Cause.QUEUED,),
-    "merge": (Cause.BLOCKING, Cause.QUEUED),
-    "asynchronous": (Cause.BLOCKING, Cause.QUEUED),
-    "background": (Cause.BLOCKING, Cause.LINK, Cause.TAIL),
-    "larger_units": (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
-    "first_bucket": (Cause.TAIL, Cause.QUEUED),
-    "cap": (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE),
-    "strategy": (Cause.BLOCKING,),
-    "leave_out": (Cause.BLOCKING, Cause.QUEUED),
-    "one_gradient_less": (Cause.LINK, Cause.TAIL),
-    "half_the_bytes": (Cause.LINK, Cause.TAIL, Cause.QUEUED),
-}
-"""The causes of exposed time that each remedy answers; remedies that cost more come later."""
 _COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
-    **dict.fromkeys(("remedy", "cause"), "object"),
+    "remedy": "object",
     "setting": "float64",
     "what": "object",
     **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
@@ -108,9 +86,9 @@ _MOST = 0.5
 
 
 def remedies(run: Run) -> pd.DataFrame:
-    """What each remedy that can be played would gain, for every rank and step: one row per cause that it answers.
+    """What each remedy that can be played would gain, for every rank and step.
 
-    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `cause` (a `Cause`'s value), `setting` (float64:
+    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `setting` (float64:
     the number that the remedy is about, NaN for none), `what` (the name that it is about, None for none), `gain_ns`
     (how much shorter the rank's step would be; negative if longer), `step_ns` (how long it would take; both int64). No
     rows where the run cannot be played, see `plain_programs`, nor of remedies that change nothing.
@@ -122,7 +100,7 @@ def remedies(run: Run) -> pd.DataFrame:
                 row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": np.nan, "what": None}
                 row |= {key: value for key, value in about.items() if key in row}
                 row |= {"gain_ns": took - takes, "step_ns": takes}
-                rows += [row | {"cause": cause.value} for cause in REMEDIES[name]]
+                rows.append(row)
     return _table(rows)
 
 
