@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Manifest, played_phantoms
 
 __all__ = [
     "COLLECTIVE_COLUMNS",
@@ -244,3 +244,10 @@ def extent(trace: Trace) -> tuple[int, int] | None:
     if not len(starts):
         return None
     return int(starts.min()), int((starts + trace.events["dur_ns"]).max())
+
+
+def missing_ranks(run: Run) -> int:
+    """How many of the job's ranks have no trace here, as run.json or the traces tell; emulated ones are not missing."""
+    told = [trace.world_size or 1 for trace in run.traces]
+    world = max([run.manifest.world_size, *told] if run.manifest else told, default=0)
+    return max(world - len(run.traces) - played_phantoms(run.manifest), 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +18,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Trace, Work, classify, launchers, matching, once_per_trace
+from overlaplab.events import Run, Trace, Work, classify, launchers, matching, once_per_trace, thread_numbers
+from overlaplab.evidence.launches import spans_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import is_runtime_category
 
-__all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events"]
+__all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events", "longest_wait"]
 
 _EMULATED = ("emulated_link_begin", "emulated_link_wait")
 """The kernels at the beginning and the end of a collective (engine/overlaplab_engine/network/device_clock.py)."""
@@ -59,6 +61,8 @@ class DeviceEvent:
 class Blocking:
     """A call in which the host waited for a device event, in absolute ns."""
 
+    row: int
+    """Of the trace's events."""
     start_ns: int
     end_ns: int
     until: int
@@ -144,12 +148,30 @@ def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
     by_end = sorted(range(len(found)), key=lambda place: found[place].end_ns)
     ends = [found[place].end_ns for place in by_end]
     spans = events.loc[waits, ["ts_ns", "dur_ns"]].to_numpy(np.int64).tolist()
-    blocking = (_blocking(start, start + took, found, by_end, ends) for start, took in spans)
+    rows = np.flatnonzero(waits).tolist()
+    blocking = (
+        _blocking(row, start, start + took, found, by_end, ends) for row, (start, took) in zip(rows, spans, strict=True)
+    )
     return tuple(call for call in blocking if call is not None)
 
 
+def longest_wait(run: Run) -> str | None:
+    """The operator in which hosts waited for their devices for longest, or else the call; None if they did not."""
+    took: dict[str, int] = defaultdict(int)
+    for trace in run.traces:
+        operators = spans_of(trace, (trace.events["category"] == "cpu_op").to_numpy()).sort_values("start_ns")
+        starts, ends, threads, rows = (operators[name].to_numpy() for name in ("start_ns", "end_ns", "thread", "event"))
+        calls = blocking_calls(trace)
+        own = thread_numbers(trace.events, np.array([call.row for call in calls], dtype=np.int64))
+        for call, thread in zip(calls, own, strict=True):
+            around = np.flatnonzero((threads == thread) & (starts <= call.start_ns) & (call.end_ns <= ends))
+            row = rows[around[0]] if len(around) else call.row  # the outermost
+            took[str(trace.events["name"].iloc[row])] += call.end_ns - call.start_ns
+    return max(took, key=lambda name: took[name], default=None)
+
+
 def _blocking(
-    start_ns: int, end_ns: int, found: Sequence[DeviceEvent], by_end: Sequence[int], ends: Sequence[int]
+    row: int, start_ns: int, end_ns: int, found: Sequence[DeviceEvent], by_end: Sequence[int], ends: Sequence[int]
 ) -> Blocking | None:
     """It waited for what ended last while it was on, of what had been launched."""
     for place in reversed(by_end[: bisect_right(ends, end_ns + _GRAIN_NS)]):
@@ -157,5 +179,5 @@ def _blocking(
         if own.end_ns <= start_ns + _GRAIN_NS or own.end_ns < end_ns - _CALL_NS:
             return None
         if own.called_ns <= start_ns:
-            return Blocking(start_ns=start_ns, end_ns=end_ns, until=place)
+            return Blocking(row=row, start_ns=start_ns, end_ns=end_ns, until=place)
     return None

@@ -1,4 +1,6 @@
-"""What a training loop's host does between its passes, as far as ranges name it: data loading, saving, logging."""
+"""What a training loop's host does between its passes, as far as ranges name it: data loading, saving, logging; and
+when it does nothing that is recorded.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,15 @@ from bisect import bisect_left
 
 import numpy as np
 
-from overlaplab.events import Trace, once_per_trace, step_windows
+from overlaplab.events import Trace, matching, once_per_trace, step_windows
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.launches import spans_of
 from overlaplab.evidence.passes import passes_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.intervals import Intervals, subtract, union
+from overlaplab.vocabulary import is_runtime_category
 
-__all__ = ["DATA_LOADING", "host_work"]
+__all__ = ["DATA_LOADING", "host_pauses", "host_work"]
 
 DATA_LOADING = "enumerate(DataLoader)"
 """What torch calls the range in which a loop waits for its next batch."""
@@ -25,6 +29,8 @@ _OTHERS = (
     "gloo:",
     "nccl:",
 )
+_PAUSE = 0.01
+"""Of a step: shorter pauses are what launching operators takes."""
 _SHORT = 0.001
 """Of a step: what takes less is left out."""
 
@@ -33,15 +39,17 @@ _SHORT = 0.001
 def host_work(trace: Trace) -> tuple[Label, ...]:
     """Ranges with names on the thread of the passes, outside of these and of each other, in order of start.
 
-    Called `host`, with the `name` up to its first `#`. Empty where no passes are known, see `passes_of`.
+    Called `host`, with the `name` up to its first `#`. Where no passes are known, see `passes_of`, only data loading.
     """
     passes, windows = passes_of(trace), step_windows(trace)
-    if not passes or not windows:
+    if not windows:
         return ()
     least_ns = _SHORT * float(np.median([window.end_ns - window.start_ns for window in windows]))
     names, categories, took_ns = (trace.events[name] for name in ("name", "category", "dur_ns"))
     rows = spans_of(trace, ((categories == "user_annotation") & (took_ns >= least_ns)).to_numpy())
-    rows = rows[rows["thread"] == passes[0].thread].sort_values("start_ns", kind="stable")
+    loads = names.iloc[rows["event"]].str.startswith(DATA_LOADING).to_numpy()
+    rows = rows[rows["thread"] == passes[0].thread] if passes else rows[loads]
+    rows = rows.sort_values("start_ns", kind="stable")
     begins = [label.start_ns for label in passes]
     ends = np.maximum.accumulate([label.end_ns for label in passes]).tolist()
     works: list[Label] = []
@@ -55,3 +63,22 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
             fields = {"name": name.split("#")[0] or name}
             works.append(Label(start_ns=start_ns, end_ns=end_ns, thread=thread, word="host", fields=fields))
     return tuple(works)
+
+
+@once_per_trace
+def host_pauses(trace: Trace) -> Intervals:
+    """When no thread of the host has an operator, a call to its device or `host_work`, for long at a stretch, in
+    absolute ns.
+    """
+    windows = step_windows(trace)
+    if not windows:
+        return union([], [])
+    events, categories = trace.events, trace.events["category"]
+    works = matching(categories, is_runtime_category) | (categories == "cpu_op").to_numpy()
+    starts, took_ns = (events[name].to_numpy(np.int64)[works] for name in ("ts_ns", "dur_ns"))
+    begin, end = min(window.host_start_ns for window in windows), max(window.end_ns for window in windows)
+    named = host_work(trace)
+    loading = union([label.start_ns for label in named], [label.end_ns for label in named])
+    idle = subtract(subtract(union([begin], [end]), union(starts, starts + took_ns)), loading)
+    least_ns = _PAUSE * float(np.median([window.end_ns - window.start_ns for window in windows]))
+    return idle[idle[:, 1] - idle[:, 0] > least_ns]

@@ -14,7 +14,7 @@ import pandas as pd
 from overlaplab import simulate
 from overlaplab.analyses.across_runs.verified import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
-from overlaplab.events import Run, step_windows
+from overlaplab.events import Run, missing_ranks, rule_of, step_windows
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.certainty import uncertain
@@ -25,6 +25,7 @@ from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
 from overlaplab.manifest import played_phantoms, traits_of
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
+from overlaplab.vocabulary import Rule
 from overlaplab.words import count, duration, joined, ms, percent, size_exact, to_ms
 
 __all__ = [
@@ -51,10 +52,10 @@ _AGAIN = "Record it again on a quiet machine, or more steps, so that at least th
 
 def advice_refused(run: Run) -> tuple[str, str] | None:
     """Why nothing can be said of other settings, and what to do about it; None where it can."""
-    manifest = run.manifest
-    world = max([trace.world_size or 1 for trace in run.traces] + [manifest.world_size if manifest else 1])
-    if len(run.traces) + played_phantoms(manifest) < world:
+    manifest, missing = run.manifest, missing_ranks(run)
+    if missing and not all(rule_of(trace) is Rule.GPU for trace in run.traces):
         ranks = "one rank" if len(run.traces) == 1 else f"{len(run.traces)} ranks"
+        world = missing + len(run.traces) + played_phantoms(manifest)
         return f"{ranks} of {world}: when the others arrived is unknown", "Open all ranks' traces together."
     if manifest is None:
         return None

@@ -7,12 +7,13 @@ from typing import Any
 
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, missing_ranks, rule_of
 from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest, played_phantoms, traits_of
 from overlaplab.simulate.predictions.what_if import told, why_not
 from overlaplab.traits import TRAITS
+from overlaplab.vocabulary import Rule
 from overlaplab.words import ms, shorten, to_ms
 
 __all__ = [
@@ -41,10 +42,9 @@ def refuse_to_predict(run: Run) -> None:
     if manifest.predicted_from is not None:
         remedy = f"Predict from {shorten(manifest.predicted_from, 200)}, of which it is a prediction."
         raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
-    ranks = len(run.traces)
-    played = played_phantoms(manifest)
-    if ranks + played < manifest.world_size or (manifest.phantom_ranks and not played):
-        what = f"{ranks} of {manifest.world_size} ranks: a prediction needs them all"
+    on_cpus = not all(rule_of(trace) is Rule.GPU for trace in run.traces)
+    if (missing_ranks(run) and on_cpus) or (manifest.phantom_ranks and not played_phantoms(manifest)):
+        what = f"{len(run.traces)} of {manifest.world_size} ranks: a prediction needs them all"
         raise OverlaplabError(what, path=run.path, remedy="Record without phantoms, or bring the other ranks' traces.")
     if link_attained(manifest) is False:
         raise OverlaplabError(link_missed(manifest) or "link not attained", path=run.path)

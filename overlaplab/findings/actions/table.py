@@ -35,6 +35,13 @@ class Action:
 ACTIONS = (
     Action(name="host_work", causes=(Cause.STRAGGLER, Cause.GAP), fills_idle_time=True, words=words.host_work),
     Action(
+        name="device_waits",
+        causes=(Cause.GAP,),
+        costs="a search",
+        fills_idle_time=True,
+        words=words.device_waits,
+    ),
+    Action(
         name="last_pass",
         causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
         words=words.always(words.LAST_PASS),
@@ -68,6 +75,13 @@ ACTIONS = (
         costs="a search",
         fills_idle_time=True,
         words=words.always(words.FIND_PAUSE),
+    ),
+    Action(
+        name="launch_overhead",
+        causes=(Cause.GAP,),
+        costs="a search",
+        fills_idle_time=True,
+        words=words.launch_overhead,
     ),
     Action(
         name="leave_out",

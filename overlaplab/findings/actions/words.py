@@ -103,6 +103,18 @@ def host_work(case: Case) -> str:
     return f"less of {shorten(str(case.what), 40)} between the passes"
 
 
+def device_waits(case: Case) -> str:
+    """A host that does not wait for its device."""
+    return f"no synchronisation within the step: the host waits for its device in {shorten(str(case.what), 40)}"
+
+
+def launch_overhead(case: Case) -> str:
+    """A host that launches in no time; CUDA graphs that leave gaps do so already."""
+    if case.loop.host == "launches graphs":
+        return ""
+    return "fewer launches: CUDA graphs, torch.compile or larger batches, predicted as if launching took no time"
+
+
 def balance(case: Case) -> str:
     """The late rank as fast as the others."""
     late = case.late_rank if case.setting is None else int(case.setting)

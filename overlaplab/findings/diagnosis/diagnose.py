@@ -24,7 +24,7 @@ from overlaplab.findings.diagnosis.other_problems import (
 from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
 from overlaplab.findings.diagnosis.told import told_causes
-from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES
 from overlaplab.words import ms, numbers_named, percent, rank_word
@@ -166,6 +166,8 @@ def diagnose(
         advice, gain_ns = predicted_words(best), best.gain_ns
     else:
         advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
+    if gain_ns:
+        advice += as_recorded(unseen)
     return Diagnosis(
         rank=_number(window["rank"]),
         step=_number(window["step"]),
@@ -322,9 +324,13 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     first, idle_ns = _main_cause(shares, best), int(window["idle_ns"])
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
-    idles = best is not None and best.action.fills_idle_time and idle_ns > MAJORITY * best.gain_ns
-    if idles and idle_ns > first.exposed_ns and not _is_open(first, best):
-        return f"{percent(idle_ns, span)} of the {of} is idle{why_idle}; {start}."
+    if best is not None and best.action.fills_idle_time and not _is_open(first, best):
+        answered_ns = sum(share.exposed_ns for share in shares if share.cause in best.action.causes)
+        idle = f"{percent(idle_ns, span)} of the {of} is idle{why_idle}"
+        if idle_ns > max(answered_ns, shares[0].exposed_ns):
+            return f"{idle}; {start}."
+        if idle_ns > answered_ns:
+            return f"{start}, {ms(shares[0].exposed_ns)} of it {shares[0].label}, in {shares[0].what}; {idle}."
     where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
     if len(shares) == 1:
         return f"{start}: {first.label}{where}."

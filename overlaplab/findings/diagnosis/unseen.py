@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from overlaplab.analyses import collectives
-from overlaplab.events import Run, once_per_run, only_ends_recorded, recording_start
+from overlaplab.events import Run, missing_ranks, once_per_run, only_ends_recorded, recording_start
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, zero_of
 from overlaplab.evidence.pairing import DOUBTFUL_NS, ROOTED
-from overlaplab.words import ms, shorten
+from overlaplab.words import count, ms, shorten
 
-__all__ = ["OTHER_RANKS", "Unseen", "late_starts", "started_late", "unseen", "why_waits_unknown"]
+__all__ = ["OTHER_RANKS", "Unseen", "as_recorded", "late_starts", "started_late", "unseen", "why_waits_unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Unseen:
     """Of some collectives only the kernels at either end were recorded."""
     waits: str | None = None
     """Why it is unknown who waited, although the traces of all ranks that took part are here."""
+    ranks_missing: int = 0
+    """How many ranks took part of which no trace is here."""
     late_starts: Mapping[int | None, int] = field(default_factory=dict)
     """Of recordings of one step: the ranks whose recording began later than the first rank's, and by how many ns."""
 
@@ -38,8 +40,18 @@ def unseen(run: Run) -> Unseen:
     return Unseen(
         only_ends=any(map(only_ends_recorded, run.traces)),
         waits=why_waits_unknown(collectives(run)),
+        ranks_missing=missing_ranks(run),
         late_starts=late_starts(run),
     )
+
+
+def as_recorded(unseen: Unseen) -> str:
+    """What plays take for granted where ranks are missing, as a sentence; empty where none is."""
+    missing = unseen.ranks_missing
+    if not missing:
+        return ""
+    have = f"{count(missing, 'rank')} {'has' if missing == 1 else 'have'} no trace here"
+    return f" {have}: collectives are taken to last as long as recorded, waiting included."
 
 
 def late_starts(run: Run) -> dict[int | None, int]:

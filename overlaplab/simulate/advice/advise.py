@@ -23,7 +23,7 @@ import pandas as pd
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.costs.memory import prefetched_bytes
-from overlaplab.events import Run
+from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.advice.devices import best_setting, device_settings
@@ -163,6 +163,8 @@ def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
 
 def _by_bound(run: Run) -> Iterator[dict[str, Any]]:
     """Every cap and the best buckets of all, of the step that speaks for the run; see [Note: by the bound]."""
+    if missing_ranks(run):  # T may include waiting for them
+        return
     table = summary(run)
     window = worst_step(table) if len(table) else None
     found = None if window is None else sendable(run, window)

@@ -6,33 +6,31 @@ depths of FSDP2. Where so much was recorded that plays would take minutes, nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from overlaplab.analyses.late_rank import is_chronic, late_steps
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, activity, once_per_run, rule_of
+from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
+from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
-from overlaplab.simulate.edits.collectives import halved
-from overlaplab.simulate.edits.hosts import balanced
 from overlaplab.simulate.gpus.buckets import gradient_sizes
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.player import Launch, Program, StuckError, play
 from overlaplab.simulate.predictions import device_what_if
-from overlaplab.simulate.predictions.device import require_device
+from overlaplab.simulate.predictions.device import play_device, require_device
 from overlaplab.simulate.predictions.error import gain_half_ns, interval, measured_steps
-from overlaplab.simulate.programs.edits import late_rank
+from overlaplab.simulate.programs.edits import host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.transfers import transfers
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 from overlaplab.vocabulary import Rule
 
@@ -46,6 +44,15 @@ down. To play more would also read the traces of all ranks again."""
 
 _MOST_WITH_CAPS = 4_000
 """Of computation, where caps are played for the first screen, too: some seconds."""
+
+_EDITS = {
+    "no_pause": "no-pause",
+    "launch_overhead": "no-launch-overhead",
+    "device_waits": "no-device-waits",
+    "last_pass": "last-pass",
+    "half_the_bytes": "half-bytes",
+}
+"""Remedies that are an edit without a value."""
 
 Times = npt.NDArray[np.int64]
 
@@ -124,35 +131,33 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
     programs = _programs(run)
     if programs is None:
         return
-    before = _spans_ns(programs, programs.programs)
-    for name, about, changed in _changed(run, programs):
-        if changed is not None and before is not None and (after := _spans_ns(programs, changed)) is not None:
+    for name, about, edit in _edits(run, programs):
+        with suppress(OverlaplabError):  # it does not apply
+            plays = play_device(run, Setting(edits=(edit,)))
+            before, after = (np.array(spans, dtype=np.int64) for spans in (plays.recorded_ns, plays.changed_ns))
             yield name, about, before, after
-    if before is None or _stretches(run) > _MOST_WITH_CAPS or not _sends_buckets(run):
+    if _stretches(run) > _MOST_WITH_CAPS or not _sends_buckets(run):
         return
     if (best := best_setting(run, device_settings(run))) is not None:
+        before = np.array(play_device(run, Setting()).recorded_ns, dtype=np.int64)
         yield "cap", {"setting": best.setting.bucket_cap_mb}, before, best.spans_ns
 
 
-def _changed(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, Any], Sequence[Program] | None]]:
+def _edits(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, Any], tuple[str, str | None]]]:
+    """Each remedy's name, its `setting` or `what`, and its edit."""
     if (late := late_rank(run)) is not None:
-        yield "balance", {"setting": float(run.traces[late].rank or 0)}, _balanced(programs, late)
-    took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
-    kinds = {move.kind for program in programs.programs for move in program if isinstance(move, Launch) and move.bytes}
-    takes: dict[str, Callable[[int], int]] = {
-        kind: by_size for kind in kinds if kind and (by_size := took.by_size(kind)) is not None
-    }
-    yield "half_the_bytes", {"setting": 0.5}, halved(programs.programs, takes, of_any=True)
-
-
-def _balanced(programs: DevicePrograms, late: int) -> list[Program] | None:
-    """Host and streams of the late rank in turn as long as the others'; None where ranks have different streams."""
-    edges = [0, *(place + 1 for place in programs.steps)]
-    ranks = [programs.programs[begin:end] for begin, end in pairwise(edges)]
-    if len({len(rank) for rank in ranks}) > 1:
-        return None
-    changed = [balanced(lanes, late) for lanes in zip(*ranks, strict=True)]
-    return [lane for rank in zip(*changed, strict=True) for lane in rank]
+        rank = run.traces[late].rank or 0
+        if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
+            yield "balance", {"setting": float(rank)}, ("balance", str(rank))
+        else:
+            yield "even_work", {}, ("even-work", None)
+    for name in host_works(programs.programs):
+        yield "host_work", {"what": name}, ("without-host-work", name)
+    for remedy, edit in _EDITS.items():
+        about: dict[str, Any] = {"setting": 0.5} if remedy == "half_the_bytes" else {}
+        if remedy == "device_waits":
+            about = {"what": longest_wait(run)}
+        yield remedy, about, (edit, None)
 
 
 def _programs(run: Run) -> DevicePrograms | None:
@@ -170,11 +175,3 @@ def _programs(run: Run) -> DevicePrograms | None:
 def _stretches(run: Run) -> int:
     """How many stretches of computation all ranks have."""
     return sum(len(activity(trace).compute) for trace in run.traces)
-
-
-def _spans_ns(programs: DevicePrograms, changed: Sequence[Program]) -> Times | None:
-    try:
-        played = play(changed)
-    except StuckError:
-        return None
-    return np.array([played.spans_ns(place) for place in programs.steps], dtype=np.int64)

@@ -5,6 +5,8 @@
 - `even_work`: all ranks work equally long in each step, where another one is late from step to step.
 - `host_work`: what the host does between its passes, such as loading data, is not done (`what`: its name).
 - `no_pause`: the host does not pause.
+- `device_waits`: the host of a GPU does not wait for it (`what`: the operator in which it did so for longest).
+- `launch_overhead`: the host of a GPU launches in no time, which is most that CUDA graphs can gain.
 - `last_pass`: gradients are sent in the last backward pass of a step alone.
 - `arrival_order`: DDP's buckets hold gradients in their order of arrival.
 - `prefetch`: each gather is launched some units earlier (`setting`: units gathered ahead).

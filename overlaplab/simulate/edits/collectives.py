@@ -174,7 +174,9 @@ def _after_the_update(program: Program) -> set[Hashable]:
 
 
 def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Gradients are sent in the last backward pass of a step alone; None where no step sends them in several."""
+    """Gradients are sent in the last backward pass before an optimizer step alone; None where none sends them in
+    several.
+    """
     keys: set[Hashable] = set()
     for program in programs:
         passes: list[list[Hashable]] = [[]]
@@ -183,7 +185,7 @@ def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
                 passes[-1].append(move.key)
             elif isinstance(move, Mark) and move.word == "backward" and passes[-1]:
                 passes.append([])
-            elif isinstance(move, End):
+            elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
                 keys.update(key for launched in _sending(passes)[:-1] for key in launched)
                 passes = [[]]
     return [spared(program, keys) for program in programs] if keys else None
@@ -194,15 +196,17 @@ def _sending(passes: Sequence[list[Hashable]]) -> list[list[Hashable]]:
 
 
 def halved(
-    programs: Sequence[Program], takes_by_kind: Mapping[str, Callable[[int], int]], *, of_any: bool = False
+    programs: Sequence[Program],
+    takes_by_kind: Mapping[str, Callable[[int], int]],
+    applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
 ) -> list[list[Move]] | None:
     """What moves gradients or parameters sends half as much; None where T of other sizes is known of no kind.
 
-    `takes_by_kind`: T by bytes. `of_any`: what has no role, too.
+    `takes_by_kind`: T by bytes. `applies`: to which collectives.
     """
 
     def half(move: Move) -> Move:
-        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not (move.role or of_any):
+        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not applies(move):
             return move
         takes = takes_by_kind[move.kind]
         gained_ns = takes(move.bytes) - takes(move.bytes // 2)

@@ -11,7 +11,14 @@ import numpy as np
 from overlaplab.simulate.edits.steps import work_by_step
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["balanced", "evened", "without_host_work", "without_pauses"]
+__all__ = [
+    "balanced",
+    "evened",
+    "without_device_waits",
+    "without_host_work",
+    "without_launch_overhead",
+    "without_pauses",
+]
 
 
 def balanced(programs: Sequence[Program], late: int) -> list[Program]:
@@ -66,6 +73,22 @@ def without_host_work(program: Program, name: str) -> list[Move]:
         if not (inside and isinstance(move, Work)):
             moves.append(move)
     return moves
+
+
+def without_launch_overhead(program: Program) -> list[Move]:
+    """The host of a GPU launches in no time; what it does between passes by name, and its pauses, stay."""
+    moves: list[Move] = []
+    inside = False
+    for move in program:
+        if isinstance(move, Mark) and move.word in ("host", "host_end"):
+            inside = move.word == "host"
+        moves.append(Work(move.paused_ns, move.paused_ns) if isinstance(move, Work) and not inside else move)
+    return moves
+
+
+def without_device_waits(program: Program) -> list[Move]:
+    """The host of a GPU never waits for the device."""
+    return [move for move in program if not isinstance(move, Wait)]
 
 
 def _unpaused(work: Work) -> Work:

@@ -86,7 +86,10 @@ def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
             raise refuse("its gradients are of several types, which DDP sends in buckets of their own")
         places = [place_of.get(own.launch.ran or (0, 0), -1) for own in backward.buckets]
         if any(place not in together for place in places):
-            raise refuse("when all ranks had come to a bucket's all-reduce is not known of all")
+            raise refuse(
+                "when all ranks had come to a bucket's all-reduce is not known of all",
+                "Open all ranks' traces together.",
+            )
         yield BucketedPass(
             backward=backward,
             key=together[places[0]].key,

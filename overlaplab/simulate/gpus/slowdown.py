@@ -7,17 +7,15 @@ Each kernel's own slowdown counts, as measured within the run (`analyses.slowdow
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from overlaplab.analyses.slowdown import slowdowns
-from overlaplab.events import Run, classify
+from overlaplab.events import Run, Trace, classify, once_per_run
 from overlaplab.events import Work as Counts
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.intervals import Intervals, clip, total, union
-from overlaplab.simulate.gpus.streams import DevicePrograms, noted_times
+from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, noted_times
 from overlaplab.simulate.player import Move, Note, Played, Work, play
 
 __all__ = ["slowed"]
@@ -26,29 +24,56 @@ _MOST = 20
 """Rounds of playing and adjusting: what a kernel takes changes what it runs beside."""
 
 
-def slowed(run: Run, before: DevicePrograms, after: DevicePrograms) -> DevicePrograms:
-    """Programs made from those `before`, with every kernel as long as beside what it runs then.
+def slowed(run: Run, changed: DevicePrograms) -> DevicePrograms:
+    """Edited programs of a run, with every kernel as long as beside what it runs then.
 
-    Raises `StuckError` where they cannot be played.
+    Raises `StuckError` where they, or the recorded ones, cannot be played.
     """
-    table = slowdowns(run)
-    factors = {name: 1 + slow for name, slow in zip(table["name"], table["slowdown"], strict=True) if slow > 0}
-    kernels = [_kernels(run, rank, factors) for rank in range(len(run.traces))]
-    if not any(kernels) or after is before:
-        return after
-    recorded = play(before.programs)
-    alone_ns = [_alone(_Device(run, before, recorded, rank), own) for rank, own in enumerate(kernels)]
-    took_ns = [{place: took for place, (took, _) in own.items()} for own in alone_ns]
+    if changed is device_programs(run) or not any(kernels := _slowed_kernels(run)):
+        return changed
+    took_ns = [{place: kernel.took_ns for place, kernel in own.items()} for own in kernels]
     for _ in range(_MOST):
-        played = play(after.programs)
-        found = [
-            _beside(_Device(run, after, played, rank), kernels[rank], alone_ns[rank]) for rank in range(len(kernels))
-        ]
+        played = play(changed.programs)
+        found = [_beside(_Device(run, changed, played, rank), own) for rank, own in enumerate(kernels)]
         if found == took_ns:
             break
         took_ns = found
-        after = _taking(after, took_ns)
-    return after
+        changed = _taking(changed, took_ns)
+    return changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """A kernel that communication slows down."""
+
+    factor: float
+    """How many times as long it takes beside communication."""
+    took_ns: int
+    alone_ns: float
+    """What it would take alone."""
+
+
+@once_per_run
+def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
+    """Of each rank, by place."""
+    table, programs = slowdowns(run), device_programs(run)
+    factors = {name: 1 + slow for name, slow in zip(table["name"], table["slowdown"], strict=True) if slow > 0}
+    if programs is None or not factors:
+        return ()
+    recorded = play(programs.programs)
+    return tuple(
+        dict(_kernels(trace, _Device(run, programs, recorded, rank), factors)) for rank, trace in enumerate(run.traces)
+    )
+
+
+def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Iterator[tuple[int, _Kernel]]:
+    names, works = trace.events["name"].tolist(), classify(trace)
+    for place, own in enumerate(device_events(trace)):
+        if works[own.row] is Counts.COMPUTE and names[own.row] in factors:
+            factor = factors[names[own.row]]
+            took = device.noted["done", place] - device.noted["begun", place]
+            beside = device.beside_ns(place)
+            yield place, _Kernel(factor=factor, took_ns=took, alone_ns=took - beside + beside / factor)
 
 
 class _Device:
@@ -58,43 +83,24 @@ class _Device:
         self.noted = noted_times(programs, played, rank)
         events = device_events(run.traces[rank])
         communicates = [
-            (at_ns, self.noted["done", place])
-            for (word, place), at_ns in self.noted.items()
+            place
+            for word, place in self.noted
             if word == "begun" and (place >= len(events) or events[place].communicates)
         ]
-        self.busy: Intervals = union(*(np.array(each, np.int64) for each in zip(*communicates, strict=True)))
+        begins, ends = ([self.noted[word, place] for place in communicates] for word in ("begun", "done"))
+        self.busy: Intervals = union(begins, ends)
 
     def beside_ns(self, place: int) -> int:
         """How long an event ran beside communication."""
         return total(clip(self.busy, self.noted["begun", place], self.noted["done", place]))
 
 
-def _kernels(run: Run, rank: int, factors: Mapping[str, float]) -> dict[int, float]:
-    """By place how many times as long each kernel takes beside communication."""
-    trace = run.traces[rank]
-    names, works = trace.events["name"], classify(trace)
-    return {
-        place: factors[name]
-        for place, own in enumerate(device_events(trace))
-        if works[own.row] is Counts.COMPUTE and (name := str(names.iloc[own.row])) in factors
-    }
-
-
-def _alone(device: _Device, kernels: Mapping[int, float]) -> dict[int, tuple[int, float]]:
-    """By place what a kernel took, and what it would take alone."""
-    found: dict[int, tuple[int, float]] = {}
-    for place, factor in kernels.items():
-        took, beside = device.noted["done", place] - device.noted["begun", place], device.beside_ns(place)
-        found[place] = took, took - beside + beside / factor
-    return found
-
-
-def _beside(device: _Device, kernels: Mapping[int, float], alone_ns: Mapping[int, tuple[int, float]]) -> dict[int, int]:
+def _beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, int]:
     """By place what a kernel takes beside what the device communicates then."""
     starts, ends = device.busy[:, 0].tolist(), device.busy[:, 1].tolist()
     return {
-        place: round(_lasting(device.noted["begun", place], alone_ns[place][1], factor, starts, ends))
-        for place, factor in kernels.items()
+        place: round(_lasting(device.noted["begun", place], own.alone_ns, own.factor, starts, ends))
+        for place, own in kernels.items()
     }
 
 

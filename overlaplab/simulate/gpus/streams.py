@@ -3,8 +3,9 @@
 The host's program has its launches and the calls in which it waited for the device, and what it did between them; all
 its threads are one, since torch's take turns (the one that calls `backward` waits for autograd's). A stream's program
 has its events, each after what `evidence.dependencies` tells. Of collectives of one kernel whose last arrival is known,
-T is what they took after it, and all ranks' streams play them together; others take as long as was recorded. So
-programs that are played as they are give the recorded steps.
+T is what they took after it, and all ranks' streams play them together. Others, such as those of ranks whose traces are
+missing, take as long as was recorded, waiting included. So programs that are played as they are give the recorded
+steps.
 
 What a rank launches instead of what was recorded is an `Edit`, which `buckets` makes.
 """
@@ -13,23 +14,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, pairwise
 from statistics import median_low
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.dependencies import DeviceEvent, blocking_calls, device_events
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_of_events
+from overlaplab.evidence.host_work import host_pauses, host_work
+from overlaplab.evidence.purposes import purposes
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded, recorded_of_events
 from overlaplab.evidence.waits import arrivals
+from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import Edit, Moved, Sent
-from overlaplab.simulate.player import End, Launch, Move, Note, Played, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work
 from overlaplab.vocabulary import Rule
 
 __all__ = [
     "DevicePrograms",
     "device_programs",
     "edited_programs",
+    "is_played_together",
     "noted_times",
     "played_together",
 ]
@@ -44,6 +49,12 @@ class DevicePrograms:
     """Of each rank the place of the program whose `End` moves end its steps, as its windows do."""
     members: Mapping[Hashable, int] = field(default_factory=dict)
     """How many ranks each collective that is played together has."""
+
+    @property
+    def ranks(self) -> list[list[Program]]:
+        """The programs of each rank, its host's first."""
+        edges = [0, *(place + 1 for place in self.steps)]
+        return [list(self.programs[begin:end]) for begin, end in pairwise(edges)]
 
 
 @once_per_run
@@ -65,7 +76,8 @@ def edited_programs(run: Run, edits: Sequence[Edit]) -> DevicePrograms | None:
         rank = _Rank(place, trace, zero + offset, played_together(run)[place], edit)
         programs += [rank.host(), *rank.streams(), rank.windows()]
         steps.append(len(programs) - 1)
-    launches = Counter(move.key for program in programs for move in program if isinstance(move, Launch))
+    moves = chain.from_iterable(programs)
+    launches = Counter(move.key for move in moves if isinstance(move, Launch) and is_played_together(move))
     return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=launches)
 
 
@@ -84,6 +96,15 @@ def _begin(trace: Trace) -> int:
     """The first launch or event."""
     called = [own.called_ns for own in device_events(trace) if own.called_ns != UNKNOWN_NS]
     return min([*called, device_events(trace)[0].start_ns])
+
+
+ALONE = "alone"
+"""How the keys begin of collectives of which it is not known when the other ranks had come to them."""
+
+
+def is_played_together(launch: Launch) -> bool:
+    """Whether its ranks' streams play a collective together."""
+    return not (isinstance(launch.key, tuple) and launch.key[0] == ALONE)
 
 
 @once_per_run
@@ -117,6 +138,8 @@ class _Rank:
     def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: Edit) -> None:
         self._place, self._trace, self._zero = place, trace, zero
         self._events, self._together, self._edit = device_events(trace), together, edit
+        self._row_of, self._recorded, self._purposes = recorded_of_events(trace), recorded(trace), purposes(trace)
+        self._paused_ns = length_before(host_pauses(trace))
         self._moved = {
             place: (move, move.at_ns + own.called_ns - move.start_ns)
             for move in edit.moved
@@ -150,13 +173,19 @@ class _Rank:
         spared = [*self._edit.spared, *((each.start_ns, each.end_ns) for each in self._edit.moved)]
         points += [(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
         points += [(each.at_ns, 2, list(self._launches(each)), each.at_ns) for each in self._edit.moved]
+        for label in host_work(self._trace):
+            name = label.fields["name"]
+            points.append((label.start_ns, 3, [Mark("host", name)], label.start_ns))
+            points.append((label.end_ns, -1, [Mark("host_end", name)], label.end_ns))
         for place, sent in enumerate(self._edit.sent, start=len(self._events)):
             note = Note(self._key("launched", place))
             points.append((sent.at_ns, 2, [Work(sent.call_ns), note, Work(sent.took_ns - sent.call_ns)], sent.at_ns))
         moves: list[Move] = []
         now = self._zero
         for at_ns, _, own_moves, then_ns in sorted(points, key=lambda point: point[:2]):
-            moves += [Work(max(at_ns - now, 0)), *own_moves]
+            if at_ns > now:
+                moves.append(Work(at_ns - now, self._paused_ns(at_ns) - self._paused_ns(now)))
+            moves += own_moves
             now = max(now, then_ns)
         return moves
 
@@ -225,12 +254,20 @@ class _Rank:
         for other in self._edit.waits.get(place, ()):
             yield Wait(self._done(other), self._edit.wake_ns)
         yield Note(self._key("begun", place))
-        if place in self._together:
-            launch = self._together[place]
+        took_ns = max(own.end_ns - max(own.start_ns, free_ns), 0)
+        if own.communicates:
+            launch = self._launch(place, own, took_ns)
             yield from (launch, Wait(launch.key))
         else:
-            yield Work(max(own.end_ns - max(own.start_ns, free_ns), 0))
+            yield Work(took_ns)
         yield Note(self._key("done", place))
+
+    def _launch(self, place: int, own: DeviceEvent, took_ns: int) -> Launch:
+        """A collective, with all ranks if these are known, and what it moves."""
+        row = int(self._row_of[own.row])
+        alone = Launch((ALONE, self._place, place), took_ns, self._recorded["kind"].iloc[row])
+        role, what = (self._purposes[name].iloc[row] for name in ("role", "what"))
+        return replace(self._together.get(place, alone), role=role, what=what)
 
     def _added(self, place: int) -> Iterator[Move]:
         launch, late_ns = self._sent(place).launch, self._edit.late_ns

@@ -1,8 +1,8 @@
 """Runs recorded on GPUs, by anybody, under another setting: hosts and streams played again.
 
-Behind another link T is by its formula; DDP's buckets may have another cap (`gpus.buckets`). What else depends on the
-options of a training loop is not known of these programs. The predicted run tells what streams did as operators of
-threads: the main stream's, the others', and the link's.
+Behind another link T is by its formula; DDP's buckets may have another cap (`gpus.buckets`), FSDP2 may gather further
+ahead (`gpus.gathers`), and hosts and streams may do something else (`gpus.edits`). The predicted run tells what streams
+did as operators of threads: the main stream's, the others', and the link's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, main_stream, step_windows
+from overlaplab.events import Run, Trace, main_stream, once_per_run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
@@ -26,15 +26,30 @@ from overlaplab.simulate.gpus.buckets import Recut, recut
 from overlaplab.simulate.gpus.edit import Edit
 from overlaplab.simulate.gpus.gathers import prefetched
 from overlaplab.simulate.gpus.slowdown import slowed
-from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, edited_programs, noted_times
+from overlaplab.simulate.gpus.streams import (
+    DevicePrograms,
+    device_programs,
+    edited_programs,
+    is_played_together,
+    noted_times,
+)
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
+from overlaplab.simulate.programs.edits import edited_on_devices
 from overlaplab.simulate.programs.options import MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import PREDICTED, label_text
 
-__all__ = ["DevicePrediction", "device_interval", "device_manifest", "predict_device", "require_device"]
+__all__ = [
+    "DevicePlays",
+    "DevicePrediction",
+    "device_interval",
+    "device_manifest",
+    "play_device",
+    "predict_device",
+    "require_device",
+]
 
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
@@ -55,26 +70,62 @@ class DevicePrediction:
     """All ranks' moves, as recorded and as predicted."""
 
 
-def predict_device(run: Run, setting: Setting) -> DevicePrediction:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlays:
+    """A recorded run and a setting of it, both played."""
+
+    recorded: DevicePrograms
+    changed: DevicePrograms
+    recorded_ns: Sequence[Sequence[int]]
+    """The steps of each rank, as the recorded programs give them."""
+    changed_ns: Sequence[Sequence[int]]
+    played: Played
+    """The changed programs."""
+    cut: Recut
+    """Its other buckets, or other prefetching."""
+
+
+def play_device(run: Run, setting: Setting) -> DevicePlays:
     """Play the run under the setting. Raises `OverlaplabError` where it cannot be."""
-    programs = _programs(run, setting)
+    programs, recorded_ns = _programs(run, setting), _recorded_steps(run)
     link, cut = setting.link, _recut(run, setting)
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
     if link is not None:
         changed = replace(changed, programs=tuple(_behind(run, changed, link)))
-    before = _played(run, programs)
+    changed = edited_on_devices(run, changed, setting.edits)
     _played(run, changed)
-    changed = slowed(run, programs, changed)
+    changed = slowed(run, changed)
     after = _played(run, changed)
+    return DevicePlays(
+        recorded=programs,
+        changed=changed,
+        recorded_ns=recorded_ns,
+        changed_ns=_spans(changed, after),
+        played=after,
+        cut=cut,
+    )
+
+
+@once_per_run
+def _recorded_steps(run: Run) -> list[list[int]]:
+    """The steps of each rank as the recorded programs give them."""
+    programs = require_device(run)
+    return _spans(programs, _played(run, programs))
+
+
+def predict_device(run: Run, setting: Setting) -> DevicePrediction:
+    """Play the run under the setting. Raises `OverlaplabError` where it cannot be."""
+    plays = play_device(run, setting)
+    edits = plays.cut.edits or [Edit()] * len(run.traces)
     return DevicePrediction(
-        recorded_ns=_spans(programs, before),
-        predicted_ns=_spans(changed, after),
-        transfers_ns=_doubt_ns(run, changed, _spans(changed, after), cut.doubt_ns),
+        recorded_ns=plays.recorded_ns,
+        predicted_ns=plays.changed_ns,
+        transfers_ns=_doubt_ns(run, plays.changed, plays.changed_ns, plays.cut.doubt_ns),
         ranks=[
-            list(_events(trace, changed, after, rank, cut.edits[rank] if cut.edits else Edit()))
+            list(_events(trace, plays.changed, plays.played, rank, edits[rank]))
             for rank, trace in enumerate(run.traces)
         ],
-        moves=(_moves(programs), _moves(changed)),
+        moves=(_moves(plays.recorded), _moves(plays.changed)),
     )
 
 
@@ -96,22 +147,22 @@ def device_interval(
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:
-    names = ("link", "bucket_cap_mb", "first_bucket_mb", "prefetch")
+    names = ("link", "bucket_cap_mb", "first_bucket_mb", "prefetch", "edits")
     if setting != Setting(**{name: getattr(setting, name) for name in names}):
-        what = "of a run on GPUs nothing but the link, DDP's caps and FSDP2's prefetch is predicted"
+        what = "of a run on GPUs nothing but the link, DDP's caps, FSDP2's prefetch and edits are predicted"
         raise OverlaplabError(what, path=run.path)
     programs = require_device(run)
     if setting.link and not programs.members:
-        raise OverlaplabError("when all ranks had come to a collective is not known of any", path=run.path)
+        raise OverlaplabError(
+            "when all ranks had come to a collective is not known of any",
+            path=run.path,
+            remedy="Open all ranks' traces together.",
+        )
     return programs
 
 
 def require_device(run: Run) -> DevicePrograms:
     """The programs of a run on GPUs as it is; raises `OverlaplabError` where nothing can be predicted of it."""
-    world = max(trace.world_size or 1 for trace in run.traces)
-    if len(run.traces) + played_phantoms(run.manifest) < world:
-        what = f"{len(run.traces)} of {world} ranks: a prediction needs them all"
-        raise OverlaplabError(what, path=run.path, remedy="Open all ranks' traces together.")
     programs = device_programs(run)
     if programs is None or len({len(step_windows(trace)) for trace in run.traces}) > 1:
         raise OverlaplabError("its traces do not tell what waited for what, or of different steps", path=run.path)
@@ -177,7 +228,7 @@ def _behind(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Mo
     """With T by the link's formula, as of a ring of so many ranks as each collective has."""
 
     def moved(move: Move) -> Move:
-        if not isinstance(move, Launch):
+        if not isinstance(move, Launch) or not is_played_together(move):
             return move
         if move.kind not in ROUNDS or move.bytes <= 0:
             what = (
@@ -203,7 +254,7 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, e
 
 
 def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: Edit) -> Iterator[Event]:
-    main, names = main_stream(trace), trace.events["name"]
+    main, names = main_stream(trace), trace.events["name"].tolist()
     collectives, row_of = recorded(trace), recorded_of_events(trace)
     events = device_events(trace)
     for place, own in enumerate(events):
@@ -212,7 +263,7 @@ def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: Edi
         begin, end = noted["begun", place], noted["done", place]
         if not own.communicates:
             thread = COMPUTES if own.stream == main else _LAUNCHES + 1 + own.stream
-            yield Event(thread, f"{PREDICTED}{names.iloc[own.row]}", begin, end)
+            yield Event(thread, f"{PREDICTED}{names[own.row]}", begin, end)
             continue
         row = collectives.iloc[int(row_of[own.row])]
         yield from _collective(place, row["kind"], row["dtype"], int(row["bytes"]), (begin, end))

@@ -15,13 +15,17 @@ from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balanced, evened, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units
+from overlaplab.simulate.gpus import edits as devices
+from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
 from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.transfers import takes_ns, transfers
 
-__all__ = ["EDITS", "Edit", "edited", "host_works", "late_rank"]
+__all__ = ["EDITS", "Edit", "edited", "edited_on_devices", "host_works", "late_rank"]
 
 Programs: TypeAlias = Sequence[Program]
+Asked: TypeAlias = tuple[str, str | None]
+"""An edit's name, and its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +36,53 @@ class Edit:
     """What its value is; empty where it takes none."""
     required: bool = False
     """Whether it needs one."""
-    apply: Callable[[Run, Programs, str | None, Link | None], Sequence[Sequence[Move]] | None]
-    """The programs with it; None where it changes nothing."""
+    apply: Callable[[Run, Programs, str | None, Link | None], Programs | None] | None = None
+    """The programs with it; None where it changes nothing. None itself where it is of GPUs alone."""
+    on_devices: Callable[[Run, DevicePrograms, str | None], Programs | None] | None = None
+    """The same of runs on GPUs; None where it is not known of these."""
     nothing: str
     """Why it changes nothing."""
 
 
-def edited(
-    run: Run, programs: Programs, edits: Sequence[tuple[str, str | None]], link: Link | None
-) -> tuple[Program, ...]:
+def edited(run: Run, programs: Programs, edits: Sequence[Asked], link: Link | None) -> tuple[Program, ...]:
     """The programs, behind this link, with these edits in this order. Raises `OverlaplabError` for one that does not
     apply.
     """
     for name, value in edits:
-        if name not in EDITS:
-            raise OverlaplabError(f"no edit is called {name}", path=run.path, remedy=f"Known: {', '.join(EDITS)}")
-        edit = EDITS[name]
-        if bool(value) > bool(edit.value) or edit.required > bool(value):
-            how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
-            raise OverlaplabError(f"edit {name} is asked for in another way", path=run.path, remedy=f"As in {how}")
-        changed = edit.apply(run, programs, value, link)
-        if changed is None:
-            raise OverlaplabError(f"edit {name} does not apply: {edit.nothing}", path=run.path)
-        programs = [tuple(moves) for moves in changed]
+        apply = _edit(run, name, value).apply
+        if apply is None:
+            raise OverlaplabError(f"edit {name} is of runs on GPUs alone", path=run.path)
+        programs = _changed(run, name, apply(run, programs, value, link))
     return tuple(programs)
+
+
+def edited_on_devices(run: Run, programs: DevicePrograms, edits: Sequence[Asked]) -> DevicePrograms:
+    """The programs of a run on GPUs with these edits in this order. Raises `OverlaplabError` as `edited` does."""
+    for name, value in edits:
+        apply = _edit(run, name, value).on_devices
+        if apply is None:
+            known = ", ".join(name for name, edit in EDITS.items() if edit.on_devices)
+            what = f"edit {name} is not played of runs on GPUs"
+            raise OverlaplabError(what, path=run.path, remedy=f"Of these are played: {known}")
+        programs = replace(programs, programs=tuple(_changed(run, name, apply(run, programs, value))))
+    return programs
+
+
+def _edit(run: Run, name: str, value: str | None) -> Edit:
+    """The edit of a name that is asked for with this value."""
+    if name not in EDITS:
+        raise OverlaplabError(f"no edit is called {name}", path=run.path, remedy=f"Known: {', '.join(EDITS)}")
+    edit = EDITS[name]
+    if bool(value) > bool(edit.value) or edit.required > bool(value):
+        how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
+        raise OverlaplabError(f"edit {name} is asked for in another way", path=run.path, remedy=f"As in {how}")
+    return edit
+
+
+def _changed(run: Run, name: str, changed: Programs | None) -> list[Program]:
+    if changed is None:
+        raise OverlaplabError(f"edit {name} does not apply: {EDITS[name].nothing}", path=run.path)
+    return [tuple(moves) for moves in changed]
 
 
 def late_rank(run: Run) -> int | None:
@@ -82,17 +109,26 @@ def host_works(programs: Programs) -> dict[str, int]:
     return longest
 
 
-def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
+def _asked_rank(run: Run, value: str | None) -> int | None:
+    """The place of the rank that an edit names, or else of the late one."""
     if value is None:
-        late = late_rank(run)
-    else:
-        ranks = [str(trace.rank) for trace in run.traces]
-        if value not in ranks:
-            raise OverlaplabError(f"rank {value} is not there", path=run.path, remedy=f"Ranks: {', '.join(ranks)}")
-        late = ranks.index(value)
+        return late_rank(run)
+    ranks = [str(trace.rank) for trace in run.traces]
+    if value not in ranks:
+        raise OverlaplabError(f"rank {value} is not there", path=run.path, remedy=f"Ranks: {', '.join(ranks)}")
+    return ranks.index(value)
+
+
+def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
+    late = _asked_rank(run, value)
     if late is not None and late >= len(programs):
         raise OverlaplabError(f"rank {run.traces[late].rank} is not among the predicted ranks", path=run.path)
     return None if late is None or len(programs) < 2 else balanced(programs, late)
+
+
+def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -> Programs | None:
+    late = _asked_rank(run, value)
+    return None if late is None or len(run.traces) < 2 else devices.balance(programs, late)
 
 
 def _no_pauses(_run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[list[Move]] | None:
@@ -144,20 +180,35 @@ def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None)
 
 
 EDITS = {
-    "balance": Edit(value="RANK", apply=_balance, nothing="no rank was waited for"),
+    "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
         apply=lambda _run, programs, _value, _link: evened(programs) if len(programs) > 1 else None,
-        nothing="it has one rank",
+        on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
+        nothing="it has one rank, or its ranks have different streams",
     ),
-    "no-pause": Edit(apply=_no_pauses, nothing="the host does not pause"),
+    "no-pause": Edit(
+        apply=_no_pauses,
+        on_devices=lambda run, programs, _value: _no_pauses(run, programs.programs, None, None),
+        nothing="the host does not pause",
+    ),
     "without-host-work": Edit(
         value="NAME",
         required=True,
         apply=_without_host_work,
+        on_devices=lambda run, programs, value: _without_host_work(run, programs.programs, value, None),
         nothing="",
+    ),
+    "no-launch-overhead": Edit(
+        on_devices=lambda _run, programs, _value: devices.no_launch_overhead(programs),
+        nothing="",
+    ),
+    "no-device-waits": Edit(
+        on_devices=lambda _run, programs, _value: devices.no_device_waits(programs),
+        nothing="the host does not wait for its device",
     ),
     "last-pass": Edit(
         apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs),
+        on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
     "arrival-order": Edit(
@@ -193,6 +244,7 @@ EDITS = {
     ),
     "half-bytes": Edit(
         apply=_halved,
+        on_devices=lambda run, programs, _value: devices.half_the_bytes(run, programs),
         nothing="how long its collectives of other sizes take is not known",
     ),
 }

@@ -45,10 +45,17 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
         "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, since"
         " the host launches too slowly."
     )
-    assert "torch.compile or CUDA graphs" in advice_of(tables)
-    for call in (one for one in events if one["cat"] == "cuda_runtime"):
+    assert "finding what holds up the host" in advice_of(tables)
+    short = [
+        each
+        for place in range(200)
+        for each in launched("gemm", 3 * place, 3 * place + 1, 3 * place + 2, correlation=place)
+    ]
+    slow = RunTables(run=run_of(tmp_path / "slow", short))
+    assert "fewer launches: CUDA graphs, torch.compile" in advice_of(slow)
+    for call in (one for one in short if one["cat"] == "cuda_runtime"):
         call["name"] = "cudaGraphLaunch"
-    graphs = RunTables(run=run_of(tmp_path / "graphs", events))
+    graphs = RunTables(run=run_of(tmp_path / "graphs", short))
     assert "the host launches too slowly" in graphs.verdict
     assert "torch.compile" not in advice_of(graphs)
     assert "CUDA graphs leave gaps" in advice_of(graphs)

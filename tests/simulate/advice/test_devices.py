@@ -63,7 +63,7 @@ def test_a_late_rank_and_half_the_bytes(tmp_path: Path) -> None:
     assert gains["balance"] == pytest.approx(balanced, rel=0.2)
     assert gains["half_the_bytes"] == pytest.approx(halved, rel=0.2, abs=0.02 * mean_ns(slow))
     table = remedies(slow)
-    assert set(table["remedy"]) == {"balance", "half_the_bytes", "cap"}
+    assert {"balance", "half_the_bytes", "cap"} <= set(table["remedy"])
     assert set(table.loc[table["remedy"] == "balance", "setting"]) == {1.0}
 
 

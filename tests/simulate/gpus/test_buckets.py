@@ -146,7 +146,7 @@ def test_the_page_what_if_says_why_it_does_not_open(made: Make) -> None:
     assert unknown.startswith("the sizes of its gradients are not known")
     assert unknown.endswith("Another link: overlaplab predict RUN --link 100Gbps,20us.")
     alone = replace(made(2.0), traces=made(2.0).traces[:1])
-    assert str(why_not(alone)).startswith("1 of 2 ranks: a prediction needs them all")
+    assert str(why_not(alone)).startswith("when all ranks had come to a bucket's all-reduce is not known of all")
 
 
 def test_ranks_must_agree_on_the_order(tmp_path: Path) -> None:

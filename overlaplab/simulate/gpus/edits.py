@@ -1,0 +1,93 @@
+"""Edits of recorded programs of GPUs: what ranks do otherwise, as `overlaplab predict --edit` names it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain, pairwise
+
+from overlaplab.events import Run, step_windows
+from overlaplab.evidence.dependencies import device_events
+from overlaplab.evidence.passes import updates_of
+from overlaplab.simulate.edits.collectives import halved
+from overlaplab.simulate.edits.hosts import balanced, evened, without_device_waits, without_launch_overhead
+from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
+from overlaplab.simulate.player import Launch, Move, Note, Program, Wait
+from overlaplab.simulate.transfers import transfers
+
+__all__ = ["balance", "even_work", "half_the_bytes", "last_pass", "no_device_waits", "no_launch_overhead"]
+
+Programs = Sequence[Program]
+
+
+def balance(programs: DevicePrograms, late: int) -> Programs | None:
+    """Host and streams of the late rank in turn as long as the others'; None where ranks have different streams."""
+    return _lane_by_lane(programs, lambda lanes: balanced(lanes, late))
+
+
+def even_work(programs: DevicePrograms) -> Programs | None:
+    """Host and streams of all ranks in turn equally long; None where ranks have different streams."""
+    return _lane_by_lane(programs, evened)
+
+
+def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
+    """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
+    took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+    kinds = {move.kind for program in programs.programs for move in program if isinstance(move, Launch) and move.bytes}
+    takes = {kind: by_size for kind in kinds if kind and (by_size := took.by_size(kind)) is not None}
+    return halved(programs.programs, takes, is_played_together)
+
+
+def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
+    """Each bucket is sent once per step, when it is launched last; None where none is sent more often."""
+    again = _sent_again(run, programs)
+    if not again:
+        return None
+    return [
+        [move for move in program if not (isinstance(move, Launch | Wait) and move.key in again)]
+        for program in programs.programs
+    ]
+
+
+def no_launch_overhead(programs: DevicePrograms) -> Programs:
+    """Hosts launch in no time."""
+    return _of_hosts(programs, without_launch_overhead)
+
+
+def no_device_waits(programs: DevicePrograms) -> Programs | None:
+    """Hosts do not wait for their device; None where they do not."""
+    changed = _of_hosts(programs, without_device_waits)
+    return None if changed == list(programs.programs) else changed
+
+
+def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
+    """The collectives of buckets that are launched again before the step ends, or its next optimizer step begins."""
+    found: set[Hashable] = set()
+    for trace, lanes in zip(run.traces, programs.ranks, strict=True):
+        events, steps = device_events(trace), [window.start_ns for window in step_windows(trace)]
+        updates = [label.start_ns for label in updates_of(trace)]
+        alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
+        for note, move in chain.from_iterable(map(pairwise, lanes)):
+            if isinstance(move, Launch) and move.role == "bucket" and isinstance(note, Note):
+                own = events[note.key[2]]  # type: ignore[index]
+                since = bisect_right(steps, own.start_ns), bisect_right(updates, own.called_ns)
+                alike[since, move.what, move.bytes].append(move.key)
+        found.update(key for keys in alike.values() for key in keys[:-1])
+    return found
+
+
+def _of_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs:
+    changed: list[Program] = []
+    for host, *streams in programs.ranks:
+        changed += [change(host), *streams]
+    return changed
+
+
+def _lane_by_lane(programs: DevicePrograms, change: Callable[[Programs], Programs]) -> Programs | None:
+    """All ranks' hosts together, and their streams in turn."""
+    ranks = programs.ranks
+    if len({len(rank) for rank in ranks}) > 1:
+        return None
+    lanes = [change(lane) for lane in zip(*ranks, strict=True)]
+    return [lane for rank in zip(*lanes, strict=True) for lane in rank]

@@ -1,0 +1,169 @@
+"""Edits of runs on GPUs, against steps that were made that way; and runs of which ranks are missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made import gpu as made_gpu
+from made.ddp import ddp_ranks
+from made.traces import event, launched, op, run_of, step
+
+import overlaplab
+from overlaplab import OverlaplabError, Run
+from overlaplab.evidence.dependencies import longest_wait
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.simulate import gains
+from overlaplab.simulate.predictions.device import play_device
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.replayed import replayed
+from overlaplab.words import to_ms
+
+Event = dict[str, Any]
+MIB = 1 << 20
+
+
+def played_us(run: Run, name: str, value: str | None = None) -> list[list[float]]:
+    """Each rank's steps with an edit."""
+    spans = play_device(run, Setting(edits=((name, value),))).changed_ns
+    return [[ns / 1000 for ns in rank] for rank in spans]
+
+
+def loop(*, op_us: int = 30, item: bool = False, load_us: int = 0, pause_us: int = 0) -> list[Event]:
+    """Two steps of ten kernels of 10 µs, each launched by an operator of its own; the host may load data, pause, or
+    wait for the device with an `.item()` in the middle.
+    """
+    events: list[Event] = []
+    host = free = 0
+    for number in (3, 4):
+        begun = host
+        if load_us:
+            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            events.append(event(name, host, host + load_us, cat="user_annotation"))
+        host += load_us + pause_us
+        for place in range(10):
+            events.append(op("mm", host, host + op_us))
+            start = max(host + 2, free)
+            events += launched("gemm", host, start, start + 10, correlation=100 * number + place)
+            free, host = start + 10, host + op_us
+            if item and place == 4:
+                until = max(host + 3, free)
+                events.append(op("item", host, until))
+                events.append(event("cudaStreamSynchronize", host + 1, until, cat="cuda_runtime", correlation=number))
+                host = until
+        events.append(step(number, begun, host))
+    return events
+
+
+def test_launching_in_no_time_leaves_the_device_alone(tmp_path: Path) -> None:
+    slow = run_of(tmp_path, loop(), backend="nccl")
+    assert replayed(slow)["span_ns"].tolist() == [300_000, 280_000]
+    assert played_us(slow, "no-launch-overhead") == [[100, 100]]
+
+
+def test_launching_in_no_time_keeps_pauses_and_data_loading(tmp_path: Path) -> None:
+    """What is left of the second step is its loading and its pause, before which all kernels are done."""
+    slow = run_of(tmp_path, loop(load_us=200, pause_us=500), backend="nccl")
+    (first, second) = played_us(slow, "no-launch-overhead")[0]
+    assert first == pytest.approx(200 + 500 + 10, abs=15)
+    assert second == pytest.approx(100, abs=15)
+    assert played_us(slow, "no-pause")[0][0] == pytest.approx(300 + 200, abs=15)
+    assert played_us(slow, "without-host-work", "enumerate(DataLoader)")[0][0] == pytest.approx(300 + 500, abs=15)
+
+
+def test_a_host_that_does_not_wait_runs_ahead(tmp_path: Path) -> None:
+    """Launching takes 1 µs per kernel, so but for `.item()` the device would have no gap."""
+    waiting = run_of(tmp_path / "item", loop(op_us=8, item=True), backend="nccl")
+    free = run_of(tmp_path / "free", loop(op_us=8), backend="nccl")
+    assert longest_wait(waiting) == "aten::item"
+    assert longest_wait(free) is None
+    took = replayed(free)["span_ns"].tolist()
+    assert sum(played_us(waiting, "no-device-waits")[0]) == pytest.approx(sum(took) / 1000, abs=4)
+    assert sum(replayed(waiting)["span_ns"]) > sum(took)
+    with pytest.raises(OverlaplabError, match="the host does not wait for its device"):
+        play_device(free, Setting(edits=(("no-device-waits", None),)))
+
+
+def accumulating() -> list[Event]:
+    """Two passes forward and backward, and one optimizer step."""
+    events = made_gpu.bucketed(steps=2)
+    first = next(each for each in events if each["name"] == "engine::optimizer")
+    steps = sorted((each for each in events if each["name"].startswith("ProfilerStep")), key=lambda each: each["ts"])
+    begin, end = steps[0]["ts"], steps[1]["ts"] + steps[1]["dur"]
+    kept = [each for each in events if each not in (first, *steps)]
+    return [*kept, step(3, begin, end)]
+
+
+def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
+    """Each pass waits for 300 µs of its last bucket after the backward pass; the first no longer does."""
+    run = run_of(tmp_path, accumulating(), accumulating(), backend="nccl")
+    recorded = replayed(run)["span_ns"].to_numpy() / 1000
+    (own, *_), _ = played_us(run, "last-pass")
+    exposed = overlaplab.summary(run)["exposed_comm_ns"].to_numpy() / 1000
+    assert recorded[0] - own == pytest.approx(exposed[0] / 2, abs=20)
+    once = run_of(tmp_path / "once", made_gpu.bucketed(), made_gpu.bucketed(), backend="nccl")
+    with pytest.raises(OverlaplabError, match="no step sends its gradients in several backward passes"):
+        play_device(once, Setting(edits=(("last-pass", None),)))
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Run:
+    """The second rank's trace of two, of which the first is late."""
+    ranks = ddp_ranks([2 * MIB], backward_us=(330, 200))
+    run = run_of(tmp_path, *ranks, backend="nccl")
+    return replace(run, traces=run.traces[1:])
+
+
+def test_where_ranks_are_missing_collectives_last_as_recorded(alone: Run) -> None:
+    table = replayed(alone)
+    assert table["replayed_ns"].tolist() == table["span_ns"].tolist()
+    without = play_device(alone, Setting(edits=(("no-launch-overhead", None),)))
+    assert sum(without.changed_ns[0]) <= sum(without.recorded_ns[0])
+    for edit in ("balance", "even-work", "half-bytes"):
+        with pytest.raises(OverlaplabError, match=f"edit {edit} does not apply"):
+            play_device(alone, Setting(edits=((edit, None),)))
+    with pytest.raises(OverlaplabError, match="when all ranks had come to a bucket's all-reduce is not known"):
+        play_device(alone, Setting(bucket_cap_mb=1.0))
+
+
+def test_every_screen_says_that_ranks_are_missing(tmp_path: Path) -> None:
+    rank = loop()
+    rank.append(event("c10d::allreduce_", 5, 7, **{"Input Dims": [[1_000]], "Input type": ["float"]}))
+    rank += launched("ncclDevKernel_AllReduce_Sum_f32", 6, 9, 40, stream=9, correlation=9)
+    run_of(tmp_path, rank, rank, backend="nccl")
+    (tmp_path / "rank1.pt.trace.json.gz").unlink()
+    one = overlaplab.load_run(tmp_path)
+    found = RunTables(run=one).diagnosis
+    assert found is not None
+    assert found.advice.endswith(
+        "1 rank has no trace here: collectives are taken to last as long as recorded, waiting included."
+    )
+
+
+def test_the_gains_are_the_edits(tmp_path: Path) -> None:
+    """What `gains` tells is what `predict --edit` plays, to the digit."""
+    run = run_of(tmp_path, loop(op_us=8, item=True, load_us=200, pause_us=500), backend="nccl")
+    edits = {
+        "launch_overhead": ("no-launch-overhead", None),
+        "no_pause": ("no-pause", None),
+        "device_waits": ("no-device-waits", None),
+        "host_work": ("without-host-work", "enumerate(DataLoader)"),
+    }
+    table = gains(run).set_index("remedy")
+    for remedy, (name, value) in edits.items():
+        spans = played_us(run, name, value)[0]
+        assert to_ms(table.loc[remedy, "step_ns"]) == pytest.approx(sum(spans) / len(spans) / 1000)
+    assert table.loc["device_waits", "what"] == "aten::item"
+    assert table.loc["host_work", "what"] == "enumerate(DataLoader)"
+
+
+def test_what_is_not_played_of_gpus_is_one_line(tmp_path: Path) -> None:
+    run = run_of(tmp_path, loop(), backend="nccl")
+    with pytest.raises(
+        OverlaplabError, match=r"edit async is not played of runs on GPUs. Of these are played: balance"
+    ):
+        play_device(run, Setting(edits=(("async", None),)))
+    with pytest.raises(OverlaplabError, match="no edit is called nonsense"):
+        play_device(run, Setting(edits=(("nonsense", None),)))
