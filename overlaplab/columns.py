@@ -551,7 +551,12 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("memory_bytes", "bytes", "more memory", "How much more each rank would hold, at most.", short="more MB"),
     ),
     ("late_rank_phases",): (
-        Column("phase", "text", "phase", "Which pass of the step, or what comes before or between them."),
+        Column(
+            "phase",
+            "text",
+            "phase",
+            "Which pass of the step, or what comes before or between them; on GPUs what device and host do.",
+        ),
         Column("what", "text", "host work", "What the host does meanwhile, by the name of its range."),
         Column(
             "own_ns", "ns", "late rank", "How long the late rank takes in a mean step, but for exposed communication."

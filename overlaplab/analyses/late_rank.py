@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
-from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
-from overlaplab.evidence.host_work import host_work
+from overlaplab.events import Run, Trace, Work, activity, counting_as, once_per_run, rule_of, step_windows
+from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.passes import passes_of
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
@@ -19,6 +19,8 @@ __all__ = ["CHRONIC", "is_chronic", "late_rank_phases", "late_steps"]
 CHRONIC = 0.8
 """Of the steps: a rank that is the latest in fewer is not late as such."""
 
+_AS_MANY = 0.01
+"""Of the number of kernels: ranks that differ by no more run the same ones."""
 _COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
 
@@ -45,24 +47,58 @@ def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
 
 
 def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
-    """What a rank does in a mean step, beside the others in the median, by phase; empty where passes are unknown.
+    """What a rank does in a mean step, beside the others in the median, by phase; empty where that is unknown.
 
-    Columns: `phase` (`before` the first forward pass, `forward`, `backward`, `optimizer`, `between` them), `what` (of
-    what the host does outside of passes, and that has a name: see `evidence.host_work`; else null), `own_ns`,
-    `others_ns` (both int64: without exposed communication). The largest difference comes first.
+    Columns: `phase`, `what` (of what the host does outside of passes, and that has a name: see `evidence.host_work`;
+    else null), `own_ns`, `others_ns` (both int64: without exposed communication). The largest difference comes first.
+    On CPUs phases are `before` the first forward pass, `forward`, `backward`, `optimizer`, `between` them, which must
+    be known. On GPUs: `kernels`, or `same_kernels` where the others run as many, `copies`, and of the time in which the
+    device has nothing to do, by what its host does meanwhile: `loading` (what has a name), `pause` (nothing recorded),
+    `launching`.
     """
-    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+    rules = {rule_of(trace) for trace in run.traces}
+    if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
         return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
-    spent = {trace.rank: _spent(trace) for trace in run.traces}
-    if rank not in spent or len(spent) < 2 or not all(spent.values()):
+    spent = {trace.rank: _spent(trace) if Rule.CPU in rules else _spent_on_device(trace) for trace in run.traces}
+    if rank not in spent or not all(spent.values()):
         return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
+    same = Rule.GPU in rules and _has_as_many_kernels(run, rank)
     rows = []
     for phase, what in dict.fromkeys(key for each in spent.values() for key in each):
         others = [each.get((phase, what), 0) for other, each in spent.items() if other != rank]
-        rows.append((phase, what, spent[rank].get((phase, what), 0), int(np.median(others))))
+        named = "same_kernels" if phase == "kernels" and same else phase
+        rows.append((named, what, spent[rank].get((phase, what), 0), int(np.median(others))))
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
     return table.loc[order].reset_index(drop=True)
+
+
+def _spent_on_device(trace: Trace) -> dict[tuple[str, str | None], int]:
+    """By phase and name how long a rank's device works, or has nothing to do, in a mean step, in ns."""
+    busy, windows = activity(trace), step_windows(trace)
+    if not windows:
+        return {}
+    steps = union([window.start_ns for window in windows], [window.end_ns for window in windows])
+    computes = intersect(steps, busy.compute)
+    left = subtract(steps, union(*np.concatenate((busy.compute, busy.communication)).T))
+    found: dict[tuple[str, str | None], Intervals] = {("kernels", None): computes}
+    found["copies", None] = intersect(left, busy.memory)
+    left = subtract(left, busy.memory)
+    for name in dict.fromkeys(label.fields["name"] for label in host_work(trace)):
+        own = [label for label in host_work(trace) if label.fields["name"] == name]
+        while_loading = union([label.start_ns for label in own], [label.end_ns for label in own])
+        found["loading", name] = intersect(left, while_loading)
+        left = subtract(left, while_loading)
+    found["pause", None] = intersect(left, host_pauses(trace))
+    found["launching", None] = subtract(left, host_pauses(trace))
+    return {key: total(stretches) // len(windows) for key, stretches in found.items()}
+
+
+def _has_as_many_kernels(run: Run, rank: int) -> bool:
+    """Whether a rank computes in as many kernels as the others do in the median, but for one in a hundred."""
+    counts = {trace.rank: int(counting_as(trace, Work.COMPUTE).sum()) for trace in run.traces}
+    others = float(np.median([number for other, number in counts.items() if other != rank]))
+    return abs(counts[rank] - others) <= _AS_MANY * others
 
 
 def _spent(trace: Trace) -> dict[tuple[str, str | None], int]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from made.hosts import loop
+from made.traces import run_of
 from samples import sample_run
 
 from overlaplab.analyses import late_rank_phases, late_steps
@@ -42,9 +44,28 @@ def test_phases_add_up_to_the_step_without_exposed_communication() -> None:
     assert table["own_ns"].sum() <= sum(step.end_ns - step.start_ns for step in steps) / len(steps)
 
 
-def test_of_a_device_only_the_rank_is_known() -> None:
-    run = sample_run("h100/torch-ddp")
-    assert late_rank_phases(run, 0).empty
+@pytest.mark.parametrize(
+    ("how", "phase", "what", "own_us", "others_us"),
+    [
+        ({"pause_us": 500}, "pause", None, 250, 0),
+        ({"load_us": 400}, "loading", DATA_LOADING, 200, 0),
+        ({"kernel_us": 25}, "same_kernels", None, 250, 100),
+        ({"op_us": 60}, "launching", None, 490, 190),
+    ],
+)
+def test_on_gpus_the_late_rank_is_told_by_device_and_host(
+    tmp_path: Path, how: dict[str, int], phase: str, what: str | None, own_us: int, others_us: int
+) -> None:
+    """The first of two steps begins with its first kernel, after what the host does before that."""
+    run = run_of(tmp_path, loop(), loop(), loop(**how), backend="nccl")
+    first = late_rank_phases(run, 2).iloc[0]
+    assert (first["phase"], first["what"]) == (phase, what)
+    assert first["own_ns"] / 1000 == pytest.approx(own_us, abs=20 if phase != "launching" else 60)
+    assert first["others_ns"] / 1000 == pytest.approx(others_us, abs=20)
+
+
+def test_of_a_rank_alone_nothing_is_compared() -> None:
+    assert late_rank_phases(sample_run("h100/torch-ddp"), 0).empty
 
 
 def late(*ranks: int) -> pd.DataFrame:
@@ -67,7 +88,7 @@ def test_the_sentence_says_how_often_and_by_how_much() -> None:
     assert late_reason(steps, LOADS.head(0), 5, 160 * MS) == "Rank 1 was the latest in 4 of 5 steps."
     equal = LOADS.assign(others_ns=40 * MS)
     assert late_reason(steps, equal, 5, 160 * MS) == (
-        "Rank 1 was the latest in 4 of 5 steps; its passes are as long as the others'."
+        "Rank 1 was the latest in 4 of 5 steps; what it does takes as long as what the others do."
     )
 
 

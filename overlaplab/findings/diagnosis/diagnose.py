@@ -112,7 +112,9 @@ class Diagnosis:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is said after the advice."""
-        about_late = bool(self.actions) and Cause.STRAGGLER in self.actions[0].action.causes
+        about_late = any(Cause.STRAGGLER in action.action.causes for action in self.actions[:1]) or any(
+            share.cause is Cause.STRAGGLER for share in self.causes[:1]
+        )
         return tuple(filter(None, (self.late_reason if about_late else None, self.kinds, self.outliers)))
 
 

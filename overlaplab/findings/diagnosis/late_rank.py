@@ -16,6 +16,11 @@ _PHASES = {
     "backward": "its backward passes take",
     "optimizer": "its optimizer steps take",
     "between": "between its passes it works for",
+    "kernels": "its kernels take",
+    "same_kernels": "as many kernels take",
+    "copies": "its copies take",
+    "pause": "its device is idle while its host does nothing that is recorded, for",
+    "launching": "its device is idle while its host launches, for",
 }
 
 
@@ -47,7 +52,7 @@ def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_n
         return f"{sentence}."
     first = phases.to_dict("records")[0]
     if first["own_ns"] - first["others_ns"] <= LITTLE_GAIN * step_ns:
-        return f"{sentence}; its passes are as long as the others'."
+        return f"{sentence}; what it does takes as long as what the others do."
     words, beside = _PHASES[first["phase"]], "the others'" if "take" in _PHASES[first["phase"]] else "the others for"
     if first["what"] is not None and not pd.isna(first["what"]):
         words, beside = f"its {shorten(str(first['what']), 40)} takes", "the others'"

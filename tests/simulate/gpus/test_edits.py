@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from made import gpu as made_gpu
 from made.ddp import ddp_ranks
-from made.traces import event, launched, op, run_of, step
+from made.hosts import loop
+from made.traces import event, launched, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
@@ -29,32 +30,6 @@ def played_us(run: Run, name: str, value: str | None = None) -> list[list[float]
     """Each rank's steps with an edit."""
     spans = play_device(run, Setting(edits=((name, value),))).changed_ns
     return [[ns / 1000 for ns in rank] for rank in spans]
-
-
-def loop(*, op_us: int = 30, item: bool = False, load_us: int = 0, pause_us: int = 0) -> list[Event]:
-    """Two steps of ten kernels of 10 µs, each launched by an operator of its own; the host may load data, pause, or
-    wait for the device with an `.item()` in the middle.
-    """
-    events: list[Event] = []
-    host = free = 0
-    for number in (3, 4):
-        begun = host
-        if load_us:
-            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-            events.append(event(name, host, host + load_us, cat="user_annotation"))
-        host += load_us + pause_us
-        for place in range(10):
-            events.append(op("mm", host, host + op_us))
-            start = max(host + 2, free)
-            events += launched("gemm", host, start, start + 10, correlation=100 * number + place)
-            free, host = start + 10, host + op_us
-            if item and place == 4:
-                until = max(host + 3, free)
-                events.append(op("item", host, until))
-                events.append(event("cudaStreamSynchronize", host + 1, until, cat="cuda_runtime", correlation=number))
-                host = until
-        events.append(step(number, begun, host))
-    return events
 
 
 def test_launching_in_no_time_leaves_the_device_alone(tmp_path: Path) -> None:
