@@ -547,7 +547,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ("advise",): (
         Column("setting", "text", "setting", "What would be set otherwise."),
         Column("action", "text", "action", "What would be done."),
-        Column("against", "text", "against", "The exposed time of the causes that it answers."),
+        Column("against", "text", "against", "What it answers of the step: exposed time of a cause, or idle time."),
         Column("memory_bytes", "bytes", "more memory", "How much more each rank would hold, at most.", short="more MB"),
     ),
     ("late_rank_phases",): (

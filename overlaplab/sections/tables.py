@@ -236,7 +236,7 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
         frame=frame,
         columns=shown,
         narrow=shown,
-        legend="ms; ±: by how much a recorded gain may differ; against: what it answers of the step's exposed time",
+        legend="ms; ±: by how much a recorded gain may differ; against: what it answers of the step",
     )
 
 

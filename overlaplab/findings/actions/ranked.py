@@ -47,7 +47,7 @@ class Advised:
     step_ns: int
     """How long a step would take."""
     why: str
-    """The largest cause of the diagnosed step that it answers; empty where it answers none."""
+    """The largest cause of the diagnosed step that it answers, or its idle time; empty where it answers neither."""
 
     @property
     def short(self) -> str:
@@ -68,13 +68,13 @@ class Advised:
 ACTIONS_TITLE = "What would help, by gain per step of training"
 
 
-def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop) -> tuple[Advised, ...]:
+def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
     """The actions that shorten a step, in the order in which they are advised.
 
-    Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, and its loop. What is
-    certain comes first, what gains more before what gains less. Of what gains as much, as far as that can be told, the
-    one that is first in `ACTIONS` comes first; the gain of what costs more counts half. What has to be searched for is
-    left out where most of it is found.
+    Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, its loop, and how
+    long that step is idle. What is certain comes first, what gains more before what gains less. Of what gains as much,
+    as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs more counts half.
+    What has to be searched for is left out where most of it is found.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}
@@ -86,13 +86,13 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop) -> 
         for row in by_name.get(action.name, ()):
             text = action.words(Case(loop=loop, rows=rows, setting=_or_none(row["setting"]), what=row["what"]))
             if text:
-                advised.append(_advised(action, text, row, rows))
+                advised.append(_advised(action, text, row, _why(action, rows, idle_ns, int(row["gain_ns"]))))
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
     specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
     return tuple(_in_order(specific))
 
 
-def _advised(action: Action, text: str, row: Row, rows: pd.DataFrame) -> Advised:
+def _advised(action: Action, text: str, row: Row, why: str) -> Advised:
     return Advised(
         action=action,
         text=text,
@@ -101,7 +101,7 @@ def _advised(action: Action, text: str, row: Row, rows: pd.DataFrame) -> Advised
         gain_ns=int(row["gain_ns"]),
         half_ns=None if pd.isna(row["half_ns"]) else int(row["half_ns"]),
         step_ns=int(row["step_ns"]),
-        why=_why(rows),
+        why=why,
     )
 
 
@@ -111,9 +111,12 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
     return worth[:MOST_ACTIONS] if len(worth) > 1 else ()
 
 
-def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame) -> tuple[Advised, ...]:
-    """The same actions, with what they answer of another step: rows of `told_causes`."""
-    return tuple(replace(each, why=_why(_answered(each.action, told_rows))) for each in actions)
+def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
+    """The same actions, with what they answer of another step: rows of `told_causes`, and its idle time."""
+    return tuple(
+        replace(each, why=_why(each.action, _answered(each.action, told_rows), idle_ns, each.gain_ns))
+        for each in actions
+    )
 
 
 def _answered(action: Action, told_rows: pd.DataFrame) -> pd.DataFrame:
@@ -121,15 +124,22 @@ def _answered(action: Action, told_rows: pd.DataFrame) -> pd.DataFrame:
     return told_rows[told_rows["cause"].isin(action.causes)]
 
 
-def _why(rows: pd.DataFrame) -> str:
-    """The largest cause of these rows."""
+def _why(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
+    """The largest cause of these rows that an action answers, or the idle time, if that is longer."""
+    if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
+        return f"{ms(idle_ns)} idle"
     if rows.empty:
         return ""
     by = rows.groupby(["cause", "late_rank"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     late = largest["late_rank"]
     label = cause_words(Cause(largest["cause"]), None if pd.isna(late) else int(late))
-    return f"{ms(int(largest['exposed_ns']))} {label}"
+    delays = Cause(largest["cause"]) is Cause.STRAGGLER and gain_ns > rows["exposed_ns"].sum()
+    return f"{ms(int(largest['exposed_ns']))} {label}{_AND_DELAYS if delays else ''}"
+
+
+_AND_DELAYS = ", and what that delays"
+"""A late rank costs more than the exposed wait for it: it moves what is sent later behind the backward pass."""
 
 
 def _or_none(value: float) -> float | None:

@@ -150,9 +150,9 @@ def diagnose(
     of_window = {"rank": window["rank"], "step": window["step"]}
     told = _by_collective(told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}])))
     if actions is None:
-        actions = () if gains is None else ranked_actions(gains, told, loop)
+        actions = () if gains is None else ranked_actions(gains, told, loop, int(window["idle_ns"]))
     else:
-        actions = explain_actions(actions, told)
+        actions = explain_actions(actions, told, int(window["idle_ns"]))
     all_here = unseen.waits is not None
     shares = _shares(told, bound, window, loop, buckets, actions, gains, all_here=all_here)
     waits = [share for share in shares if share.late_rank is not None]
