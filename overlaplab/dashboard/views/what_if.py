@@ -61,7 +61,7 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
     on_gpu = any(rule_of(trace) is Rule.GPU for trace in opened.run.traces)
     ask = partial(_on_gpu, opened, recorded) if on_gpu else partial(_on_cpu, opened, recorded)
     try:
-        parts = ask()
+        as_recorded, parts = ask()
     except OverlaplabError as error:
         error_line(error)
         return
@@ -73,14 +73,16 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
                     show_block(chart)
-    what_to_do((parts.advice,))
+    said = opened.diagnosis if as_recorded else None
+    what_to_do((parts.advice if said is None else said.advice,))
 
 
-def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> Parts:
-    return what_if_parts(opened.run, _ask(opened), recorded, findings.note(opened.manifest))
+def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
+    asked = _ask(opened)
+    return asked == Asked(setting=Setting()), what_if_parts(opened.run, asked, recorded, findings.note(opened.manifest))
 
 
-def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> Parts:
+def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
     """Of these runs the traces tell of one option; the others are folded, with a word why."""
     run, manifest = opened.run, opened.manifest
     what, controls = option(run), _Controls()
@@ -96,7 +98,7 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> Parts:
         for line in findings.device_folded(what):
             st.text(line)
     with st.spinner("Playing the run's hosts and streams with each setting"):
-        return device_parts(run, setting, recorded, findings.note(manifest))
+        return setting == Setting(), device_parts(run, setting, recorded, findings.note(manifest))
 
 
 def _ask(opened: Opened) -> Asked:

@@ -12,9 +12,11 @@ import pytest
 from made.ddp import ddp_ranks
 from made.fsdp import fsdp
 from made.traces import run_of
+from samples import sample_run
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.cli import main
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.words import ms
 
 Open = Callable[..., AppTest]
@@ -49,6 +51,15 @@ def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest
     slide(app, "ranks", "bucketed", 10_000)
     assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in texts(app)
     assert "bucket_cap_mb 1 and 10000 ranks" in texts(app)[0]
+
+
+@pytest.mark.parametrize("run", ["bucketed", "naive", "zero3", "h100/torch-ddp"])
+def test_of_the_recorded_setting_the_page_advises_what_every_page_advises(
+    on: Callable[[str], AppTest], run: str
+) -> None:
+    said = RunTables(run=sample_run(run)).diagnosis
+    assert said is not None
+    assert texts(on(run))[-1] == said.advice
 
 
 @pytest.mark.parametrize("root", [SAMPLES, SAMPLES / "sweep"])
