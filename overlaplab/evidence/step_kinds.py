@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, once_per_run, once_per_trace, step_windows
 from overlaplab.evidence.ddp import forward_passes, optimizer_steps
+from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 
@@ -16,6 +20,10 @@ __all__ = ["period_of", "step_kinds", "step_signatures"]
 
 _AS_MANY_BYTES = 1.5
 """Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
+_FEWEST_ALTERNATING = 6
+"""Steps, from which on longer and shorter ones hardly alternate by chance."""
+_MUCH = 0.02
+"""Of a step: steps that differ by less are not of two kinds for it."""
 _MOST = 0.5
 """Of the steps: if there are more kinds, what steps send varies freely, and they count as one kind."""
 
@@ -25,7 +33,9 @@ def step_kinds(run: Run) -> dict[int, int]:
     """The kind of each recorded step, by its number: 0 is the most frequent kind, on ties the first recorded.
 
     Steps are of one kind where every rank launches as many collectives of each kind in them, of about as many bytes,
-    and begins as many forward passes of DDP and optimizer steps. Steps are of one kind if they vary freely.
+    begins as many forward passes of DDP and optimizer steps, and does the same by name between its passes. Steps that
+    differ in none of that are of two kinds if longer and shorter ones alternate. Steps are of one kind if they vary
+    freely.
     """
     by_rank = [step_signatures(trace) for trace in run.traces]
     numbers = sorted({number for each in by_rank for number in each})
@@ -33,9 +43,29 @@ def step_kinds(run: Run) -> dict[int, int]:
     occurrences = Counter(signatures.values())
     if len(occurrences) > max(_MOST * len(numbers), 1):
         return dict.fromkeys(numbers, 0)
+    if len(occurrences) == 1 and _alternate(_mean_spans_ns(run, numbers)):
+        return {number: place % 2 for place, number in enumerate(numbers)}
     first = {signature: number for number, signature in reversed(signatures.items())}
     order = sorted(occurrences, key=lambda signature: (-occurrences[signature], first[signature]))
     return {number: order.index(signature) for number, signature in signatures.items()}
+
+
+def _mean_spans_ns(run: Run, numbers: Sequence[int]) -> NDArray[np.float64]:
+    """How long each numbered step takes, the mean over the ranks that have it."""
+    spans: dict[int, list[int]] = {number: [] for number in numbers}
+    for window in chain.from_iterable(map(step_windows, run.traces)):
+        if window.step is not None:
+            spans[window.step].append(window.end_ns - window.start_ns)
+    return np.array([np.mean(spans[number]) for number in numbers])
+
+
+def _alternate(spans_ns: NDArray[np.float64]) -> bool:
+    """Whether every other step is longer, by more than steps of either half differ, and by much of a step."""
+    if len(spans_ns) < _FEWEST_ALTERNATING:
+        return False
+    halves = sorted((spans_ns[::2], spans_ns[1::2]), key=np.mean)
+    apart_ns = halves[1].min() - halves[0].max()
+    return bool(apart_ns > max(*(np.ptp(half) for half in halves), _MUCH * spans_ns.mean()))
 
 
 def period_of(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
@@ -67,8 +97,14 @@ def step_signatures(trace: Trace) -> dict[int, tuple[object, ...]]:
             sent[place][str(kind)] += 1
             sizes[place] += max(size, 0)
     passes = [_count(spans, starts, ends) for spans in (forward_passes(trace), optimizer_steps(trace))]
+    names: list[set[str]] = [set() for _ in windows]
+    for label in host_work(trace):
+        place = int(np.searchsorted(starts, label.start_ns, side="right")) - 1
+        if place >= 0 and label.start_ns < ends[place]:
+            names[place].add(re.sub(r"\d+", "", label.fields["name"]))
     counts = [
-        (tuple(sorted(by_kind.items())), *(int(each[place]) for each in passes)) for place, by_kind in enumerate(sent)
+        (tuple(sorted(by_kind.items())), tuple(sorted(names[place])), *(int(each[place]) for each in passes))
+        for place, by_kind in enumerate(sent)
     ]
     classes = _size_classes(counts, sizes)
     return {

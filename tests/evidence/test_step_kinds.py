@@ -42,6 +42,36 @@ def test_optimizer_steps_tell_kinds_apart(tmp_path: Path) -> None:
     assert step_kinds(run_of(tmp_path, events)) == {0: 0, 1: 1, 2: 0, 3: 1}
 
 
+def test_what_the_host_does_by_name_tells_kinds_apart(tmp_path: Path) -> None:
+    """Every other step saves; loading has a number in its name."""
+    events = [step(number, 1000 * number, 1000 * number + 999) for number in range(6)]
+    for number in range(6):
+        begun = 1000 * number
+        events += [event("DistributedDataParallel.forward", begun + 100, begun + 200, cat="user_annotation")]
+        events += [event(f"load {number}", begun + 10, begun + 20, cat="user_annotation")]
+        events += [event("engine::forward microbatch=0", begun + 100, begun + 200, cat="user_annotation")]
+        events += [event("saving", begun + 800, begun + 900, cat="user_annotation")] * (number % 2)
+    assert step_kinds(run_of(tmp_path, events)) == {number: number % 2 for number in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kinds"),
+    [
+        ((586, 618, 590, 622, 584, 616), [0, 1, 0, 1, 0, 1]),
+        ((586, 618, 590, 622, 584), [0] * 5),  # of five it may be chance
+        ((586, 618, 600, 622, 584, 616), [0] * 6),  # short ones differ by as much
+        ((586, 590, 586, 590, 586, 590), [0] * 6),  # hardly longer
+        ((586, 618, 616, 588, 584, 616), [0] * 6),
+    ],
+)
+def test_steps_that_alternate_are_of_two_kinds(tmp_path: Path, lengths: tuple[int, ...], kinds: list[int]) -> None:
+    at, events = 0, list[dict[str, Any]]()
+    for number, length in enumerate(lengths):
+        events += [step(number, at, at + length), op("mm", at, at + length)]
+        at += length
+    assert list(step_kinds(run_of(tmp_path, events, events)).values()) == kinds
+
+
 @pytest.mark.parametrize(
     ("steps", "recorded", "period"),
     [([3, 7], range(2, 10), 4), ([3, 7], range(2, 9), None), ([3], range(2, 10), None), ([2, 4, 7], range(9), None)],
