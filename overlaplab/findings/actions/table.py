@@ -1,6 +1,6 @@
 """Every action that is played: which causes it answers, how far it is from an option that one sets, and its words.
 
-To add one: a row here, and its play in `simulate.advice.remedies`.
+To add one: a row here, and an edit in `simulate.programs.edits` that names it as its remedy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Action:
     words: Words
 
 
-ACTIONS = (
+ACTIONS = [
     Action(name="host_work", causes=(Cause.STRAGGLER, Cause.GAP), fills_idle_time=True, words=words.host_work),
     Action(
         name="device_waits",
@@ -96,5 +96,5 @@ ACTIONS = (
         costs="numerics or hardware",
         words=words.half_the_bytes,
     ),
-)
+]
 """Of those that gain as much the first is advised, which changes least."""

@@ -29,12 +29,12 @@ from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import play_device, require_device
 from overlaplab.simulate.predictions.error import gain_half_ns, interval, measured_steps
-from overlaplab.simulate.programs.edits import host_works, late_rank
+from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 from overlaplab.vocabulary import Rule
 
-__all__ = ["SettingPlayed", "best_setting", "device_remedies", "device_settings"]
+__all__ = ["SettingPlayed", "Times", "best_setting", "device_remedies", "device_settings", "setting_of"]
 
 _MOST_CAPS = 5
 """Of DDP that are played."""
@@ -44,15 +44,6 @@ down. To play more would also read the traces of all ranks again."""
 
 _MOST_WITH_CAPS = 4_000
 """Of computation, where caps are played for the first screen, too: some seconds."""
-
-_EDITS = {
-    "no_pause": "no-pause",
-    "launch_overhead": "no-launch-overhead",
-    "device_waits": "no-device-waits",
-    "last_pass": "last-pass",
-    "half_the_bytes": "half-bytes",
-}
-"""Remedies that are an edit without a value."""
 
 Times = npt.NDArray[np.int64]
 
@@ -153,11 +144,15 @@ def _edits(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, 
             yield "even_work", {}, ("even-work", None)
     for name in host_works(programs.programs):
         yield "host_work", {"what": name}, ("without-host-work", name)
-    for remedy, edit in _EDITS.items():
-        about: dict[str, Any] = {"setting": 0.5} if remedy == "half_the_bytes" else {}
-        if remedy == "device_waits":
-            about = {"what": longest_wait(run)}
-        yield remedy, about, (edit, None)
+    for name, edit in EDITS.items():
+        if edit.remedy and edit.on_devices:
+            about = {"what": longest_wait(run)} if edit.remedy == "device_waits" else setting_of(edit.remedy)
+            yield edit.remedy, about, (name, None)
+
+
+def setting_of(remedy: str) -> dict[str, Any]:
+    """What a remedy is about that is an edit without a value."""
+    return {"setting": 0.5} if remedy == "half_the_bytes" else {}
 
 
 def _programs(run: Run) -> DevicePrograms | None:

@@ -38,7 +38,7 @@ from overlaplab.analyses.late_rank import is_chronic, late_steps
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.simulate.advice.depths import best_depth
-from overlaplab.simulate.advice.devices import Times, device_remedies
+from overlaplab.simulate.advice.devices import Times, device_remedies, setting_of
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.scattered import best_scattered_cap
@@ -46,7 +46,7 @@ from overlaplab.simulate.advice.units import best_units
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.edits import edited, host_works, late_rank
+from overlaplab.simulate.programs.edits import EDITS, edited, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -67,18 +67,6 @@ _GAINS = {
     **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
     "half_ns": "Int64",
 }
-_EDITS = {
-    "no_pause": "no-pause",
-    "last_pass": "last-pass",
-    "arrival_order": "arrival-order",
-    "earlier": "early",
-    "merge": "merge",
-    "asynchronous": "async",
-    "background": "background",
-    "leave_out": "leave-out",
-    "half_the_bytes": "half-bytes",
-}
-"""Remedies that are an edit without a value."""
 _INTO_THE_NEXT = ("background",)
 """Remedies that move time from a step into the next one: of these all steps together tell the gain."""
 _MUCH = 0.02
@@ -168,13 +156,10 @@ def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]
     for name, ns in host_works(programs).items():
         if ns > least_ns:
             yield "host_work", {"what": name}, edited(run, programs, [("without-host-work", name)], link)
-    for remedy, edit in _EDITS.items():
-        with suppress(OverlaplabError):  # it does not apply
-            yield (
-                remedy,
-                {"setting": 0.5} if remedy == "half_the_bytes" else {},
-                edited(run, programs, [(edit, None)], link),
-            )
+    for name, edit in EDITS.items():
+        if edit.remedy and edit.apply:
+            with suppress(OverlaplabError):  # it does not apply
+                yield edit.remedy, setting_of(edit.remedy), edited(run, programs, [(name, None)], link)
     yield from _cuttings(run)
     if run.manifest is not None and run.manifest.strategy == "zero1":
         with suppress(OverlaplabError):

@@ -36,6 +36,8 @@ class Edit:
     """What its value is; empty where it takes none."""
     required: bool = False
     """Whether it needs one."""
+    remedy: str = ""
+    """The remedy that it is without a value; empty where it is none, or `remedies` gives it a value."""
     apply: Callable[[Run, Programs, str | None, Link | None], Programs | None] | None = None
     """The programs with it; None where it changes nothing. None itself where it is of GPUs alone."""
     on_devices: Callable[[Run, DevicePrograms, str | None], Programs | None] | None = None
@@ -187,6 +189,7 @@ EDITS = {
         nothing="it has one rank, or its ranks have different streams",
     ),
     "no-pause": Edit(
+        remedy="no_pause",
         apply=_no_pauses,
         on_devices=lambda run, programs, _value: _no_pauses(run, programs.programs, None, None),
         nothing="the host does not pause",
@@ -199,39 +202,48 @@ EDITS = {
         nothing="",
     ),
     "no-launch-overhead": Edit(
+        remedy="launch_overhead",
         on_devices=lambda _run, programs, _value: devices.no_launch_overhead(programs),
         nothing="",
     ),
     "no-device-waits": Edit(
+        remedy="device_waits",
         on_devices=lambda _run, programs, _value: devices.no_device_waits(programs),
         nothing="the host does not wait for its device",
     ),
     "last-pass": Edit(
+        remedy="last_pass",
         apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs),
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
     "arrival-order": Edit(
+        remedy="arrival_order",
         apply=_by_arrival,
         nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
     "merge": Edit(
+        remedy="merge",
         apply=_merged,
         nothing="no such collectives follow each other between the passes",
     ),
     "async": Edit(
+        remedy="asynchronous",
         apply=lambda _run, programs, _value, _link: collectives.asynchronous(programs),
         nothing="no such collective is waited for between the passes",
     ),
     "background": Edit(
+        remedy="background",
         apply=lambda _run, programs, _value, _link: collectives.wait_a_step_later(programs),
         nothing="no such collective is launched after an optimizer step",
     ),
     "early": Edit(
+        remedy="earlier",
         apply=lambda _run, programs, _value, _link: collectives.earlier(programs),
         nothing="no such collective takes long",
     ),
     "leave-out": Edit(
+        remedy="leave_out",
         value="KIND",
         apply=_left_out,
         nothing="there is no such collective",
@@ -243,6 +255,7 @@ EDITS = {
         nothing="it gathers no units, or too few",
     ),
     "half-bytes": Edit(
+        remedy="half_the_bytes",
         apply=_halved,
         on_devices=lambda run, programs, _value: devices.half_the_bytes(run, programs),
         nothing="how long its collectives of other sizes take is not known",
