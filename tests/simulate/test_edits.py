@@ -156,8 +156,8 @@ def test_collectives_waited_for_when_the_step_ends() -> None:
 def test_gradients_sent_in_the_last_pass_alone() -> None:
     """The first launch also saves what it cost the host: 2 before it and 2 after it."""
 
-    def backward(key: str) -> list[Move]:
-        bucket = Launch(key, 20, "all_reduce", role="bucket", host_ns=2)
+    def backward(key: str, num_bytes: int = 8) -> list[Move]:
+        bucket = Launch(key, 20, "all_reduce", num_bytes, role="bucket", what="0", host_ns=2)
         return [Mark("backward"), Work(10), bucket, Work(5), Mark("backward_end"), Wait(key)]
 
     program = [End(), *backward("a"), Work(3), *backward("b"), End()]
@@ -167,6 +167,10 @@ def test_gradients_sent_in_the_last_pass_alone() -> None:
     assert spans(changed) == [[10 + 5 - 4 + 3 + 10 + 20]]
     assert last_pass_only([[End(), *backward("a"), End()]]) is None
     assert last_pass_only([[End(), *backward("a"), End(), *backward("b"), End()]]) is None
+    assert last_pass_only([[End(), *backward("a"), *backward("of another model", 9), End()]]) is None
+    assert (
+        last_pass_only([[End(), *backward("a"), Mark("optimizer"), *backward("b"), Mark("optimizer"), End()]]) is None
+    )
 
 
 def test_half_the_bytes() -> None:

@@ -44,7 +44,7 @@ ACTIONS = [
     Action(
         name="last_pass",
         causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
-        words=words.always(words.LAST_PASS),
+        words=words.last_pass,
     ),
     Action(
         name="arrival_order",

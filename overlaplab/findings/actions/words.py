@@ -163,6 +163,16 @@ def strategy(case: Case) -> str:
     return _DURING_BACKWARD.format(f" (strategy {case.what})")
 
 
+def last_pass(case: Case) -> str:
+    """Gradients sent once per step; the engine's strategies that scatter them in each pass have no option for it."""
+    loop = case.loop
+    if loop.framework == "fsdp2":
+        return "set_requires_gradient_sync(False) in every backward pass but the last: gradients stay whole until then"
+    if loop.framework == "engine" and loop.traits is not None and loop.traits.gradients == "reduce_scatter":
+        return ""
+    return "no_sync() in every backward pass but the last of a step"
+
+
 def half_the_bytes(case: Case) -> str:
     """Half as many bytes, or twice the bandwidth."""
     return f"half the bytes ({_how_fewer(case.loop)}) or a link twice as fast"
@@ -300,7 +310,6 @@ OPEN_ALL = (
     "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
     " part of it may be waiting for other ranks"
 )
-LAST_PASS = "no_sync() in every backward pass but the last of a step"
 EVEN_WORK = "inputs of equal length on all ranks: another one is late from step to step"
 ARRIVAL_ORDER = (
     "find_unused_parameters=False, or static_graph=True: then DDP puts gradients into buckets in the order in which"

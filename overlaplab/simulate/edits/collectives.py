@@ -7,6 +7,7 @@ backward pass, as by SyncBatchNorm, the next layer needs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -173,26 +174,25 @@ def _after_the_update(program: Program) -> set[Hashable]:
     return keys
 
 
+GRADIENTS = ("bucket", "scatter", "replicas")
+"""Roles of collectives that average gradients."""
+
+
 def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Gradients are sent in the last backward pass before an optimizer step alone; None where none sends them in
-    several.
+    """Gradients are sent in the last backward pass before an optimizer step alone; None where none are sent in several.
+
+    The same gradients are those of a bucket or unit of the same name and size.
     """
     keys: set[Hashable] = set()
     for program in programs:
-        passes: list[list[Hashable]] = [[]]
+        alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for move in program:
-            if isinstance(move, Launch) and move.role == "bucket":
-                passes[-1].append(move.key)
-            elif isinstance(move, Mark) and move.word == "backward" and passes[-1]:
-                passes.append([])
+            if isinstance(move, Launch) and move.role in GRADIENTS and move.what is not None:
+                alike[move.role, move.what, move.bytes].append(move.key)
             elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
-                keys.update(key for launched in _sending(passes)[:-1] for key in launched)
-                passes = [[]]
+                keys.update(key for same in alike.values() for key in same[:-1])
+                alike.clear()
     return [spared(program, keys) for program in programs] if keys else None
-
-
-def _sending(passes: Sequence[list[Hashable]]) -> list[list[Hashable]]:
-    return [launched for launched in passes if launched]
 
 
 def halved(

@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import updates_of
-from overlaplab.simulate.edits.collectives import halved
+from overlaplab.simulate.edits.collectives import GRADIENTS, halved
 from overlaplab.simulate.edits.hosts import balanced, evened, without_device_waits, without_launch_overhead
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait
@@ -40,7 +40,7 @@ def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
 
 
 def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
-    """Each bucket is sent once per step, when it is launched last; None where none is sent more often."""
+    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often."""
     again = _sent_again(run, programs)
     if not again:
         return None
@@ -62,17 +62,17 @@ def no_device_waits(programs: DevicePrograms) -> Programs | None:
 
 
 def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
-    """The collectives of buckets that are launched again before the step ends, or its next optimizer step begins."""
+    """The collectives of gradients that are launched again before the step ends, or its next optimizer step begins."""
     found: set[Hashable] = set()
     for trace, lanes in zip(run.traces, programs.ranks, strict=True):
         events, steps = device_events(trace), [window.start_ns for window in step_windows(trace)]
         updates = [label.start_ns for label in updates_of(trace)]
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for note, move in chain.from_iterable(map(pairwise, lanes)):
-            if isinstance(move, Launch) and move.role == "bucket" and isinstance(note, Note):
+            if isinstance(move, Launch) and move.role in GRADIENTS and isinstance(note, Note):
                 own = events[note.key[2]]  # type: ignore[index]
                 since = bisect_right(steps, own.start_ns), bisect_right(updates, own.called_ns)
-                alike[since, move.what, move.bytes].append(move.key)
+                alike[since, move.role, move.what, move.bytes].append(move.key)
         found.update(key for keys in alike.values() for key in keys[:-1])
     return found
 
