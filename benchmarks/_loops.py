@@ -25,6 +25,7 @@ from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.recorder import Recorder
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -136,7 +137,12 @@ def main(
     unordered = loop == "registration-order"
     if unordered:
         model = Backwards(layers)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap, find_unused_parameters=unordered and not mended)
+    sharded = loop == "units-microbatches"
+    ddp = (
+        fully_sharded(model)
+        if sharded
+        else DistributedDataParallel(model, bucket_cap_mb=cap, find_unused_parameters=unordered and not mended)
+    )
     if loop == "full-precision" and mended:
         ddp.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
@@ -161,15 +167,24 @@ def main(
     dist.destroy_process_group()
 
 
-def train(loop: str, ddp: DistributedDataParallel, *, mended: bool) -> None:
+def fully_sharded(model: nn.Sequential) -> nn.Module:
+    """With a unit for each layer."""
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def train(loop: str, ddp: nn.Module, *, mended: bool) -> None:
     """The forward and backward passes of a step."""
-    passes = 4 if loop == "microbatches" else 1
+    passes = 4 if loop.endswith("microbatches") else 1
     features = None
     if loop == "late-features" and mended:
         features = dist.all_reduce(torch.ones(50_000), async_op=True)
     for number in range(passes):
         sends = number == passes - 1 or not mended
-        with nullcontext() if sends else ddp.no_sync():
+        if isinstance(ddp, FSDPModule):
+            ddp.set_requires_gradient_sync(sends)
+        with ddp.no_sync() if isinstance(ddp, DistributedDataParallel) and not sends else nullcontext():
             loss = ddp(torch.ones(1, requires_grad=True)).sum()
             metrics = [*all_reduced_metrics(loop, mended=mended)]
             loss.backward()

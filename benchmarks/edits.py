@@ -22,6 +22,7 @@ from overlaplab.simulate.programs.setting import Setting
 
 LOOPS = {
     "microbatches": [Setting(edits=(("last-pass", None),))],
+    "units-microbatches": [Setting(edits=(("last-pass", None),))],
     "metrics": [Setting(edits=(("async", None),))],
     "metrics-apart": [Setting(edits=(("merge", None),))],
     "loader-of-one": [Setting(edits=(("without-host-work", "enumerate(DataLoader)"),))],
