@@ -63,10 +63,11 @@ def predict(
     """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all steps of all ranks. --edit takes the options by name, as in cap=4, and on CPUs what else ranks might do
-    otherwise; docs/predictions.md lists all. Of a pipeline schedule, microbatches, stages and link can be changed; of
-    other meshes of several axes (tensor, DP × TP, HSDP) the link; of an asynchronous parameter server nothing; of a run
-    on GPUs, whoever recorded it, the link, the caps of torch's DDP, and the prefetch of its FSDP2.
+    over all ranks' steps that nothing disturbed. --edit takes the options by name, as in cap=4, and what else ranks
+    might do otherwise; docs/predictions.md lists all. Of a pipeline schedule, microbatches, stages and link can be
+    changed; of other meshes of several axes (tensor, DP × TP, HSDP) the link; of an asynchronous parameter server
+    nothing; of a run on GPUs, whoever recorded it, the link, the caps of torch's DDP, the prefetch of its FSDP2, and
+    what its hosts do.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run

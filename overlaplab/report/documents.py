@@ -64,6 +64,7 @@ from overlaplab.simulate import pipeline_remedies
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
 from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.predict import Prediction
+from overlaplab.simulate.undisturbed import mean_over_steps
 
 __all__ = [
     "advice_document",
@@ -119,11 +120,13 @@ def _predicted(run: Run) -> Document | None:
 
 
 def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> Document:
-    """The means over all steps of all ranks, recorded and predicted, and the interval around the predicted step."""
+    """The means over all ranks' steps that nothing disturbed, recorded and predicted, and the interval around the
+    predicted step.
+    """
     figures = {
         name: {
-            "step_ns": round(float(table["span_ns"].mean())),
-            "exposed_comm_ns": round(float(table["exposed_comm_ns"].mean())),
+            f"{figure}_ns": round(mean_over_steps(recorded, table.groupby("step")[column].mean().to_numpy()))
+            for figure, column in (("step", "span_ns"), ("exposed_comm", "exposed_comm_ns"))
         }
         for name, table in (("recorded", summary(recorded)), ("predicted", summary(predicted)))
     }

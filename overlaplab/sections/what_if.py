@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean
 from typing import Literal
 
 import pandas as pd
@@ -19,9 +18,10 @@ from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions import device_what_if, what_if
-from overlaplab.simulate.predictions.error import Interval, gain_half_ns, measured_steps
+from overlaplab.simulate.predictions.error import Interval, gain_half_ns
 from overlaplab.simulate.programs.options import CAP_MB
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram
 from overlaplab.traits import TRAITS
 
@@ -120,7 +120,7 @@ class _Answer:
 
 def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
     program, played = what_if.played(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
-    step_ns, far = what_if.mean_step_ns(played), what_if.far(run, asked.setting, program)
+    step_ns, far = what_if.mean_step_ns(run, played), what_if.far(run, asked.setting, program)
     assert run.manifest is not None  # what_if.played asks for it
     return _Answer(
         run=run,
@@ -128,7 +128,7 @@ def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
         setting=asked.setting,
         program=program,
         played=played,
-        measured_ns=round(fmean(measured_steps(run))),
+        measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         step_ns=step_ns,
         far=far,
         sure=what_if.interval(run, step_ns, recorded, far),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from statistics import fmean
 
 import pandas as pd
 
@@ -13,8 +12,9 @@ from overlaplab.formats import as_held
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.what_if import Parts, advised_cap_mb, caps_tried
 from overlaplab.simulate.predictions import device_what_if, what_if
-from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps
+from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
 __all__ = ["device_parts"]
 
@@ -23,7 +23,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
     """What the page consists of; `recorded`: rows of `recorded_caps`. Raises `OverlaplabError` where it cannot be."""
     found = device_what_if.answer(run, setting)
     sure = device_what_if.sure(run, found, recorded)
-    step_ns, measured_ns = round(found.mean_ns), round(fmean(measured_steps(run)))
+    step_ns, measured_ns = round(found.mean_ns), round(mean_step_ns(run, recorded_spans_ns(run)))
     doubt_ns = gain_half_ns(measured_ns, sure)
     if device_what_if.option(run) == "prefetch":
         table = device_what_if.by_depth(run, setting)

@@ -17,6 +17,7 @@ __all__ = [
     "TIE",
     "as_good_as_the_best",
     "disturbed",
+    "mean_over_steps",
     "mean_step_ns",
     "recorded_spans_ns",
     "step_weights",
@@ -62,7 +63,12 @@ def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:
     """How long a step of a training takes, of times of shape (ranks, steps): the mean over the ranks and the
     undisturbed steps, each kind of steps as often as it comes.
     """
-    return float(np.average(spans_ns.mean(axis=0), weights=step_weights(run)))
+    return mean_over_steps(run, spans_ns.mean(axis=0))
+
+
+def mean_over_steps(run: Run, by_step: npt.NDArray[np.float64]) -> float:
+    """The mean of a figure of each step, in the weights of `mean_step_ns`."""
+    return float(np.average(by_step, weights=step_weights(run)))
 
 
 @once_per_run

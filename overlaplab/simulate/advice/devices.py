@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,10 @@ from overlaplab.simulate.gpus.buckets import gradient_sizes
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import play_device, require_device
-from overlaplab.simulate.predictions.error import gain_half_ns, interval, measured_steps
+from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.undisturbed import as_good_as_the_best
+from overlaplab.simulate.undisturbed import as_good_as_the_best, mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
 __all__ = ["SettingPlayed", "Times", "best_setting", "device_remedies", "device_settings", "setting_of"]
@@ -85,9 +84,9 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
             answer = device_what_if.answer(run, setting)
         except OverlaplabError:
             continue
-        measured = measured_steps(run)
-        sure = replace(interval(fmean(measured), measured, answer.replayed_ns), transfers_ns=answer.transfers_ns)
-        half_ns = gain_half_ns(fmean(measured), sure)
+        step_ns = mean_step_ns(run, recorded_spans_ns(run))
+        sure = replace(replay_interval(run, step_ns, answer.replayed_ns), transfers_ns=answer.transfers_ns)
+        half_ns = gain_half_ns(step_ns, sure)
         played.append(SettingPlayed(setting=setting, sizes=held, spans_ns=answer.spans_ns, half_ns=half_ns))
     return tuple(played)
 

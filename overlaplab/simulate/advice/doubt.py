@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 from overlaplab.events import Run, once_per_run
 from overlaplab.simulate.player import StuckError
-from overlaplab.simulate.predictions.error import gain_half_ns, interval, measured_steps
+from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.replayed import replayed
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
 __all__ = ["gains_miss_ns"]
 
@@ -19,8 +18,8 @@ def gains_miss_ns(run: Run) -> int | None:
         table = replayed(run)
     except StuckError:
         return None
-    steps = measured_steps(run)
-    played = table["replayed_ns"].to_numpy().reshape(len(run.traces), -1).mean(axis=0) if len(table) else []
-    if len(played) != len(steps) or not len(steps):
+    if table.empty:
         return None
-    return gain_half_ns(fmean(steps), interval(fmean(steps), steps, list(played)))
+    played = table["replayed_ns"].to_numpy().reshape(len(run.traces), -1).mean(axis=0)
+    step_ns = mean_step_ns(run, recorded_spans_ns(run))
+    return gain_half_ns(step_ns, replay_interval(run, step_ns, list(played)))

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from statistics import fmean
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.costs import transfer_ns
@@ -34,11 +34,12 @@ from overlaplab.simulate.gpus.streams import (
     noted_times,
 )
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
-from overlaplab.simulate.predictions.error import Interval, by_step, interval_of
+from overlaplab.simulate.predictions.error import Interval, interval_of
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import edited_on_devices
 from overlaplab.simulate.programs.options import MIB
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_text
 
 __all__ = [
@@ -204,7 +205,7 @@ def _doubt_ns(
     """How much the mean step changes when all T that are in doubt are off in the same direction."""
     if not any(doubt_ns.values()):
         return 0
-    means = [fmean(by_step(spans_ns))]
+    means = [mean_step_ns(run, np.array(spans_ns))]
     for sign in (-1, 1):
 
         def moved(move: Move, sign: int = sign) -> Move:
@@ -213,7 +214,7 @@ def _doubt_ns(
             return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
 
         other = replace(programs, programs=tuple(tuple(map(moved, program)) for program in programs.programs))
-        means.append(fmean(by_step(_spans(other, _played(run, other)))))
+        means.append(mean_step_ns(run, np.array(_spans(other, _played(run, other)))))
     return round(max(abs(mean - means[0]) for mean in means))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,6 +31,7 @@ from overlaplab.simulate.predictions.device import (
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import label_fields
 
 __all__ = [
@@ -61,7 +61,7 @@ class DeviceAnswer:
     """A setting that was played."""
 
     mean_ns: float
-    """Of all steps of all ranks."""
+    """See `undisturbed.mean_step_ns`."""
     replayed_ns: Sequence[float]
     """Each step of the recorded run, played as it is: the mean over the ranks."""
     transfers_ns: int
@@ -115,7 +115,7 @@ def answer(run: Run, setting: Setting) -> DeviceAnswer:
         found = predict_device(run, setting)
         rank, step, span_ns = _typical(found)
         kept[setting] = DeviceAnswer(
-            mean_ns=fmean(by_step(found.predicted_ns)),
+            mean_ns=mean_step_ns(run, np.array(found.predicted_ns)),
             replayed_ns=by_step(found.recorded_ns),
             transfers_ns=found.transfers_ns,
             far=extrapolated(device_manifest(run), setting, *found.moves),

@@ -17,11 +17,12 @@ import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import same_but_cap
 from overlaplab.costs import students_t
-from overlaplab.events import Run, step_windows
+from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Move
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.undisturbed import undisturbed_spans_ns, undisturbed_steps
 
 __all__ = [
     "DIFFERENCES_MISS",
@@ -35,6 +36,7 @@ __all__ = [
     "measured_steps",
     "recorded_caps",
     "repeats_deviation",
+    "replay_interval",
 ]
 
 REPEATS_DIFFER = 0.027
@@ -94,14 +96,22 @@ def interval_of(
 ) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
-    `replayed`: see `interval`. `caps`: rows of `recorded_caps`. `far`: what is extrapolated, see `extrapolated`; sizes
-    of messages do not count behind a link, whose formula is of any size.
+    `replayed`: the recorded run's steps, played unchanged, all of them. `caps`: rows of `recorded_caps`. `far`: what is
+    extrapolated, see `extrapolated`; sizes of messages do not count behind a link, whose formula is of any size.
     """
     by_formula = run.manifest is not None and run.manifest.link is not None
     repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
     doublings = sum(log2(times) for name, times in far.items() if not (by_formula and name == "bytes"))
     beyond_ns = round(_Z * EXTRAPOLATION_MISSES * doublings * step_ns)
-    return replace(interval(step_ns, measured_steps(run), replayed, repeats), extrapolation_ns=beyond_ns)
+    return replace(replay_interval(run, step_ns, replayed, repeats), extrapolation_ns=beyond_ns)
+
+
+def replay_interval(
+    run: Run, step_ns: float, replayed: Sequence[float], repeats: Sequence[Sequence[float]] = ()
+) -> Interval:
+    """`interval` of the steps that nothing disturbed; `replayed` has all steps."""
+    left = [own for own, is_left in zip(replayed, undisturbed_steps(run), strict=True) if is_left]
+    return interval(step_ns, measured_steps(run), left, repeats)
 
 
 def gain_half_ns(measured_ns: float, sure: Interval) -> int:
@@ -122,8 +132,8 @@ def by_step(ranks: Iterable[Sequence[int]]) -> list[float]:
 
 
 def measured_steps(run: Run) -> list[float]:
-    """How long each recorded step took, the mean over the ranks, in ns."""
-    return by_step([[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces])
+    """How long each step took that nothing disturbed, the mean over the ranks, in ns."""
+    return by_step(undisturbed_spans_ns(run).tolist())
 
 
 def recorded_caps(own: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:

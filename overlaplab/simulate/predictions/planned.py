@@ -28,7 +28,7 @@ class PlannedStep:
     run: Run
     """The recording."""
     step_ns: int
-    """The mean over all steps of all ranks."""
+    """The mean over all ranks' steps that nothing disturbed."""
     interval: Interval
     extrapolated: dict[str, float]
     """See `error.extrapolated`."""
@@ -54,7 +54,7 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
         found = predict(run, setting, recorded)
         return PlannedStep(run=run, step_ns=found.step_ns, interval=found.interval, extrapolated=found.extrapolated)
     program, result = what_if.played(run, setting)
-    step_ns = what_if.mean_step_ns(result)
+    step_ns = what_if.mean_step_ns(run, result)
     caps = recorded_caps(manifest, manifests_beside(run.path)) if recorded is None else recorded
     far = what_if.far(run, setting, program)
     return PlannedStep(run=run, step_ns=step_ns, interval=what_if.interval(run, step_ns, caps, far), extrapolated=far)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of, step_windows
@@ -25,7 +26,6 @@ from overlaplab.simulate.predictions.error import (
     by_step,
     extrapolated,
     interval_of,
-    measured_steps,
     recorded_caps,
 )
 from overlaplab.simulate.predictions.event import Event
@@ -35,6 +35,7 @@ from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.pipelined import pipeline_of
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 
@@ -60,7 +61,7 @@ class Prediction:
     ranks: list[list[Event]]
     """Each rank's events."""
     step_ns: int
-    """The mean over all steps of all ranks."""
+    """The mean over all ranks' steps that nothing disturbed, see `undisturbed.mean_step_ns`."""
     recorded_step_ns: int
     interval: Interval
     """Around `step_ns`."""
@@ -80,11 +81,11 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _played(run, recorded), _played(run, programs)
     assert run.manifest is not None
-    step_ns = fmean(_spans(after))
+    step_ns = mean_step_ns(run, _spans(after))
     if caps is None:
         caps = recorded_caps(run.manifest, manifests_beside(run.path))
     far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
-    error = interval_of(run, step_ns, _spans(before), caps, far)
+    error = interval_of(run, step_ns, _spans(before).mean(axis=0).tolist(), caps, far)
     marked = _marked(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
@@ -93,7 +94,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
         manifest=raw,
         ranks=played_events(programs, after, manifest, numbers, taken_ns=_taken_ns(run)),
         step_ns=round(step_ns),
-        recorded_step_ns=round(fmean(measured_steps(run))),
+        recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=error,
         extrapolated=far,
     )
@@ -102,7 +103,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
 def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Prediction:
     """Of a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
     found = predict_device(run, setting)
-    step_ns = fmean(by_step(found.predicted_ns))
+    step_ns = mean_step_ns(run, np.array(found.predicted_ns))
     manifest = device_manifest(run)
     if caps is None:
         caps = recorded_caps(manifest, manifests_beside(run.path) if run.manifest else ())
@@ -118,7 +119,7 @@ def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Predict
         manifest=world | own | link | {"device": "cpu"} | {"predicted": _marked(run, setting, step_ns, error, far)},
         ranks=found.ranks,
         step_ns=round(step_ns),
-        recorded_step_ns=round(fmean(measured_steps(run))),
+        recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=error,
         extrapolated=far,
     )
@@ -155,8 +156,9 @@ def _played(run: Run, programs: Sequence[Program]) -> Played:
         raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
 
 
-def _spans(played: Played) -> list[float]:
-    return by_step(played.spans_ns(rank) for rank in range(len(played.ends_ns)))
+def _spans(played: Played) -> NDArray[np.int64]:
+    """How long the steps take, of shape (ranks, steps)."""
+    return np.array([played.spans_ns(rank) for rank in range(len(played.ends_ns))], dtype=np.int64)
 
 
 def _taken_ns(run: Run) -> int:

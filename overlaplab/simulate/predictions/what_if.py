@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +20,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Manifest, traits_of
+from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import Skew, drawn
 from overlaplab.simulate.player import End, Launch, StuckError
@@ -132,9 +132,9 @@ def interval(
     return interval_of(run, step_ns, by_step(played(run, Setting())[1].spans_ns.T.tolist()), caps, beyond)
 
 
-def mean_step_ns(result: WidePlayed) -> int:
-    """The mean of all ranks' steps, as `predict` tells it."""
-    return round(fmean(fmean(step) for step in result.spans_ns.tolist()))
+def mean_step_ns(run: Run, result: WidePlayed) -> int:
+    """The mean of all ranks' steps that nothing disturbed, as `predict` tells it."""
+    return round(undisturbed.mean_step_ns(run, result.spans_ns.T))
 
 
 def typical_step(result: WidePlayed) -> Step:
@@ -163,7 +163,7 @@ def by_cap(run: Run, setting: Setting, caps: Sequence[float], **how: Any) -> pd.
     rows = []
     for cap in caps:
         program, result = played(run, replace(setting, bucket_cap_mb=cap), **how)
-        rows.append((cap, mean_step_ns(result), _buckets(program)))
+        rows.append((cap, mean_step_ns(run, result), _buckets(program)))
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns", "buckets"]).astype({"bucket_cap_mb": "float64"})
 
 
@@ -185,7 +185,7 @@ def best_found_ns(
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
         program = drawn(program, setting.ranks, skew=skew, seed=seed)
-    return mean_step_ns(play_wide(program))
+    return mean_step_ns(run, play_wide(program))
 
 
 def _buckets(program: WideProgram) -> int:
@@ -200,7 +200,7 @@ def by_ranks(run: Run, setting: Setting, counts: Sequence[int], **how: Any) -> p
     Columns: `ranks`, `step_ns` (the mean of all ranks' steps; both int64), `throughput` (float64: a rank's, as a share
     of that with the fewest ranks), `held_bytes` (Int64: see `held_bytes`).
     """
-    rows = [(count, mean_step_ns(played(run, replace(setting, ranks=count), **how)[1])) for count in counts]
+    rows = [(count, mean_step_ns(run, played(run, replace(setting, ranks=count), **how)[1])) for count in counts]
     table = pd.DataFrame(rows, columns=["ranks", "step_ns"])
     table["throughput"] = table["step_ns"].iloc[0] / table["step_ns"] if len(table) else pd.Series(dtype="float64")
     held = [held_bytes(run.manifest, setting.strategy, count) for count in counts]

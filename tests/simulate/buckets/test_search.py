@@ -15,7 +15,7 @@ import overlaplab
 from overlaplab.findings import advice_refused
 from overlaplab.folders import run_folders
 from overlaplab.manifest import traits_of
-from overlaplab.simulate import advise, best_cap_mb, bound, remedies
+from overlaplab.simulate import advise, best_cap_mb, bound, gains, remedies
 from overlaplab.simulate.buckets import search as module
 from overlaplab.simulate.buckets.least import least_of
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
@@ -67,23 +67,23 @@ def test_bound_best_found_and_every_cap_are_in_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_cap_has_one_figure_whoever_is_asked(name: str) -> None:
-    """The best cap's mean step: by `remedies`, `predict`, What if and `advise`, to the nanosecond."""
+    """The best cap's mean step: by `gains`, `predict`, What if and `advise`, to the nanosecond."""
     run, search = sample_run(name), bucket_search(sample_run(name))
     if search is None or search.best_cap is None:
         return
     (cap_mb,) = search.best_cap.caps_mb
-    expected = round(search.best_cap.spans_ns.mean())
-    table = remedies(run)
-    assert round(table[table["remedy"] == "cap"]["step_ns"].mean()) == expected
+    expected = round(search.best_cap.mean_ns)
+    table = gains(run)
+    assert table[table["remedy"] == "cap"]["step_ns"].tolist() == [expected]
     rows = advise(run)
     row = rows[(rows["option"] == "cap") & rows["best"]].iloc[0]
-    assert (row["bucket_cap_mb"], row["step_ns"]) == (cap_mb, round(search.best_cap.mean_ns))
+    assert (row["bucket_cap_mb"], row["step_ns"]) == (cap_mb, expected)
     assert run.manifest is not None
     if (traits := traits_of(run.manifest)) is not None and traits.buckets:
         has_first = (run.manifest.raw or {}).get("first_bucket_mb") is not None
         setting = Setting(bucket_cap_mb=cap_mb, first_bucket_mb=cap_mb if has_first else None)
         assert predict(run, setting).step_ns == expected
-        assert what_if.mean_step_ns(what_if.played(run, setting)[1]) == expected
+        assert what_if.mean_step_ns(run, what_if.played(run, setting)[1]) == expected
 
 
 def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:

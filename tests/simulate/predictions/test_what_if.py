@@ -121,7 +121,7 @@ def test_no_cap_beats_the_best_buckets_found() -> None:
     alone = overlaplab.summary(run).eval("span_ns - exposed_comm_ns").mean()
     assert alone < best < what_if.by_cap(run, Setting(), [0.25, 0.5, 1.0, 2.0, 25.0])["step_ns"].min()
     more = Setting(ranks=8)
-    assert best < (what_if.best_found_ns(run, more) or 0) < what_if.mean_step_ns(what_if.played(run, more)[1])
+    assert best < (what_if.best_found_ns(run, more) or 0) < what_if.mean_step_ns(run, what_if.played(run, more)[1])
     slower = replace(linked(run), bandwidth_gbps=linked(run).bandwidth_gbps / 4)
     assert (what_if.best_found_ns(run, Setting(link=slower)) or 0) > best
     assert what_if.best_found_ns(run, Setting(strategy="zero1")) is None
@@ -193,7 +193,7 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     assert run.manifest is not None
     beside = [other for file in (SAMPLES / "sweep").iterdir() if (other := sample_run(f"sweep/{file.name}").manifest)]
     program, played = what_if.played(run, setting)
-    found, far = what_if.mean_step_ns(played), what_if.far(run, setting, program)
+    found, far = what_if.mean_step_ns(run, played), what_if.far(run, setting, program)
     expected = predict(run, setting)
     assert found == expected.step_ns
     assert far == expected.extrapolated
@@ -205,7 +205,7 @@ def test_a_cap_gains_what_advise_tells(cap: float) -> None:
     """To the nanosecond, as far as the recorded steps are those that are played."""
     run = sample_run("sweep/cap-25")
     row = advise(run).set_index(["option", "bucket_cap_mb"]).loc[("cap", cap)]
-    found = what_if.mean_step_ns(what_if.played(run, Setting(bucket_cap_mb=cap))[1])
+    found = what_if.mean_step_ns(run, what_if.played(run, Setting(bucket_cap_mb=cap))[1])
     assert found == row["step_ns"] == predict(run, Setting(bucket_cap_mb=cap)).step_ns
     measured = fmean(measured_steps(run))
     assert measured - found == pytest.approx(row["gain_ns"], abs=2)
