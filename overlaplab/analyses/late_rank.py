@@ -14,7 +14,7 @@ from overlaplab.evidence.passes import passes_of
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
 
-__all__ = ["CHRONIC", "is_chronic", "late_rank_phases", "late_steps"]
+__all__ = ["CHRONIC", "is_chronic", "late_rank_phases", "late_steps", "latest_rank"]
 
 CHRONIC = 0.8
 """Of the steps: a rank that is the latest in fewer is not late as such."""
@@ -44,6 +44,12 @@ def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
     """Whether it is about always the same rank, in rows of `late_steps` of so many recorded steps; also of one step."""
     often = steps["rank"].value_counts()
     return recorded <= 1 or often.empty or int(often.max()) >= CHRONIC * recorded
+
+
+def latest_rank(steps: pd.DataFrame) -> int | None:
+    """The rank that was waited for longest, in rows of `late_steps`; None where none was."""
+    sums = steps.groupby("rank")["wait_ns"].sum()
+    return None if sums.empty else int(str(sums.idxmax()))
 
 
 def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:

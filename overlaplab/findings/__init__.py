@@ -80,7 +80,7 @@ from overlaplab.findings.diagnosis.diagnose import (
     where_chosen,
     why_and_what_to_do,
 )
-from overlaplab.findings.diagnosis.late_rank import late_reason, latest_rank
+from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.other_problems import other_problem, other_problem_advice
 from overlaplab.findings.diagnosis.parts import CausePart
 from overlaplab.findings.diagnosis.told import told_causes
@@ -292,7 +292,6 @@ __all__ = [
     "late_ranks_title",
     "late_reason",
     "late_sentences",
-    "latest_rank",
     "link_missed",
     "link_note",
     "links_note",

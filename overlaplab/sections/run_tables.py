@@ -129,7 +129,7 @@ class RunTables:
         if balance.empty or int(balance["gain_ns"].iloc[0]) <= LITTLE_GAIN * int(balance["step_ns"].iloc[0]):
             return None
         late = analyses.late_steps(self.run)
-        rank = findings.latest_rank(late)
+        rank = analyses.latest_rank(late)
         phases = analyses.late_rank_phases(self.run, -1 if rank is None else rank)
         steps = analyses.summary(self.run)
         return findings.late_reason(late, phases, steps["step"].nunique(), float(steps["span_ns"].mean()))

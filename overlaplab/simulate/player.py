@@ -24,6 +24,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["End", "Launch", "Mark", "Move", "Note", "Played", "Program", "StuckError", "Wait", "Work", "play"]
 
 
@@ -125,6 +128,11 @@ class Played:
         """How long each step of a rank took."""
         ends = self.ends_ns[rank]
         return [end - before for before, end in pairwise(ends)]
+
+    def all_spans_ns(self) -> NDArray[np.int64]:
+        """How long the steps of all ranks took, of shape (ranks, steps)."""
+        ends = np.array(self.ends_ns, dtype=np.int64)
+        return ends[:, 1:] - ends[:, :-1]
 
 
 def play(programs: Sequence[Program]) -> Played:

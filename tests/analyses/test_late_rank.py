@@ -10,10 +10,10 @@ from made.hosts import loop
 from made.traces import run_of
 from samples import sample_run
 
-from overlaplab.analyses import late_rank_phases, late_steps
+from overlaplab.analyses import late_rank_phases, late_steps, latest_rank
 from overlaplab.events import step_windows
 from overlaplab.evidence.host_work import DATA_LOADING
-from overlaplab.findings import late_reason, latest_rank
+from overlaplab.findings import late_reason
 
 MS = 1_000_000
 RECORDED = Path(__file__).parents[1] / "situations" / "recorded"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses.late_rank import is_chronic
+from overlaplab.analyses.late_rank import is_chronic, latest_rank
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import count, joined, ms, shorten
 
-__all__ = ["late_reason", "latest_rank"]
+__all__ = ["late_reason"]
 
 _PHASES = {
     "before": "before its forward pass it works for",
@@ -22,12 +22,6 @@ _PHASES = {
     "pause": "its device is idle while its host does nothing that is recorded, for",
     "launching": "its device is idle while its host launches, for",
 }
-
-
-def latest_rank(steps: pd.DataFrame) -> int | None:
-    """The rank that was waited for longest, in rows of `analyses.late_steps`; None where none was."""
-    sums = steps.groupby("rank")["wait_ns"].sum()
-    return None if sums.empty else int(str(sums.idxmax()))
 
 
 def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_ns: float) -> str | None:

@@ -46,10 +46,9 @@ def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
         if all(list(own) == list(before) for own, before in zip(deeper, programs, strict=True)):
             break
         try:
-            played = play(deeper)
+            spans = play(deeper).all_spans_ns()
         except StuckError:
             break
-        spans = np.array([played.spans_ns(rank) for rank in range(len(deeper))], dtype=np.int64)
         found.append(DepthPlayed(prefetch=depth, programs=deeper, spans_ns=spans))
         programs = deeper
     return tuple(found)

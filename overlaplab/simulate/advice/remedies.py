@@ -126,17 +126,12 @@ def _played(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
     if recorded is None:
         return
     with suppress(StuckError):  # collectives of several groups, for instance
-        before = _spans_ns(recorded.programs)
+        before = play(recorded.programs).all_spans_ns()
         for name, about, programs in _changed(run, recorded):
             with suppress(StuckError):
-                yield name, about, before, _spans_ns(programs)
+                yield name, about, before, play(programs).all_spans_ns()
         if (units := best_units(run)) is not None:
             yield "larger_units", {"setting": float(units.together), "half_ns": units.half_ns}, before, units.spans_ns
-
-
-def _spans_ns(programs: Sequence[Program]) -> Times:
-    played = play(programs)
-    return np.array([played.spans_ns(rank) for rank in range(len(programs))], dtype=np.int64)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -60,8 +60,7 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
         setting = Setting(bucket_cap_mb=each.cap_mb)
         with suppress(OverlaplabError, StuckError):
             programs = programs_of(run, setting)
-            result = play(programs)
-            spans = [result.spans_ns(rank) for rank in range(len(programs))]
+            spans = play(programs).all_spans_ns()
             caps = options_of(run, manifest, setting).caps
             buckets_then = assign(order, sizes, caps)
             bucket_sizes = tuple(sum(sizes[name] for name in names) for names in buckets_then)
@@ -71,7 +70,7 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
                     caps_mb=tuple(cap / MIB for cap in caps),
                     bucket_sizes=bucket_sizes,
                     programs=programs,
-                    spans_ns=np.array(spans, dtype=np.int64),
+                    spans_ns=spans,
                 )
             )
     return tuple(played) if len(played) == len(tried) else ()  # else at most the recorded one could be

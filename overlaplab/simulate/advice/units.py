@@ -74,7 +74,6 @@ def _spans_ns(programs: Sequence[Sequence[Move]], together: int, takes: Takes) -
     if larger is None:
         return None
     try:
-        played = play(larger)
+        return play(larger).all_spans_ns()
     except StuckError:
         return None
-    return np.array([played.spans_ns(rank) for rank in range(len(larger))], dtype=np.int64)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of, step_windows
@@ -81,11 +80,11 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _played(run, recorded), _played(run, programs)
     assert run.manifest is not None
-    step_ns = mean_step_ns(run, _spans(after))
+    step_ns = mean_step_ns(run, after.all_spans_ns())
     if caps is None:
         caps = recorded_caps(run.manifest, manifests_beside(run.path))
     far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
-    error = interval_of(run, step_ns, _spans(before).mean(axis=0).tolist(), caps, far)
+    error = interval_of(run, step_ns, before.all_spans_ns().mean(axis=0).tolist(), caps, far)
     marked = _marked(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
@@ -154,11 +153,6 @@ def _played(run: Run, programs: Sequence[Program]) -> Played:
         return play(programs)
     except StuckError:
         raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
-
-
-def _spans(played: Played) -> NDArray[np.int64]:
-    """How long the steps take, of shape (ranks, steps)."""
-    return np.array([played.spans_ns(rank) for rank in range(len(played.ends_ns))], dtype=np.int64)
 
 
 def _taken_ns(run: Run) -> int:

@@ -88,9 +88,7 @@ class Recutting:
 
     def spans_ns(self, buckets: Buckets) -> npt.NDArray[np.int64]:
         """How long the steps would take with these buckets, of shape (ranks, steps). Raises `StuckError`."""
-        programs = self.programs(buckets)
-        played = play(programs)
-        return np.array([played.spans_ns(rank) for rank in range(len(programs))], dtype=np.int64)
+        return play(self.programs(buckets)).all_spans_ns()
 
     def programs(self, buckets: Buckets) -> list[Program]:
         """All ranks' programs with these buckets; as recorded with the recorded ones."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from overlaplab.analyses.exposed import exposed
+from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Link
@@ -89,10 +89,7 @@ def _changed(run: Run, name: str, changed: Programs | None) -> list[Program]:
 
 def late_rank(run: Run) -> int | None:
     """The place of the rank that all others waited for longest; None where none was waited for."""
-    rows = exposed(run).dropna(subset=["late_rank"])
-    if not len(rows):
-        return None
-    late = rows.groupby("late_rank")["exposed_ns"].sum().idxmax()
+    late = latest_rank(late_steps(run))
     return next((place for place, trace in enumerate(run.traces) if trace.rank == late), None)
 
 
