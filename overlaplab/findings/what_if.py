@@ -60,6 +60,7 @@ def setting_words(setting: Setting) -> str:
         f"link {setting.link}" if setting.link else "",
         count(setting.ranks, "rank") if setting.ranks is not None else "",
         "no straggler" if not setting.straggler else "",
+        *(f"the edit {name if value is None else f'{name}={value}'}" for name, value in setting.edits),
     ]
     found = [part for part in parts if part]
     return joined(found) if found else ""

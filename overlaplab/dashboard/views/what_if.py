@@ -24,6 +24,7 @@ from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
 from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option
+from overlaplab.simulate.programs.edits import edit_of
 from overlaplab.simulate.programs.options import CAP_MB, has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
@@ -93,6 +94,7 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
         else:
             own = _or(manifest.bucket_cap_mb if manifest else None, "as recorded")
             setting = Setting(bucket_cap_mb=controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(run), own))
+        setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
         for line in findings.device_folded(what):
@@ -121,10 +123,22 @@ def _ask(opened: Opened) -> Asked:
             accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), _microbatches(manifest)),
             straggler=manifest.world_size == 1 or not controls.tick("No straggler", _NO_STRAGGLER),
         )
+        setting = replace(setting, edits=_action(controls, opened))
         algorithm: Algorithm = controls.select("Collectives", _ALGORITHMS, "ring") or "ring"
         skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
     controls.keep()
     return Asked(setting=setting, algorithm=algorithm, skew=skew)
+
+
+def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:
+    """The edit of one of the run's actions, if the reader wants one."""
+    actions = opened.diagnosis.actions if opened.diagnosis else ()
+    edits = {each.action.name: edit for each in actions if (edit := edit_of(each.action.name, each.setting, each.what))}
+    if opened.manifest is None or opened.manifest.link is None:
+        edits.pop("larger_units", None)  # T of larger gathers is not known then
+    words = {"none": "none"} | {each.action.name: each.short for each in actions if each.action.name in edits}
+    chosen = controls.select("Action", words, "none")
+    return () if chosen is None else (edits[chosen],)
 
 
 def _microbatches(manifest: Manifest) -> int | str:

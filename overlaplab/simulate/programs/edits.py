@@ -21,7 +21,7 @@ from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
 from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.transfers import takes_ns, transfers
 
-__all__ = ["EDITS", "Edit", "edited", "edited_on_devices", "host_works", "late_rank"]
+__all__ = ["EDITS", "Edit", "edit_of", "edited", "edited_on_devices", "host_works", "late_rank"]
 
 Programs: TypeAlias = Sequence[Program]
 Asked: TypeAlias = tuple[str, str | None]
@@ -44,6 +44,20 @@ class Edit:
     """The same of runs on GPUs; None where it is not known of these."""
     nothing: str
     """Why it changes nothing."""
+
+
+def edit_of(remedy: str, setting: float | None, what: str | None) -> Asked | None:
+    """The edit that a row of `simulate.gains` plays; None of remedies that are another cap, depth or strategy."""
+    match remedy:
+        case "balance":
+            return "balance", f"{setting:g}"
+        case "even_work":
+            return "even-work", None
+        case "host_work":
+            return "without-host-work", what
+        case "larger_units":
+            return "larger-units", f"{setting:g}"
+    return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
 
 
 def edited(run: Run, programs: Programs, edits: Sequence[Asked], link: Link | None) -> tuple[Program, ...]:

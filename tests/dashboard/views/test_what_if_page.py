@@ -15,8 +15,11 @@ from made.traces import run_of
 from samples import sample_run
 from streamlit.testing.v1 import AppTest
 
+from overlaplab import load_run
 from overlaplab.cli import main
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import ms
 
 Open = Callable[..., AppTest]
@@ -51,6 +54,18 @@ def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest
     slide(app, "ranks", "bucketed", 10_000)
     assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in texts(app)
     assert "bucket_cap_mb 1 and 10000 ranks" in texts(app)[0]
+
+
+def test_an_action_is_played_on_the_page(opened: Open) -> None:
+    """Of a loop by hand, of which no other setting can be asked; in the words and digits of `predict --edit`."""
+    recorded = Path(__file__).parents[2] / "situations" / "recorded"
+    app = opened(recorded, "what_if", "06a-local-sgd")
+    app.selectbox(key="asked_action of 06a-local-sgd").set_value("background").run()
+    assert not app.exception
+    assert app.query_params["setting"] == "action:background"
+    run = load_run(recorded / "06a-local-sgd")
+    step = ms(predict(run, Setting(edits=(("background", None),))).step_ns)
+    assert any(text.startswith(f"With the edit background a step is predicted to take {step} ± ") for text in texts(app))
 
 
 @pytest.mark.parametrize("run", ["bucketed", "naive", "zero3", "h100/torch-ddp"])

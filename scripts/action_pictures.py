@@ -1,0 +1,43 @@
+"""Draw a step before and after each action, from the recordings of tests/situations, into docs/actions.
+
+    python scripts/action_pictures.py
+"""
+
+from pathlib import Path
+
+from overlaplab import load_run
+from overlaplab.sections.what_if import Asked, what_if_parts
+from overlaplab.simulate.predictions.error import recorded_caps
+from overlaplab.simulate.programs.setting import Setting
+
+ROOT = Path(__file__).parents[1]
+PICTURES = {
+    "host_work": ("04-dataloader-of-one-rank", Setting(edits=(("without-host-work", "enumerate(DataLoader)"),))),
+    "arrival_order": ("registration-order", Setting(edits=(("arrival-order", None),))),
+    "last_pass": ("01-no_sync-forgotten", Setting(edits=(("last-pass", None),))),
+    "cap": ("06c-step-per-microbatch", Setting(bucket_cap_mb=0.5)),
+    "strategy": ("12n-naive-bound-beaten", Setting(strategy="bucketed", bucket_cap_mb=0.5)),
+    "asynchronous": ("02-metrics-all-reduced", Setting(edits=(("async", None),))),
+    "merge": ("02-metrics-all-reduced", Setting(edits=(("merge", None),))),
+    "balance": ("16e-engine-straggler-bound", Setting(edits=(("balance", "1"),))),
+    "even_work": ("late-rank-changes", Setting(edits=(("even-work", None),))),
+    "leave_out": ("19-syncbn", Setting(edits=(("leave-out", None),))),
+    "one_gradient_less": ("07-embedding-last", Setting(without_parameter="embedding.weight")),
+    "half_the_bytes": ("12-zero1-one-bucket", Setting(edits=(("half-bytes", None),))),
+}
+"""By action the situation and what is changed."""
+
+
+def main() -> None:
+    """Draw them all."""
+    folder = ROOT / "docs" / "actions"
+    folder.mkdir(exist_ok=True)
+    for action, (situation, setting) in PICTURES.items():
+        run = load_run(ROOT / "tests" / "situations" / "recorded" / situation)
+        assert run.manifest is not None
+        parts = what_if_parts(run, Asked(setting=setting), recorded_caps(run.manifest, ()), None)
+        parts.lanes.draw().properties(width=560).save(folder / f"{action}.svg")
+
+
+if __name__ == "__main__":
+    main()
