@@ -16,7 +16,7 @@ PICTURES = {
     "arrival_order": ("registration-order", Setting(edits=(("arrival-order", None),))),
     "last_pass": ("01-no_sync-forgotten", Setting(edits=(("last-pass", None),))),
     "cap": ("06c-step-per-microbatch", Setting(bucket_cap_mb=0.5)),
-    "strategy": ("12n-naive-bound-beaten", Setting(strategy="bucketed", bucket_cap_mb=0.5)),
+    "strategy": ("12n-naive-bound-beaten", Setting(strategy="bucketed", bucket_cap_mb=0.07)),
     "asynchronous": ("02-metrics-all-reduced", Setting(edits=(("async", None),))),
     "merge": ("02-metrics-all-reduced", Setting(edits=(("merge", None),))),
     "balance": ("16e-engine-straggler-bound", Setting(edits=(("balance", "1"),))),
