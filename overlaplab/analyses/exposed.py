@@ -22,10 +22,11 @@ from overlaplab.events import Run, Trace, Window, activity, empty_table, step_wi
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
+from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import subtract, union, within
+from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -177,7 +178,7 @@ def _of_trace(
     yield from _in_pipeline(moments.where(scheduled & messages), idle)
     along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
     yield Cause.SEND, moments.where(along)
-    yield from _decide_causes(facts, moments.where(~along & ~(scheduled & messages)), excess)
+    yield from _decide_causes(facts, moments.where(~along & ~(scheduled & messages)), excess, host_waits(trace))
 
 
 def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
@@ -195,7 +196,9 @@ def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Ite
     yield Cause.SEND, moments.where(~waits)
 
 
-def _decide_causes(facts: Facts, moments: Moments, excess_ns: NDArray[np.int64]) -> Iterator[tuple[Cause, Moments]]:
+def _decide_causes(
+    facts: Facts, moments: Moments, excess_ns: NDArray[np.int64], blocked: Intervals
+) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
     yield Cause.STRAGGLER, moments.where(waits)
@@ -204,7 +207,7 @@ def _decide_causes(facts: Facts, moments: Moments, excess_ns: NDArray[np.int64])
     unattributed = remaining.row < 0
     yield Cause.UNKNOWN, remaining.where(unattributed)
     remaining = remaining.where(~unattributed)
-    elsewhere = _held_up(facts, remaining)
+    elsewhere = _held_up(facts, remaining, blocked)
     yield Cause.GAP, remaining.where(elsewhere)
     remaining = remaining.where(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
@@ -212,12 +215,14 @@ def _decide_causes(facts: Facts, moments: Moments, excess_ns: NDArray[np.int64])
     yield from _delayed(facts, remaining.where(~blocks))
 
 
-def _held_up(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+def _held_up(facts: Facts, moments: Moments, blocked: Intervals) -> NDArray[np.bool_]:
     """Rule 3: the rank was not waiting for communication, by when it computes again."""
-    goes_on = facts["end_ns"][moments.row] - GRAIN_NS > moments.resumes
+    over = facts["end_ns"][moments.row]
+    goes_on = over - GRAIN_NS > moments.resumes
     ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
     ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
+    slept &= within(blocked, over - 1, over) == 0
     return np.asarray(goes_on | (_needless(facts, moments) & slept))
 
 

@@ -25,6 +25,7 @@ from overlaplab.events import (
     unmarked_iterations,
 )
 from overlaplab.evidence.collective_facts import could_start
+from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import purposes
@@ -37,7 +38,7 @@ __all__ = ["load_ranks"]
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
-    *(recorded, steps_and_labels, could_start, purposes, idle_gaps, stage_labels, step_signatures),
+    *(recorded, steps_and_labels, could_start, host_waits, purposes, idle_gaps, stage_labels, step_signatures),
 )
 
 

@@ -112,13 +112,34 @@ def test_compute_that_goes_on_microseconds_before_the_end_had_waited(tmp_path: P
         assert found(run) == [(cause, 0, "bucket 0", wakes - 500)]
 
 
+GOES_ON = label("first_use unit=a phase=backward microbatch=0", 510, 511)
+"""Whoever launched begins something else."""
+
+
 def test_compute_that_goes_on_long_after_the_end_had_not_waited(tmp_path: Path) -> None:
     """Bucket 1 ends at 900, which is what a host that pauses until later does not wait for, nor for bucket 0."""
     for wakes, expected in ((1890, [("blocking", 200), ("queued", 200)]), (1910, [("compute gap", 200)] * 2)):
-        busy = [op("mm", 0, 500), op("mm", wakes, 9000)]
+        busy = [op("mm", 0, 500), op("mm", wakes, 9000), GOES_ON]
         buckets = bucket(0, 100, 100, 100, 700) + bucket(1, 500, 500, 700, 900)
         run = alone(tmp_path / str(wakes), backward(0, 9000), *busy, *buckets)
         assert sorted((cause, took) for cause, _, _, took in found(run)) == expected
+
+
+@pytest.mark.parametrize(
+    ("calls", "paused"),
+    [
+        ([], False),
+        ([label("wait", 510, 905)], False),
+        ([GOES_ON, label("wait", 520, 650)], True),
+    ],
+    ids=("right after its launch", "in a labelled wait", "which is over before"),
+)
+def test_a_host_in_a_blocking_call_has_not_paused(tmp_path: Path, calls: list[dict[str, Any]], paused: bool) -> None:
+    """Compute resumes 3 ms after bucket 1, for which the host waited."""
+    busy = [op("mm", 0, 500), op("mm", 3900, 9000), *calls]
+    buckets = bucket(0, 100, 100, 100, 700) + bucket(1, 500, 500, 700, 900)
+    causes = {cause for cause, _, _, _ in found(alone(tmp_path, backward(0, 9000), *busy, *buckets))}
+    assert causes == ({"compute gap"} if paused else {"blocking", "queued"})
 
 
 def test_blocking_by_design_is_launched_after_the_backward_pass(tmp_path: Path) -> None:

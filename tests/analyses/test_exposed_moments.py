@@ -164,7 +164,7 @@ def of_window(own: list[Seen], compute: set[int], window: range, ends: int) -> l
             cause = "straggler wait"
         elif at in bound:
             cause = "link-bound"
-        elif one.end > after or is_held_up(one, after, own, edges[one.number]):
+        elif one.end > after or is_held_up(one, after, own, compute, edges[one.number]):
             cause = "compute gap"
         elif is_blocking(one, compute, ends, edges[one.number]):
             cause = "blocking"
@@ -193,10 +193,17 @@ def resumes(compute: set[int], at: int) -> int:
     return min((later for later in compute if later >= at), default=NEVER)
 
 
-def is_held_up(one: Seen, after: int, own: list[Seen], edge: bool) -> bool:
+def is_held_up(one: Seen, after: int, own: list[Seen], compute: set[int], edge: bool) -> bool:
     """Whether something else than communication kept the rank from computing again."""
     ended = max((other.end for other in own if other.end <= after), default=0)
-    return one.what in GRADIENTS and not edge and after != NEVER and after - ended > PAUSE
+    blocked = any(other.asked < one.end <= other.end and is_waited_for(other, own, compute) for other in own)
+    return one.what in GRADIENTS and not edge and after != NEVER and after - ended > PAUSE and not blocked
+
+
+def is_waited_for(one: Seen, own: list[Seen], compute: set[int]) -> bool:
+    """Whether its host begins nothing from its launch to its end, and computes nothing."""
+    begun = {BORDER, *(at for other in own for at in (other.asked, other.ready if other.what == "bucket" else None))}
+    return not {*range(one.asked + 1, one.end)} & begun and not {*range(one.asked, one.end)} & compute
 
 
 def is_blocking(one: Seen, compute: set[int], ends: int, edge: bool) -> bool:

@@ -15,7 +15,18 @@ from typing import Any
 
 from overlaplab import Run
 from overlaplab.axes import axis_of
-from overlaplab.events import Trace, Window, Work, activity, counting_as, launchers, main_stream, rule_of, step_windows
+from overlaplab.events import (
+    Trace,
+    Window,
+    Work,
+    activity,
+    counting_as,
+    launchers,
+    main_stream,
+    rule_of,
+    step_windows,
+    thread_numbers,
+)
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.pairing import ROOTED
@@ -78,6 +89,7 @@ class Rank:
         self.compute: Spans = [(a, b) for a, b in busy.compute.tolist()]
         self.link: Spans = [(a, b) for a, b in busy.communication.tolist()]
         self.windows = step_windows(trace)
+        self.blocked = _blocked(trace, self.compute)
         self.idle: dict[Window, IdleBySchedule] = {}
         """What a pipeline's schedule leaves idle."""
 
@@ -85,16 +97,45 @@ class Rank:
         place = bisect_left(self.compute, (at, 0))
         return self.compute[place][0] if place < len(self.compute) else NEVER
 
-    def slept_until(self, resumes: int) -> bool:
-        """It computes again long after the last collective that had ended by then."""
+    def slept(self, end: int, resumes: int) -> bool:
+        """It computes again long after the last collective that had ended by then, and no call blocked it at the end of
+        this one."""
         ended = [one.end for one in self.ones if one.end - GRAIN_NS <= resumes]
-        return resumes != NEVER and bool(ended) and resumes - max(ended) > WAKE_NS
+        if resumes == NEVER or not ended or resumes - max(ended) <= WAKE_NS:
+            return False
+        return not any(start < end <= until for start, until in self.blocked)
 
     def follower(self, one: One) -> One | None:
         found = min(
             (other for other in self.ones if other.start >= one.end), key=lambda other: other.start, default=None
         )
         return found if found is not None and _queues(one, found) else None
+
+
+def _blocked(trace: Trace, compute: Spans) -> Spans:
+    """In which calls the host waits: that synchronise with a GPU; else labelled ones, and launches after which its
+    thread begins nothing and nothing computes before the collective has ended."""
+    events = _rows(trace.events[["name", "category", "ts_ns", "dur_ns", "pid", "tid"]])
+    spans = [(event["ts_ns"], event["ts_ns"] + event["dur_ns"], event) for event in events]
+    if rule_of(trace) is Rule.GPU:
+        runtime = ("cuda_runtime", "cuda_driver")
+        return [(a, b) for a, b, e in spans if e["category"] in runtime and "synchronize" in e["name"].lower()]
+    words = ("engine::wait", "engine::gather_wait", "engine::param_gather_wait")
+    found = [(a, b) for a, b, event in spans if event["name"].split(" ")[0] in words]
+    begun: dict[int, list[int]] = {}
+    for (start, _, _), thread in zip(spans, thread_numbers(trace.events).tolist(), strict=True):
+        begun.setdefault(thread, []).append(start)
+    for starts in begun.values():
+        starts.sort()
+    for what in _rows(recorded(trace)):
+        launch, end = what["launch_ns"], what["end_ns"]
+        if UNKNOWN_NS in (launch, end):
+            continue
+        starts = begun.get(what["thread"], [])
+        place = bisect_right(starts, what["launch_end_ns"])
+        if (place == len(starts) or starts[place] >= end - GRAIN_NS) and not _shared(compute, launch, end):
+            found.append((launch, end))
+    return found
 
 
 def _queues(first: One, second: One) -> bool:
@@ -263,7 +304,7 @@ def _of_window(rank: Rank, window: Window) -> Counter[Key]:
     later: list[tuple[int, int, One]] = []
     for a, b, one in left:
         resumes = rank.resumes(a)
-        if one.end - GRAIN_NS > resumes or (one.gradients and not one.tail and rank.slept_until(resumes)):
+        if one.end - GRAIN_NS > resumes or (one.gradients and not one.tail and rank.slept(one.end, resumes)):
             found[_key(rank, window, "compute gap", one)] += b - a
         elif _blocks(one):
             found[_key(rank, window, "blocking", one)] += b - a

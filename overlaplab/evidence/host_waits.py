@@ -1,0 +1,58 @@
+"""When a rank's host was inside a blocking call: there it waits, and has not paused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlaplab.events import Trace, activity, matching, once_per_trace, rule_of, thread_numbers
+from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.intervals import Intervals, union, within
+from overlaplab.vocabulary import Rule, is_runtime_category
+
+__all__ = ["host_waits"]
+
+_WORDS = ("wait", "gather_wait", "param_gather_wait")
+_SYNCHRONISES = re.compile(r"synchroni[sz]e", re.I)
+
+
+@once_per_trace
+def host_waits(trace: Trace) -> Intervals:
+    """The host's blocking calls, in absolute ns.
+
+    On a GPU: calls that synchronise with the device. On a CPU: labelled waits; and from each launch to the end of its
+    collective, if until then nothing computes and the launching thread begins nothing.
+    """
+    events = trace.events
+    starts = events["ts_ns"].to_numpy(np.int64)
+    if rule_of(trace) is Rule.GPU:
+        calls = matching(events["category"], is_runtime_category) & matching(events["name"], _SYNCHRONISES.search)
+        return union(starts[calls], (starts + events["dur_ns"].to_numpy(np.int64))[calls])
+    labels = [label for label in labels_of(trace) if label.word in _WORDS]
+    table = recorded(trace)
+    launched, returned, ends, thread = (
+        table[name].to_numpy(np.int64) for name in ("launch_ns", "launch_end_ns", "end_ns", "thread")
+    )
+    known = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
+    launched, returned, ends, thread = (values[known] for values in (launched, returned, ends, thread))
+    blocked = _next_begun(starts, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
+    blocked &= within(activity(trace).compute, launched, ends) == 0
+    return union(
+        np.append(launched[blocked], np.array([label.start_ns for label in labels], dtype=np.int64)),
+        np.append(ends[blocked], np.array([label.end_ns for label in labels], dtype=np.int64)),
+    )
+
+
+def _next_begun(
+    starts: NDArray[np.int64], threads: NDArray[np.int64], thread: NDArray[np.int64], at_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """For each moment of a thread when it begins something after that, `NEVER_NS` for never."""
+    following = np.full(len(at_ns), NEVER_NS)
+    for number in np.unique(thread):
+        begun, asked = np.append(np.sort(starts[threads == number]), NEVER_NS), thread == number
+        following[asked] = begun[np.searchsorted(begun, at_ns[asked], side="right")]
+    return following
