@@ -70,6 +70,8 @@ class Gate:
         parsed = [analyses.parse_condition(text) for text in conditions]
         selection = Selection(skip_steps=skip_steps)
         stored = None if baseline is None else analyses.stored_baseline(Path(baseline))
+        if baseline is not None and stored is not None:
+            analyses.require_causes(stored, Path(baseline), parsed)
         earlier = analyses.recordings_before(run, selection, stored, before)
         if not earlier and (changes := [str(one) for one in parsed if one.is_change]):
             raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")

@@ -1,6 +1,12 @@
 """Analyses: pure functions from a run to tables."""
 
-from overlaplab.analyses.across_runs.baseline import Baseline, baseline, recordings_before, stored_baseline
+from overlaplab.analyses.across_runs.baseline import (
+    Baseline,
+    baseline,
+    recordings_before,
+    require_causes,
+    stored_baseline,
+)
 from overlaplab.analyses.across_runs.batches import largest_batches
 from overlaplab.analyses.across_runs.compare import compare
 from overlaplab.analyses.across_runs.regression import Condition, Judged, judged, parse_condition
@@ -85,6 +91,7 @@ __all__ = [
     "pipeline_waits",
     "recomputation",
     "recordings_before",
+    "require_causes",
     "rows_of",
     "same_but_batch",
     "same_but_cap",

@@ -68,6 +68,8 @@ def compare(
     before: Sequence[Scalars] = ()
     if checks or stored is not None:
         with _write_if_not_judged(conditions, loaded[-1].path, junit, markdown):
+            if baseline is not None and stored is not None:
+                analyses.require_causes(stored, baseline, conditions)
             before = analyses.recordings_before(loaded[-1], selection, stored, first, causes=causes)
     if as_json:
         print_json(documents.compare_document(loaded, selection))

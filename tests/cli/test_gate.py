@@ -55,6 +55,18 @@ def test_one_run_is_held_against_a_baseline(command: Any, stored: Path) -> None:
     assert (code, error.count("\n")) == (2, 1)
 
 
+def test_a_baseline_with_causes_by_earlier_rules_serves_for_all_else(command: Any, stored: Path) -> None:
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"format_version": 1}))
+    options = ("compare", SWEEP / "cap-1-4", "--baseline", stored, "--fail-if")
+    for condition in ("exposed_comm_ns > 50%", "exposed.tail > 1s"):
+        assert command(*options, condition)[0] == 0
+    code, _, error = command(*options, "exposed.tail > 50%")
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"{stored}: has exposed.tail by the rules of an earlier overlaplab. Write it again: overlaplab" in error
+    with pytest.raises(OverlaplabError, match="earlier overlaplab"):
+        Gate(stored.parent).check(sample_run("sweep/cap-1-4"), "exposed.tail > 50%", baseline=stored)
+
+
 def test_a_change_within_the_recordings_is_noted_and_passes(command: Any, stored: Path) -> None:
     """The first recording is one of the baseline's own, so that no change of it can lie beyond them."""
     code, _, error = command("compare", EARLIER[0], "--baseline", stored, "--fail-if", "span_ns > -50%")

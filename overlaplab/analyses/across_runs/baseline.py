@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from overlaplab.analyses.across_runs.regression import Condition
 from overlaplab.analyses.across_runs.settings import is_predicted, settings_differ, work_settings
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.costs import link_attained
@@ -18,9 +19,11 @@ from overlaplab.events import Run
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["Baseline", "baseline", "recordings_before", "stored_baseline"]
+__all__ = ["Baseline", "baseline", "recordings_before", "require_causes", "stored_baseline"]
 
 _FORMAT = "overlaplab baseline"
+_VERSION = 2
+"""1: exposed time has other causes, as what held up the host was all time before it, waits included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class Baseline:
     ranks: tuple[int, ...] | None = None
     """The ranks whose figures these are; None where it does not say."""
     format: str = _FORMAT
-    format_version: int = 1
+    format_version: int = _VERSION
 
     def text(self) -> str:
         """As a JSON file, which `stored_baseline` reads."""
@@ -67,9 +70,20 @@ def stored_baseline(path: Path) -> Baseline:
         raise OverlaplabError(f"is no baseline ({error})", path=path, remedy=remedy) from None
     if found.format != _FORMAT or not found.recordings:
         raise OverlaplabError("is no baseline", path=path, remedy=remedy)
-    if found.format_version != 1:
+    if found.format_version > _VERSION:
         raise OverlaplabError("was written by a newer overlaplab", path=path, remedy="Upgrade, or write it anew.")
     return found
+
+
+def require_causes(stored: Baseline, path: Path, conditions: Sequence[Condition]) -> None:
+    """Raise `OverlaplabError` where changes of causes are asked of a baseline that has them by earlier rules."""
+    asked = next((one.column for one in conditions if one.is_change and one.is_of_cause), None)
+    if asked is not None and stored.format_version < _VERSION:
+        raise OverlaplabError(
+            f"has {asked} by the rules of an earlier overlaplab",
+            path=path,
+            remedy="Write it again: overlaplab baseline RUN… -o FILE",
+        )
 
 
 def recordings_before(

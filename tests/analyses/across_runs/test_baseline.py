@@ -97,6 +97,6 @@ def test_other_files_are_no_baselines(tmp_path: Path, text: str) -> None:
 
 def test_a_newer_baseline_is_refused(tmp_path: Path) -> None:
     made = json.loads(baseline([sample_run(CAPS[0])]).text())
-    (tmp_path / "b.json").write_text(json.dumps(made | {"format_version": 2}))
+    (tmp_path / "b.json").write_text(json.dumps(made | {"format_version": 3}))
     with pytest.raises(OverlaplabError, match="newer overlaplab"):
         stored_baseline(tmp_path / "b.json")
