@@ -11,6 +11,7 @@ import pandas as pd
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.diagnosis.causes import collective_label
+from overlaplab.findings.thresholds import SHORT_PAUSE_NS
 from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.vocabulary import label_fields, label_list
 from overlaplab.words import kind_word, shorten, size_exact
@@ -23,7 +24,9 @@ _SILENT = ("modelled_ns", "dtype")
 def exposed_name(row: Mapping[Any, Any]) -> str:
     """A row of `overlaplab.exposed` on the timeline: `waited for rank 3: bucket 5, all-reduce 19`."""
     late = None if pd.isna(row["late_rank"]) else int(row["late_rank"])
-    return f"{cause_words(Cause(row['cause']), late)}: {collective_label(row)}"
+    cause = Cause(row["cause"])
+    overhead = cause is Cause.GAP and row["exposed_ns"] < SHORT_PAUSE_NS
+    return f"{cause_words(cause, late, overhead=overhead)}: {collective_label(row)}"
 
 
 def mark_word(mark: Mark) -> str:

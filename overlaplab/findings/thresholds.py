@@ -5,6 +5,7 @@ But for those by which a step is an outlier: they lie in `analyses.worst`, which
 
 from __future__ import annotations
 
+from overlaplab import causes
 from overlaplab.analyses.across_runs import spread, tiers
 
 FEWEST_STEPS = spread.FEWEST
@@ -25,6 +26,8 @@ MAJORITY = 0.5
 
 LARGE_COLLECTIVE = 0.5
 """Of the bytes of the largest collective: collectives from this size on count among the largest."""
+SHORT_PAUSE_NS = causes.SHORT_PAUSE_NS
+"""Of compute: from here on the host paused, which is why the table of causes defines the number."""
 PROMPT_LAUNCH_NS = 50_000
 """From a bucket's readiness to its launch: the hook itself takes up to this long."""
 HELD_NS = 1_000_000

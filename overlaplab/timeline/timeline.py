@@ -15,6 +15,7 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from overlaplab.analyses.exposed import exposed_moments
+from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
 from overlaplab.evidence.clocks import clocks, zero_of
 from overlaplab.timeline.event_details import event_details
@@ -118,8 +119,9 @@ def _coordinates(run: Run) -> dict[int, str]:
 
 
 def _named(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
-    """The moments with a `name` (category); what has one cause and collective is named once."""
-    alike = moments.groupby(["rank", "step", "cause", "collective"], dropna=False, sort=False).ngroup().to_numpy()
+    """The moments with a `name` (category); what has one cause and collective, and is short or not, is named once."""
+    keys = ["rank", "step", "cause", "collective", moments["exposed_ns"] < SHORT_PAUSE_NS]
+    alike = moments.groupby(keys, dropna=False, sort=False).ngroup().to_numpy()
     firsts = moments.iloc[np.unique(alike, return_index=True)[1]]
     return moments.assign(name=encoded([exposed_name(row) for row in firsts.to_dict("records")])[alike])
 

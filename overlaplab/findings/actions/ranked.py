@@ -71,9 +71,10 @@ ACTIONS_TITLE = "What would help, by gain per step of training"
 def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
     """The actions that shorten a step, in the order in which they are advised.
 
-    Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, its loop, and how
-    long that step is idle. What is certain comes first, what gains more before what gains less. Of what gains as much,
-    as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs more counts half.
+    Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, with `overhead`, its
+    loop, and how long that step is idle. What is certain comes first, what gains more before what gains less. Of what
+    gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs
+    more counts half.
     What has to be searched for is left out where most of it is found.
     """
     advised: list[Advised] = []
@@ -112,7 +113,7 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
 
 
 def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
-    """The same actions, with what they answer of another step: rows of `told_causes`, and its idle time."""
+    """The same actions, with what they answer of another step: such rows, and its idle time."""
     return tuple(
         replace(each, why=_why(each.action, _answered(each.action, told_rows), idle_ns, each.gain_ns))
         for each in actions
@@ -121,7 +122,7 @@ def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns
 
 def _answered(action: Action, told_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers."""
-    return told_rows[told_rows["cause"].isin(action.causes)]
+    return told_rows[told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])]
 
 
 def _why(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
@@ -130,10 +131,10 @@ def _why(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
         return f"{ms(idle_ns)} idle"
     if rows.empty:
         return ""
-    by = rows.groupby(["cause", "late_rank"], dropna=False)["exposed_ns"].sum().reset_index()
+    by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     late = largest["late_rank"]
-    label = cause_words(Cause(largest["cause"]), None if pd.isna(late) else int(late))
+    label = cause_words(Cause(largest["cause"]), None if pd.isna(late) else int(late), overhead=largest["overhead"])
     delays = Cause(largest["cause"]) is Cause.STRAGGLER and gain_ns > rows["exposed_ns"].sum()
     return f"{ms(int(largest['exposed_ns']))} {label}{_AND_DELAYS if delays else ''}"
 

@@ -29,7 +29,13 @@ class Action:
     """
     fills_idle_time: bool = False
     """Whether it answers idle time as well."""
+    shortens_overhead: bool = False
+    """Of compute gaps it answers those between any two operators, too."""
     words: Words
+
+    def answers(self, cause: Cause, *, overhead: bool) -> bool:
+        """Whether it is against such exposed time."""
+        return cause in self.causes and (self.shortens_overhead or not overhead)
 
 
 ACTIONS = [
@@ -55,6 +61,7 @@ ACTIONS = [
     Action(
         name="larger_units",
         causes=(Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
+        shortens_overhead=True,
         words=words.larger_units,
     ),
     Action(name="first_bucket", causes=(Cause.TAIL, Cause.QUEUED), words=words.first_bucket),
@@ -81,6 +88,7 @@ ACTIONS = [
         causes=(Cause.GAP,),
         costs="a search",
         fills_idle_time=True,
+        shortens_overhead=True,
         words=words.launch_overhead,
     ),
     Action(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.causes import Cause
+from overlaplab.causes import OVERHEAD, Cause
 from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.loops import Loop
@@ -40,8 +40,10 @@ class Case:
 Words = Callable[[Case], str]
 
 
-def cause_words(cause: Cause, late_rank: int | None = None) -> str:
-    """A cause in words: `waited for rank 3`."""
+def cause_words(cause: Cause, late_rank: int | None = None, *, overhead: bool = False) -> str:
+    """A cause in words: `waited for rank 3`; `overhead`: of compute gaps those between any two operators."""
+    if overhead:
+        return OVERHEAD
     if cause is Cause.STRAGGLER and late_rank is not None:
         return f"waited for rank {rank_word(late_rank)}"
     return cause.label

@@ -26,7 +26,7 @@ from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, s
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
-from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
 from overlaplab.words import ms, numbers_named, percent, rank_word
 
 __all__ = [
@@ -45,7 +45,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
-    """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank."""
+    """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank.
+
+    Compute gaps between any two operators are apart from the others.
+    """
 
     cause: Cause
     late_rank: int | None
@@ -60,6 +63,8 @@ class CauseShare:
     """How much shorter a step of a training would be by that; None where unknown."""
     replayed: bool
     """Whether a play tells the gain."""
+    overhead: bool = False
+    """Whether it is compute gaps between any two operators."""
     untold: bool = False
     """Whether how much of it is waiting cannot be told, although all traces are here."""
     rows: pd.DataFrame
@@ -148,7 +153,9 @@ def diagnose(
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
     of_window = {"rank": window["rank"], "step": window["step"]}
-    told = _by_collective(told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}])))
+    told = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
+    told["overhead"] = (told["cause"] == Cause.GAP) & (told["exposed_ns"] < SHORT_PAUSE_NS)
+    told = _by_collective(told)
     if actions is None:
         actions = () if gains is None else ranked_actions(gains, told, loop, int(window["idle_ns"]))
     else:
@@ -226,13 +233,14 @@ def _shares(
     *,
     all_here: bool,
 ) -> tuple[CauseShare, ...]:
-    """Rows of `told_causes` by cause and late rank."""
+    """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
     shares = []
     bytes_explain = bound is None or bool(bound["bytes_explain"])
-    for (cause, late), own in told.groupby(["cause", "late_rank"], dropna=False, sort=False):
-        own = own.sort_values("exposed_ns", ascending=False, kind="stable")
-        name, rank = Cause(str(cause)), _number(late)
-        label, action = cause_words(name, rank), _answer(actions, name, rank, loop)
+    for (cause, late, short), own in told.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
+        own = own.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
+        name, rank, overhead = Cause(str(cause)), _number(late), bool(short)
+        label = cause_words(name, rank, overhead=overhead)
+        action = _answer(actions, name, rank, loop, overhead=overhead)
         tried = _tried(gains, rank)
         played = action is not None or (_is_played(tried, name) and not is_undivided(loop, name))
         much = int(own["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
@@ -240,7 +248,7 @@ def _shares(
         case = Case(loop=loop, rows=own, cause=name, late_rank=rank, tried=tried)
         parts = [(kind, part, _remedy(action, replace(case, rows=part))) for kind, part in by_unit_kind(own)]
         remedy = _remedy(action, case)
-        if action is None and (untold or not much or (played and name not in _BEYOND_PLAYS)):
+        if action is None and (untold or overhead or not much or (played and name not in _BEYOND_PLAYS)):
             remedy, parts = "", [(kind, part, "") for kind, part, _ in parts]
         elif action is None and name is Cause.LINK and not bytes_explain:
             remedy, parts = OPEN_ALL, [(kind, part, OPEN_ALL) for kind, part, _ in parts]
@@ -254,6 +262,7 @@ def _shares(
                 remedy=remedy,
                 gain_ns=None if action is None else action.gain_ns,
                 replayed=played,
+                overhead=overhead,
                 untold=untold and much,
                 rows=own,
                 parts=tuple(
@@ -296,7 +305,9 @@ def _is_played(tried: frozenset[str], cause: Cause) -> bool:
     return any(action.name in tried and cause in action.causes for action in ACTIONS)
 
 
-def _answer(actions: Sequence[Advised], cause: Cause, late_rank: int | None, loop: Loop) -> Advised | None:
+def _answer(
+    actions: Sequence[Advised], cause: Cause, late_rank: int | None, loop: Loop, *, overhead: bool
+) -> Advised | None:
     """The first action that answers a cause; of waits for a late rank none that is about another rank, and none where
     one unit holds the whole model: what dividing it gains cannot be played.
     """
@@ -304,7 +315,7 @@ def _answer(actions: Sequence[Advised], cause: Cause, late_rank: int | None, loo
         return None
     for each in actions:
         other = each.action.name == "balance" and late_rank is not None and each.setting != late_rank
-        if cause in each.action.causes and not other:
+        if each.action.answers(cause, overhead=overhead) and not other:
             return each
     return None
 
@@ -327,7 +338,9 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
     if best is not None and best.action.fills_idle_time and not _is_open(first, best):
-        answered_ns = sum(share.exposed_ns for share in shares if share.cause in best.action.causes)
+        answered_ns = sum(
+            share.exposed_ns for share in shares if best.action.answers(share.cause, overhead=share.overhead)
+        )
         idle = f"{percent(idle_ns, span)} of the {of} is idle{why_idle}"
         if idle_ns > max(answered_ns, shares[0].exposed_ns):
             return f"{idle}; {start}."
@@ -344,18 +357,20 @@ def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseSh
     first = _largest(shares)
     if best is None or _is_open(first, best):
         return first
-    return next((share for share in shares if share.cause in best.action.causes), first)
+    answered = (share for share in shares if best.action.answers(share.cause, overhead=share.overhead))
+    return next(answered, first)
 
 
 def _largest(shares: tuple[CauseShare, ...]) -> CauseShare:
-    """Many short pauses of the host do not count: they come between any two operators, and would be idle time without
+    """Many short pauses do not count: they come between any two operators, and would be idle time without
     communication.
     """
-    first = shares[0]
-    if first.cause is not Cause.GAP or len(shares) == 1:
-        return first
-    longest = int(first.rows["exposed_ns"].iloc[0])
-    return first if longest > MAJORITY * first.exposed_ns else shares[1]
+    return next((share for share in shares if not _is_of_short_pauses(share)), shares[0])
+
+
+def _is_of_short_pauses(share: CauseShare) -> bool:
+    longest = int(share.rows["exposed_ns"].iloc[0])
+    return share.overhead or (share.cause is Cause.GAP and longest <= MAJORITY * share.exposed_ns)
 
 
 def _is_open(share: CauseShare, best: Advised | None) -> bool:
@@ -369,7 +384,8 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
         return ""
     took = ms(shares[0].exposed_ns)
     if shares[0].cause is Cause.GAP:
-        return f"; {took} are short pauses of the host, which communication does not cause"
+        pauses = shares[0].label if shares[0].overhead else "short pauses of the host"
+        return f"; {took} are {pauses}, which communication does not cause"
     if shares[0].remedy:
         return f"; {took} {shares[0].label}, where less is to gain"
     return f"; against {took} {shares[0].label} nothing that is known gains enough"

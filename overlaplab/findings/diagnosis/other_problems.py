@@ -37,7 +37,7 @@ def other_problem(
     if not table["comm_ns"].any():
         begin = ""
     elif cost > LITTLE_EXPOSED * span:
-        paused = f", {percent(gaps, span)} only because the host paused" if gaps else ""
+        paused = f", {percent(gaps, span)} only because compute paused" if gaps else ""
         begin = (
             f"Communication is not the first problem ({percent(exposed, span)} of the step time is exposed{paused}): "
         )

@@ -142,6 +142,19 @@ def test_short_pauses_of_the_host_are_not_the_aim() -> None:
     assert one.advice.startswith("Try finding what holds up the host")
 
 
+def test_pauses_between_operators_are_framework_overhead() -> None:
+    """Compute gaps of under 100 µs are apart from the others, and what ends pauses of the host is not against them."""
+    gaps = [(0, 1, "compute gap", 0.09, None)] * 200 + [(0, 1, "compute gap", 5, None), (0, 1, "tail", 10, None)]
+    found = diagnosed(exposed_rows(*gaps), gains=gains(("no_pause", None, 9), ("cap", 5, 7)))
+    label = "short pauses between operators (framework overhead)"
+    assert [(share.label, share.remedy != "") for share in found.causes] == [
+        (label, False),
+        ("nothing left to overlap (tail)", True),
+        ("host paused (compute gap)", True),
+    ]
+    assert found.headline.endswith(f"; 18.0 ms are {label}, which communication does not cause.")
+
+
 def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_same() -> None:
     """Of 30 exposed ms, 28 are a pause's."""
     causes = exposed_rows((0, 1, "compute gap", 28, None), (0, 1, "tail", 2, None))

@@ -29,7 +29,7 @@ def summary_rows(*steps: tuple[int | None, int | None, int, int]) -> pd.DataFram
     return table.astype({"rank": "Int64", "step": "Int64", "exposed_wait_ns": "Int64"})
 
 
-def exposed_rows(*rows: tuple[int | None, int | None, str, int, int | None], **columns: Any) -> pd.DataFrame:
+def exposed_rows(*rows: tuple[int | None, int | None, str, float, int | None], **columns: Any) -> pd.DataFrame:
     """Rank, step, cause, exposed time and late rank of each, of buckets from 0 on; `columns` replace others."""
     found = pd.DataFrame(rows, columns=["rank", "step", "cause", "exposed_ns", "late_rank"])
     ends = found["exposed_ns"].cumsum() * MS
