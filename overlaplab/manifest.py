@@ -368,6 +368,10 @@ class Manifest:
     """Whether a server applies each rank's gradients as they come; None where none does anything of the kind."""
     max_staleness: Size | None = None
     """How stale they may be; None: any."""
+    every: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    """After how many steps parameters are averaged; None where they are not."""
+    background: bool | None = None
+    """Whether they are averaged during the next step."""
     reshard_after_forward: bool | None = None
     """Whether layers are freed between their forward and backward passes; None in older recordings, where they are."""
     overlap_param_gather: bool | None = None

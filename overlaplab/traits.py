@@ -10,9 +10,11 @@ from typing import Literal
 class Traits:
     """What a strategy does, whatever its name. The defaults describe plain data parallelism: all is replicated."""
 
-    gradients: Literal["all_reduce", "reduce_scatter", "server"] = "all_reduce"
+    gradients: Literal["all_reduce", "reduce_scatter", "server"] | None = "all_reduce"
     """The collective that averages the gradients. `server`: they are sent to rank 0, which alone updates the
-    parameters, and sends them back."""
+    parameters, and sends them back. None: each rank updates by its own."""
+    averages_parameters: bool = False
+    """Whether parameters are averaged, by an all-reduce after every so many updates (`every` in run.json)."""
     sends_every_microbatch: bool = False
     """Whether gradients are sent with each microbatch, rather than once per step."""
     buckets: bool = False
@@ -37,7 +39,7 @@ class Traits:
 
         `predict` also plays a server's, message by message.
         """
-        return not (self.cuts_layers or self.stages or self.gradients == "server")
+        return not (self.cuts_layers or self.stages or self.gradients in ("server", None))
 
 
 BUCKETS = Traits(buckets=True)
@@ -71,6 +73,7 @@ TRAITS = {
     ),
     "zero3": UNITS,
     "parameter-server": Traits(gradients="server"),
+    "local-sgd": Traits(gradients=None, averages_parameters=True),
     "pipeline": Traits(stages=True),
     "torch-ddp": BUCKETS,
     "torch-fsdp2": replace(UNITS, offloads_parameters=True),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from overlaplab_engine.recording.recorder import Recorder
     from overlaplab_engine.strategies import Options, Strategy, register
     from overlaplab_engine.strategies.bucketed import Bucketed
+    from overlaplab_engine.strategies.local_sgd import LocalSGD
     from overlaplab_engine.strategies.naive import Naive
     from overlaplab_engine.strategies.per_param import PerParam
     from overlaplab_engine.strategies.ring import Ring
@@ -35,6 +36,7 @@ _HOMES = {
     "Communicator": "network.communicator",
     "EngineError": "errors",
     "Link": "network.link",
+    "LocalSGD": "strategies.local_sgd",
     "Mesh": "network.mesh",
     "Naive": "strategies.naive",
     "Options": "strategies",
@@ -64,6 +66,7 @@ __all__ = [
     "Communicator",
     "EngineError",
     "Link",
+    "LocalSGD",
     "Mesh",
     "Naive",
     "Options",

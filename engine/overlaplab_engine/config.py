@@ -211,6 +211,12 @@ class Config:
         ),
     ] = None
     """The least that is possible makes the ranks take turns."""
+    every: Annotated[int, Option("local-sgd: average the parameters after every so many steps.")] = 1
+    """Steps of all microbatches."""
+    background: Annotated[
+        bool, Option("local-sgd: average during the next step, which computes its gradients meanwhile.", "--background")
+    ] = False
+    """Otherwise before it."""
     checkpointing: Annotated[
         str,
         Option("Activation checkpointing: all (layers), K (every K-th layer, from the first on) or none."),
@@ -292,7 +298,7 @@ class Config:
         """Each option by itself."""
         model, run = (
             ("layers", "width", "heads", "seq", "vocab", "batch"),
-            ("steps", "warmup", "accumulate", "attempts"),
+            ("steps", "warmup", "accumulate", "every", "attempts"),
         )
         for name in (*model, *run, "microbatches"):
             _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")

@@ -17,6 +17,7 @@ class StrategyName(StrEnum):
     ZERO2 = "zero2"
     ZERO3 = "zero3"
     PARAMETER_SERVER = "parameter-server"
+    LOCAL_SGD = "local-sgd"
     PIPELINE = "pipeline"
     TORCH_DDP = "torch-ddp"
     TORCH_FSDP2 = "torch-fsdp2"

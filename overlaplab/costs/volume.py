@@ -42,6 +42,8 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     microbatches = manifest.accumulate or 1
     if traits.gradients == "server":
         return _to_a_server(gathered, reduced, manifest)
+    if traits.gradients is None:
+        return _of_parameters(gathered, manifest)
     gradients = ROUNDS[traits.gradients]
     kept = manifest.reshard_after_forward is False
     parameters = {None: 0, "updated_parameters": 1, "units": 1 if kept else 2}[traits.gathers]  # all-gathers of all
@@ -68,6 +70,14 @@ def _to_a_server(parameters: int, gradients: int, manifest: Manifest) -> Theory:
     mean = round(others * (parameters + gradients) / manifest.world_size)
     formula = "2Ψ in the mean of the ranks; rank 0 sends (n−1)Ψ, as much as it receives, the others Ψ" + _note(manifest)
     return Theory(sent_bytes=mean, formula=formula, upper_sent_bytes=mean, upper_formula=formula)
+
+
+def _of_parameters(parameters: int, manifest: Manifest) -> Theory:
+    """Ranks send no gradients; `every` so many steps they all-reduce the parameters, or never."""
+    n, every = manifest.axes.owners, manifest.every
+    sent = round(ROUNDS["all_reduce"] * parameters * (n - 1) / n / every) if every else 0
+    formula = "0" if every is None else "2Ψ" if every == 1 else f"2Ψ/{every}"
+    return Theory(sent_bytes=sent, formula=formula, upper_sent_bytes=sent, upper_formula=formula)
 
 
 def _beside(manifest: Manifest, reduced: int, microbatches: int) -> tuple[float, str]:

@@ -183,6 +183,10 @@ def describe_settings(manifest: Manifest | None) -> str:
     if manifest.asynchronous:
         bound = "" if manifest.max_staleness is None else f", staleness {manifest.max_staleness} or less"
         parts.append(f"asynchronous{bound}")
+    if manifest.every is not None:
+        parts.append(
+            f"averages every {count(manifest.every, 'step')}{' in the background' * bool(manifest.background)}"
+        )
     if manifest.reshard_after_forward is False:
         parts.append("layers kept for backward")
     elif manifest.keep_last is not None:

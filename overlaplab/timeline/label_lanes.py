@@ -18,6 +18,7 @@ from overlaplab.events import Run, Trace, rule_of
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import labels_of
+from overlaplab.manifest import traits_of
 from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import Rule
 from overlaplab.words import kind_word, last_gradient
@@ -39,10 +40,12 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
     A bucket, gather or reduce-scatter is drawn while its collective runs, a free as an instant; on a GPU in device
     time.
     """
+    traits = traits_of(run.manifest)
+    verb = "average" if traits is not None and traits.averages_parameters else "gather"
     tables = (
         ("buckets", buckets(run), _bucket),
         ("hops", hops(run), _hop),
-        ("gathers", schedule(run), _gather),
+        (f"{verb}s", schedule(run), _gather),
         ("reduce-scatters", scatters(run), _scatter),
     )
     known = _collectives(run)
@@ -52,8 +55,8 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
         lanes = []
         for label, table, marks_of in tables:
             marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[_step(row["step"])])]
-            if label == "gathers":
-                marks += _parameter_gathers(trace, zero_of(run, trace))
+            if label == f"{verb}s":
+                marks += _updated_parameters(trace, zero_of(run, trace), verb)
             if marks:
                 lanes.append(_lane(label, marks, known.get(place, {})))
         found.append(lanes)
@@ -105,8 +108,8 @@ def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
         yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE_SCATTER)
 
 
-def _parameter_gathers(trace: Trace, zero: int) -> list[_LabelMark]:
-    """zero1's and zero2's gathers of updated parameters."""
+def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
+    """zero1's and zero2's gathers, and local-sgd's averages."""
     launched = [label for label in labels_of(trace) if label.word == "param_gather_launch"]
     if not launched or rule_of(trace) is Rule.UNRECORDED:
         return []
@@ -114,7 +117,7 @@ def _parameter_gathers(trace: Trace, zero: int) -> list[_LabelMark]:
     marks = []
     for label in launched:
         if bounds := ran.of_launch(label):
-            name = f"gather bucket {label.fields['bucket']}'s parameters"
+            name = f"{verb} bucket {label.fields['bucket']}'s parameters"
             marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.ALL_GATHER))
     return marks
 

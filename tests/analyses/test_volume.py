@@ -125,6 +125,8 @@ RANK = [step(3, 0, 9), op("mm", 1, 2)]
             2 * FULL,
             "2Ψ in the mean of the ranks; rank 0 sends (n−1)Ψ, as much as it receives, the others Ψ",
         ),
+        ("local-sgd", {"every": 4, "accumulate": 3}, FULL / 2, "2Ψ/4"),
+        ("local-sgd", {"every": 1}, 2 * FULL, "2Ψ"),
         ("torch-fsdp2", {"keep_last": False}, 4 * (40 + 600 + 60) + FULL, "3Ψ − embedding − head"),
     ],
 )

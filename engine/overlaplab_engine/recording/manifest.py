@@ -135,6 +135,8 @@ def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
         "host_link": _told(config.host_link, 2) if config.offload and strategy.comm.device.type == "cpu" else None,
         "asynchronous": config.asynchronous if traits.gradients == "server" else None,
         "max_staleness": config.max_staleness,
+        "every": config.every if traits.averages_parameters else None,
+        "background": config.background if traits.averages_parameters else None,
         "reshard_after_forward": config.reshard_after_forward if traits.gathers == "units" else None,
         "checkpointing": config.checkpoint_every if config.checkpoint_every > 1 else bool(config.checkpoint_every),
         "main_grad": config.main_grad,

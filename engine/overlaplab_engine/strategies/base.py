@@ -63,6 +63,10 @@ class Options:
     """With `asynchronous`: the most updates between what gradients were computed with and what they are applied to."""
     units: UnitPolicy = by_block
     """Which modules form the units that are gathered together; all ranks must be given the same policy."""
+    every: int = 1
+    """local-sgd: average the parameters after every so many updates."""
+    background: bool = False
+    """local-sgd: during the next step, or else before it."""
     schedule: Schedule = Schedule.GPIPE
     """pipeline: the order of its microbatches."""
     stages: tuple[int, ...] | None = None
@@ -82,9 +86,11 @@ class Traits:
     The defaults are plain data parallelism: all is replicated, and gradients are all-reduced once per step.
     """
 
-    gradients: Literal["all_reduce", "reduce_scatter", "server"] = "all_reduce"
+    gradients: Literal["all_reduce", "reduce_scatter", "server"] | None = "all_reduce"
     """The collective that averages the gradients. `server`: they are sent to rank 0, which alone updates the
-    parameters, and sends them back."""
+    parameters, and sends them back. None: each rank updates by its own."""
+    averages_parameters: bool = False
+    """Whether parameters are averaged, by an all-reduce after every so many updates (`every`)."""
     sends_every_microbatch: bool = False
     """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
     buckets: bool = False
@@ -121,6 +127,7 @@ class Strategy(ABC):
         **dict.fromkeys(
             ("asynchronous", "max_staleness"), "--asynchronous and --max-staleness are for parameter-server"
         ),
+        **dict.fromkeys(("every", "background"), "--every and --background are for local-sgd"),
         "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
         "pp": "--pp: this strategy does not cut the model into stages",
         "tp": "--tp is for tensor and torch-tensor: no other strategy cuts layers",

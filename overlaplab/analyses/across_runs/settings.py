@@ -12,7 +12,15 @@ from overlaplab.manifest import Manifest
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "mesh", "model", "first_bucket_mb", "prefetch"),
-    *("overlap_param_gather", "keep_last", "reshard_after_forward", "asynchronous", "max_staleness"),
+    *(
+        "overlap_param_gather",
+        "keep_last",
+        "reshard_after_forward",
+        "asynchronous",
+        "max_staleness",
+        "every",
+        "background",
+    ),
     *("checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
     *("offload", "host_link", "unit_policy", "pipeline", "swept"),
     *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),

@@ -203,7 +203,7 @@ def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
     require_ranks(run, manifest, options)
     if manifest.strategy not in _STRATEGIES:
         raise OverlaplabError(
-            f"only the link can be changed of a strategy of one's own, {manifest.strategy}", path=run.path
+            f"only the link can be changed of {manifest.strategy}, whose steps are not made anew", path=run.path
         )
     if not manifest.parameters or not manifest.units:
         raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)

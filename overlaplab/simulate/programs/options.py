@@ -83,6 +83,8 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
         refuse("cuts layers, of which another link is predicted from a recording of it, and nothing else: record it")
     if traits.gradients == "server" and _clips(run.manifest):
         refuse("also sends the norm by which gradients are clipped, which is not predicted")
+    if traits.averages_parameters and setting.strategy not in (None, run.manifest and run.manifest.strategy):
+        refuse("is not predicted from other strategies: record it")
     if traits.stages:
         refuse("is predicted from recordings of pipelines alone")
     if setting.schedule or setting.microbatches is not None or setting.stages:
