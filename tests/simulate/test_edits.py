@@ -198,6 +198,13 @@ def test_averages_after_the_update_are_waited_for_a_step_later() -> None:
     later = wait_a_step_later([program])
     assert later == [[End(), *metric, *step, average[0], End(), *step, average[1], End(), *step, End()]]
     assert (spans([program]), spans(later)) == ([[167, 110, 110]], [[115, 110, 110]])
+    means = [Launch("mean", 50, role="parameters", kind="all_reduce"), Wait("mean")]
+    assert wait_a_step_later([[End(), *step, *means, End(), *step, End()]]) == [
+        [End(), *step, means[0], End(), *step, means[1], End()]
+    ]
+    assert wait_a_step_later([[End(), *step, means[0], End(), means[1], *step, End()]]) is None, "it is later already"
+    parts = [Launch("part", 50, role="parameters", kind="all_gather"), Wait("part")]
+    assert wait_a_step_later([[End(), *step, *parts, End(), *step, End()]]) is None, "the next pass needs them"
     assert wait_a_step_later([[End(), *metric, *step, End()]]) is None
     assert wait_a_step_later([[End(), *step, Mark("forward"), *average, End()]]) is None, "the pass needs it"
 

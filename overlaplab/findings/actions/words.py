@@ -131,6 +131,8 @@ def asynchronous(case: Case) -> str:
 
 def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
+    if case.loop.traits is not None and case.loop.traits.averages_parameters:
+        return IN_THE_BACKGROUND
     return f"launching {_which(case.rows)} after the optimizer step with async_op=True, and waiting a step later"
 
 
@@ -256,6 +258,8 @@ def _unblock(moved: str, case: Case) -> str:
         return prefetch(case)
     if loop.traits is not None and loop.traits.gathers == "units":
         return "larger units, so that reductions are fewer and each has more to hide behind"
+    if loop.traits is not None and loop.traits.averages_parameters:
+        return IN_THE_BACKGROUND
     if moved == "unknown":
         return _COMPUTE_FIRST
     if loop.traits is not None and loop.traits.buckets and tuple(loop.traits.sharded) == ("optimizer",):
@@ -312,6 +316,7 @@ OPEN_ALL = (
     "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
     " part of it may be waiting for other ranks"
 )
+IN_THE_BACKGROUND = "averaging in the background (--background), waited for a step later"
 EVEN_WORK = "inputs of equal length on all ranks: another one is late from step to step"
 ARRIVAL_ORDER = (
     "find_unused_parameters=False, or static_graph=True: then DDP puts gradients into buckets in the order in which"

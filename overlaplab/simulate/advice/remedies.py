@@ -14,7 +14,8 @@
 - `merge`: what moves neither, and follows on its like between the passes, is one collective with it.
 - `asynchronous`: what moves neither is waited for when the step ends, if it was launched between the passes.
 - `larger_units`: so many units of FSDP2 that follow each other are one (`setting`).
-- `background`: what moves neither, and is launched after the optimizer step, is waited for when the next step ends.
+- `background`: what moves neither, or averages parameters, and is launched after the optimizer step, is waited for when
+  the next step ends.
 - `first_bucket`: only the first bucket's cap changes (`setting`: that in MiB).
 - `cap`: gradients are cut into buckets of another size, in their recorded order of arrival, as
   `compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp does, each is launched with its last

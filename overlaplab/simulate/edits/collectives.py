@@ -137,8 +137,8 @@ def asynchronous(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 
 def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Other collectives that are launched after a step's last optimizer step, such as averages of parameters, waited
-    for when the next step ends; None where there are none.
+    """Averages of parameters and other collectives that are launched after a step's last optimizer step, and waited for
+    in it, waited for when the next step ends; None where there are none.
     """
     changed: list[list[Move]] = []
     for program in programs:
@@ -146,20 +146,25 @@ def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
         moves: list[Move] = []
         due: list[Move] = []
         waits: list[Move] = []
+        launched: set[Hashable] = set()
         for move in program:
-            if isinstance(move, Wait) and move.key in keys:
+            if isinstance(move, Wait) and move.key in launched:
                 waits.append(move)
                 continue
+            if isinstance(move, Launch) and move.key in keys:
+                launched.add(move.key)
             if isinstance(move, End):
                 moves += due
-                due, waits = waits, []
+                due, waits, launched = waits, [], set()
             moves.append(move)
         changed.append([*moves, *due, *waits])
     return changed if changed != [list(program) for program in programs] else None
 
 
 def _after_the_update(program: Program) -> set[Hashable]:
-    """Those without a role that are launched between a step's optimizer and what follows: a pass, or the step's end."""
+    """Averages of parameters, and those without a role, that are launched between a step's optimizer and what follows:
+    a pass, or the step's end.
+    """
     keys: set[Hashable] = set()
     updated = False
     for move in program:
@@ -169,9 +174,14 @@ def _after_the_update(program: Program) -> set[Hashable]:
             )
         elif isinstance(move, End):
             updated = False
-        elif isinstance(move, Launch) and updated and not move.role:
+        elif isinstance(move, Launch) and updated and (not move.role or _is_average(move)):
             keys.add(move.key)
     return keys
+
+
+def _is_average(launch: Launch) -> bool:
+    """Whether it averages updated parameters; what gathers them is needed by the next pass."""
+    return launch.role == "parameters" and launch.kind == "all_reduce"
 
 
 GRADIENTS = ("bucket", "scatter", "replicas")

@@ -129,6 +129,13 @@ def test_no_cap_is_advised_where_a_server_averages(cause: str) -> None:
     assert found.advice.startswith("Try an all-reduce in place of a server (strategy bucketed)")
 
 
+def test_averages_of_parameters_are_advised_to_be_made_in_the_background() -> None:
+    loop = Loop(traits=TRAITS["local-sgd"], framework="engine")
+    words = "averaging in the background (--background), waited for a step later"
+    assert first_words(("background", None, 9), loop=loop) == words
+    assert diagnosed(exposed_rows((0, 1, "blocking", 30, None)), loop=loop).advice.startswith(f"Try {words}")
+
+
 def test_short_pauses_of_the_host_are_not_the_aim() -> None:
     pauses = exposed_rows(*[(0, 1, "compute gap", 5, None)] * 4, (0, 1, "tail", 10, None))
     found = diagnosed(pauses)
