@@ -464,7 +464,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
             "sent_bytes",
             "bytes",
             "sent per rank and step",
-            "The median step, the mean of the ranks, counted as a ring sends.",
+            "The median step, of local SGD the mean step; the mean of the ranks, counted as a ring sends.",
             short="sent MB",
         ),
     ),

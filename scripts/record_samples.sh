@@ -53,6 +53,7 @@ course tree --strategy tree --nproc 4 --layers 2 --width 128 --vocab 500 --seq 3
     --compute sleep:10ms,20ms,1ms --link 1Gbps,5000us "$@"
 course zero1 --strategy zero1 --nproc 2 --width 256 --vocab 1000 --batch 16 --bucket-cap-mb 4 \
     --compute sleep:20ms,40ms,2ms --link 1Gbps,1000us "$@"
+course local-sgd --strategy local-sgd --every 4 --nproc 2 $SLEEP --layers 2 --steps 8 --link 0.05Gbps,500us "$@"
 for checkpointing in none all; do
     course checkpointing-$checkpointing --strategy bucketed --checkpointing $checkpointing --nproc 2 --layers 4 --batch 16 \
         --link 1Gbps,1000us "$@"

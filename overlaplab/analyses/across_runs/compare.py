@@ -17,6 +17,7 @@ from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import drop_damaged
 from overlaplab.events import Run, once_per_run
+from overlaplab.manifest import traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
@@ -48,14 +49,15 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     measured), per figure of `MEASURES` `<figure>_median` and `<figure>_iqr` in ms over all steps of all ranks (null if
     any is unknown), `overlap_ratio` (of the sums, null without communication), `fastest` (bool), `emulated` (bool: an
     emulated link), `predicted` (bool: nobody recorded it), `sent_bytes` (the median step of the mean rank, see
-    `volume`), `theory_sent_bytes` (see `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of
-    the rank that holds most), `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with
-    most), `activation_bytes` (what autograd keeps of a microbatch, the rank with most): all six Float64, null where
-    unknown, `recompute_ms` (Float64; median over all steps of all ranks, see `recomputation`; null without any),
-    `phantoms` (emulated ranks without a process), `spread_ms` (which
-    decides whether a run is fastest, see `spread`; Float64, null with too few steps), `model` (the model and its input
-    in run.json, as JSON, without the precision; null where unknown), `recording_of` (the place of the first run of the
-    same setting, from 0), `tier` (1 for the fastest settings; Int64, null among runs of different models).
+    `volume`; where parameters are averaged, which not every step does, the mean step), `theory_sent_bytes` (see
+    `volume_theory`), `memory_bytes` (parameters, gradients and optimizer states of the rank that holds most),
+    `theory_memory_bytes` (see `memory`), `peak_memory_bytes` (see `peaks`, the rank with most), `activation_bytes`
+    (what autograd keeps of a microbatch, the rank with most): all six Float64, null where unknown, `recompute_ms`
+    (Float64; median over all steps of all ranks, see `recomputation`; null without any), `phantoms` (emulated ranks
+    without a process), `spread_ms` (which decides whether a run is fastest, see `spread`; Float64, null with too few
+    steps), `model` (the model and its input in run.json, as JSON, without the precision; null where unknown),
+    `recording_of` (the place of the first run of the same setting, from 0), `tier` (1 for the fastest settings; Int64,
+    null among runs of different models).
 
     Runs of the same settings are recordings of one setting and judged together, unless all runs are: then each stands
     for itself. What a tier is, and by which test, stands in `across_runs.tiers`; all recordings of a setting that is
@@ -97,7 +99,8 @@ def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, A
     """A run's `summary`, and its row without the columns that depend on other runs."""
     table = drop_damaged(summary(run, selection))
     again = to_ms(recomputation(run, selection).groupby(["rank", "step"], dropna=False)["recompute_ns"].sum())
-    return table, _row(run, table) | _sizes(run, volume(run, selection)) | {"recompute_ms": again.median()}
+    row = _row(run, table)
+    return table, row | _sizes(run, volume(run, selection), row["steps"]) | {"recompute_ms": again.median()}
 
 
 @once_per_run
@@ -129,19 +132,26 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _sizes(run: Run, table: pd.DataFrame) -> dict[str, Any]:
-    """What was sent and held, and both in theory."""
-    by_step = table.groupby(["rank", "step"], dropna=False)["sent_bytes"]
-    sent = by_step.apply(lambda kinds: kinds.sum(skipna=False)) if len(table) else table["sent_bytes"]
+def _sizes(run: Run, table: pd.DataFrame, steps: int) -> dict[str, Any]:
+    """What was sent in so many steps and held, and both in theory."""
     theory, memories = volume_theory(run), run.manifest.memory if run.manifest else ()
     held = memory(run)
     held = held[held["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
     largest = held.max()
     return {
-        "sent_bytes": sent.groupby("step", dropna=False).mean().median() if len(sent) and sent.notna().all() else None,
+        "sent_bytes": _sent_bytes(run, table, steps),
         "theory_sent_bytes": theory.sent_bytes if theory else None,
         "memory_bytes": largest["bytes"],
         "theory_memory_bytes": largest["formula_bytes"],
         "peak_memory_bytes": peaks(run)["peak_bytes"].max(),
         "activation_bytes": max((held.activations or 0 for held in memories), default=0) or None,
     }
+
+
+def _sent_bytes(run: Run, table: pd.DataFrame, steps: int) -> float | None:
+    """What the mean rank sent in the median step, or in the mean one where not every step sends; None if unknown."""
+    if not len(table) or table["sent_bytes"].isna().any():
+        return None
+    by_step = table.groupby(["rank", "step"], dropna=False)["sent_bytes"].sum().groupby("step", dropna=False).mean()
+    traits = traits_of(run.manifest)
+    return float(by_step.sum() / max(steps, 1) if traits and traits.averages_parameters else by_step.median())

@@ -15,6 +15,7 @@ from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import by_block
 from overlaplab_engine.network import communicator
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.strategies import class_of
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import build, model_of
 from ranks.engine_ranks import Scenarios
@@ -107,7 +108,8 @@ def test_a_strategy_that_keeps_all_parameters_has_them_once(monkeypatch: pytest.
 
 @scenario(*DATA_PARALLEL)
 def every_strategy_begins_with_rank_0s_weights_of_the_seed(comm: Communicator, name: StrategyName) -> None:
-    for more in ({}, {"dtype": Dtype.BFLOAT16}, {"tied": True}):
+    takes_16_bits = not class_of(name).traits.averages_parameters
+    for more in ({}, {"tied": True}, *([{"dtype": Dtype.BFLOAT16}] * takes_16_bits)):
         wanted = dict(model_of(config_of(name, **more, seed=4)).named_parameters())
         strategy, _ = build(config_of(name, **more, seed=4 + comm.rank), comm)
         got = strategy.full_parameters()
