@@ -1,6 +1,6 @@
 """Draw a step before and after each action, from the recordings of tests/situations, into docs/actions.
 
-    python scripts/action_pictures.py
+python scripts/action_pictures.py
 """
 
 from pathlib import Path

@@ -64,8 +64,9 @@ def test_an_action_is_played_on_the_page(opened: Open) -> None:
     assert not app.exception
     assert app.query_params["setting"] == "action:background"
     run = load_run(recorded / "06a-local-sgd")
-    step = ms(predict(run, Setting(edits=(("background", None),))).step_ns)
-    assert any(text.startswith(f"With the edit background a step is predicted to take {step} ± ") for text in texts(app))
+    step_ns = predict(run, Setting(edits=(("background", None),))).step_ns
+    begin = f"With the edit background a step is predicted to take {ms(step_ns)} ± "
+    assert any(text.startswith(begin) for text in texts(app))
 
 
 @pytest.mark.parametrize("run", ["bucketed", "naive", "zero3", "h100/torch-ddp"])
