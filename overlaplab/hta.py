@@ -48,6 +48,8 @@ _REFUSED = {
     "get_memory_bw_time_series": _COPIES,
     "overlay_critical_path_analysis": _IN_THE_FILE,
 }
+_WAITS = {"wait_on_stream": "wait_on_stream", "wait_on_cuda_event_record_corr_id": "recorded_by"}
+"""HTA's columns about `cuda_sync` events, and those of `Trace.syncs`."""
 _REMEDIES = {
     "critical_path_analysis": "It needs pandas below 3 or HTA 0.6 (named traceinsight), and no cuda_sync events.",
     "get_potential_stragglers": "It compares kernels named ncclKernel* of several ranks; `overlaplab collectives` "
@@ -123,6 +125,9 @@ def _rows(trace: Trace) -> pd.DataFrame:
             "external_id": events["external_id"].astype("int64"),
         }
     )
+    if len(trace.syncs):
+        host[list(_WAITS)] = -1
+        host.loc[trace.syncs["event"], list(_WAITS)] = trace.syncs[list(_WAITS.values())].to_numpy()
     tables = [host]
     if rule_of(trace) is Rule.CPU:
         computing, communicating = _computing(trace), _communicating(trace)
@@ -230,9 +235,8 @@ def _hta_table(rows: pd.DataFrame, filled: HtaTrace, zero_ns: int) -> pd.DataFra
     )
     table.index = pd.Index(table["index"].to_numpy())
     linked: pd.DataFrame = transform_correlation_to_index(table, filled.symbol_table)
-    if not rows["cat"].eq("cuda_sync").any():  # whose arguments these are; where there are some, they are not known
-        linked = linked.assign(wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1)
-    return linked.assign(iteration=_iterations(rows, linked), end=linked["ts"] + linked["dur"])
+    waits = {name: rows[name].fillna(-1).astype("int64").to_numpy() if name in rows else -1 for name in _WAITS}
+    return linked.assign(**waits, iteration=_iterations(rows, linked), end=linked["ts"] + linked["dur"])
 
 
 def _symbols(names: pd.Series[Any], symbols: dict[str, int]) -> NDArray[np.int64]:

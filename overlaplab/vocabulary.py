@@ -19,6 +19,7 @@ __all__ = [
     "OPERATOR_CATEGORIES",
     "PREDICTED",
     "STAGE_WORDS",
+    "SYNC_CATEGORY",
     "Rule",
     "category_of_uncategorised",
     "collective_kind",
@@ -47,6 +48,8 @@ class Rule(StrEnum):
 # Categories that kineto has written over the years; the capitalised spellings are from 2021.
 DEVICE_KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
 DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+SYNC_CATEGORY = "cuda_sync"
+"""A stream was told to wait for an event, or the host waited for the device: `enable_cuda_sync_events`."""
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
 _HOST_CATEGORIES = ANNOTATION_CATEGORIES | {"python_function", "overhead", "Trace"}

@@ -17,6 +17,7 @@ from hta.common.trace import Trace as HtaTrace
 from hta.trace_analysis import TraceAnalysis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made.syncs import WAITS, computing, reduced, wait
 from made.traces import event, gloo, launched, op, run_of, step, write
 from samples import sample_run
 
@@ -429,6 +430,18 @@ def test_a_stream_that_waits_computes_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, rank, backend="nccl")
     assert hta_percent(run) == 50
     assert our_percent(run) == 10
+
+
+def test_what_streams_wait_for_is_as_in_htas_own_table(tmp_path: Path) -> None:
+    names = ["wait_on_stream", "wait_on_cuda_event_record_corr_id"]
+    events = [*reduced(), *WAITS, *computing(22, 161, 200), *wait(30, 11, 7)]
+    run = run_of(tmp_path, events, backend="nccl")
+    own = HtaTrace(trace_files={0: run.traces[0].path}, trace_dir="")
+    own.load_traces(use_multiprocessing=False)
+    tables = (each.get_trace(0).query("correlation >= 0") for each in (trace_analysis(run).t, own))
+    first, second = (table.sort_values(["correlation", "stream"])[names].to_numpy().tolist() for table in tables)
+    assert first == second
+    assert [7, 2] in first
 
 
 def test_the_last_step_counts(tmp_path: Path) -> None:

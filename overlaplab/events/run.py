@@ -17,6 +17,7 @@ __all__ = [
     "DAMAGED",
     "EVENT_COLUMNS",
     "INPUT_COLUMNS",
+    "SYNC_COLUMNS",
     "Group",
     "Run",
     "Tables",
@@ -94,6 +95,15 @@ INPUT_COLUMNS = {"event": "int64", "shapes": "category", "types": "category"}
 Kept only for communication (`c10d::*`, `gloo:*`, `nccl:*`, `record_param_comms`) and for `AccumulateGrad`.
 """
 
+SYNC_COLUMNS = {"event": "int64", "wait_on_stream": "int64", "recorded_by": "int64"}
+"""The columns of `Trace.syncs` and their dtypes: what events of the category `cuda_sync` wait for.
+
+The row of `Trace.events` (`event`) holds the rest: its name says what waits (`Stream Wait Event`: its `stream`), its
+`correlation` is that of the call that waits, or tells a stream to. `wait_on_stream` is the stream on which the awaited
+event was recorded, `recorded_by` the correlation of that `cudaEventRecord`; -1 where Kineto did not know (since CUDA
+12.9: pytorch #195068), and for waits for a whole stream or device.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -117,6 +127,8 @@ class Tables:
     """Collective metadata from event arguments, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
     inputs: pd.DataFrame
     """The input tensors of some events, in order of `event`, with the columns of `INPUT_COLUMNS`."""
+    syncs: pd.DataFrame = field(default_factory=lambda: empty_table(SYNC_COLUMNS))
+    """What streams and the host waited for, in order of `event`, with the columns of `SYNC_COLUMNS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -168,6 +180,11 @@ class Trace:
     def inputs(self) -> pd.DataFrame:
         """`Tables.inputs`."""
         return _tables(self).inputs
+
+    @property
+    def syncs(self) -> pd.DataFrame:
+        """`Tables.syncs`."""
+        return _tables(self).syncs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)

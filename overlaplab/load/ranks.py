@@ -89,6 +89,7 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
             events=content.events if mask is None else content.events[mask].reset_index(drop=True),
             collectives=content.collectives if mask is None else _rows_of(content.collectives, mask),
             inputs=content.inputs if mask is None else _rows_of(content.inputs, mask),
+            syncs=content.syncs if mask is None else _rows_of(content.syncs, mask),
         ),
         groups=content.groups,
         world_size=content.world_size,

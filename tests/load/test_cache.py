@@ -63,7 +63,7 @@ def test_every_sample_comes_back_as_it_was(folder: Path, kept: Path, monkeypatch
     for run in (first, second):
         assert (run.manifest, run.warnings, run.path) == (read.manifest, read.warnings, read.path)
         for one, other in zip(run.traces, read.traces, strict=True):
-            for table in ("events", "collectives", "inputs"):
+            for table in ("events", "collectives", "inputs", "syncs"):
                 assert_frame_equal(getattr(one, table), getattr(other, table))
             for field in ("path", "rank", "groups", "world_size", "backend", "origin_ns"):
                 assert getattr(one, field) == getattr(other, field)

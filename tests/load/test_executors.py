@@ -23,7 +23,7 @@ SAMPLES = Path(__file__).parents[2] / "traces"
 def assert_same(first: Run, second: Run) -> None:
     assert [trace.rank for trace in first.traces] == [trace.rank for trace in second.traces]
     for one, other in zip(first.traces, second.traces, strict=True):
-        for table in ("events", "collectives", "inputs"):
+        for table in ("events", "collectives", "inputs", "syncs"):
             assert_frame_equal(getattr(one, table), getattr(other, table))
         assert (one.groups, one.world_size, one.origin_ns) == (other.groups, other.world_size, other.origin_ns)
     assert first.warnings == second.warnings

@@ -12,7 +12,7 @@ import pytest
 from made.traces import document, event, op
 
 from overlaplab import OverlaplabError
-from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS, Group
+from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS, Group
 from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
@@ -102,6 +102,16 @@ def test_shapes_are_kept_of_what_communicates_and_accumulates() -> None:
     content = read([op("mm", 1, 2), event(name, 3, 4, **{"Input Dims": [[2, 3]], "Input type": ["float"]})])
     assert content.inputs.dtypes.astype(str).to_dict() == INPUT_COLUMNS
     assert content.inputs.astype(object).to_numpy().tolist() == [[1, "[[2, 3]]", '["float"]']]
+
+
+def test_what_streams_wait_for_is_kept_of_sync_events() -> None:
+    fields = {"wait_on_stream": 9, "wait_on_cuda_event_record_corr_id": 5, "stream": 7, "correlation": 6}
+    waits = event("Stream Wait Event", 4, 5, cat="cuda_sync", **fields)
+    context = event("Context Sync", 2, 3, cat="cuda_sync", stream=-1, correlation=4)
+    content = read([waits, op("mm", 1, 2), context])
+    assert content.syncs.dtypes.astype(str).to_dict() == SYNC_COLUMNS
+    assert content.syncs.to_numpy().tolist() == [[1, -1, -1], [2, 9, 5]]
+    assert content.events["stream"].tolist() == [-1, -1, 7]
 
 
 @pytest.mark.parametrize(

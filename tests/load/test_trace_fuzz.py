@@ -18,7 +18,7 @@ import pytest
 from hostile.mutations import damage_once, mutated, seeds
 
 from overlaplab import OverlaplabError
-from overlaplab.events import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS
+from overlaplab.events import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS
 from overlaplab.load.file import inflate
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
@@ -44,7 +44,8 @@ def check(content: TraceFile) -> None:
         categories = events[name].cat.categories
         assert categories.is_unique
         assert all(isinstance(text, str) and text.encode() is not None for text in categories)
-    for table, columns in ((content.collectives, COLLECTIVE_COLUMNS), (content.inputs, INPUT_COLUMNS)):
+    sides = (COLLECTIVE_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS)
+    for table, columns in zip((content.collectives, content.inputs, content.syncs), sides, strict=True):
         assert table.dtypes.astype(str).to_dict() == columns
         assert table["event"].between(0, len(events) - 1).all()
         assert table["event"].is_monotonic_increasing

@@ -72,14 +72,15 @@ class Communication:
 
     def collectives(self, position: NDArray[np.intp]) -> pd.DataFrame:
         """The table of collectives; `position[i]` is the row of the events that row `i` of the file has become."""
-        return _table(self._collectives, COLLECTIVE_COLUMNS, position)
+        return side_table(self._collectives, COLLECTIVE_COLUMNS, position)
 
     def inputs(self, position: NDArray[np.intp]) -> pd.DataFrame:
         """The table of inputs; `position` as above."""
-        return _table(self._inputs, INPUT_COLUMNS, position)
+        return side_table(self._inputs, INPUT_COLUMNS, position)
 
 
-def _table(rows: list[Any], columns: Mapping[str, str], position: NDArray[np.intp]) -> pd.DataFrame:
+def side_table(rows: list[Any], columns: Mapping[str, str], position: NDArray[np.intp]) -> pd.DataFrame:
+    """These rows, of which the first value is an event's row in the file, in order of events; `position` as above."""
     values: list[Any] = list(zip(*rows, strict=True)) or [()] * len(columns)
     table = {name: _column(of, dtype) for of, (name, dtype) in zip(values, columns.items(), strict=True)}
     table["event"] = position[np.array(values[0], dtype=np.intp)].astype(np.int64)

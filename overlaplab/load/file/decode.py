@@ -44,6 +44,8 @@ class Arguments(msgspec.Struct, gc=False):
     source: Value = msgspec.field(name="Src Rank", default=-1)
     destination: Value = msgspec.field(name="Dst Rank", default=-1)
     comms_id: Value = msgspec.field(name="Comms Id", default=-1)
+    wait_on_stream: Value = -1
+    recorded_by: Value = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=-1)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
     name: msgspec.Raw = NOTHING

@@ -14,15 +14,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import DAMAGED, matching
+from overlaplab.events import DAMAGED, SYNC_COLUMNS, matching
 from overlaplab.load.file.arrows import Arrows
-from overlaplab.load.file.columns import Columns, Integers, as_codes, narrowed, numbers
-from overlaplab.load.file.communication import Communication
+from overlaplab.load.file.columns import Columns, Integers, as_codes, narrowed, number, numbers
+from overlaplab.load.file.communication import Communication, side_table
 from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, Event
 from overlaplab.load.file.impossible_times import impossible_times
 from overlaplab.load.file.spans import Spans
 from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds, us_as_ns
-from overlaplab.vocabulary import category_of_uncategorised, is_device_category, is_host_category, names_a_device
+from overlaplab.vocabulary import (
+    SYNC_CATEGORY,
+    category_of_uncategorised,
+    is_device_category,
+    is_host_category,
+    names_a_device,
+)
 
 __all__ = ["Gathered"]
 
@@ -51,6 +57,8 @@ class Gathered:
         """What names a device whose events no rule knows, in order of appearance."""
         self._arrows = Arrows()
         self._spans = Spans()
+        self._syncs: list[tuple[int, int, int]] = []
+        """The rows of `SYNC_COLUMNS`, each with the row of its event in the file."""
         self._ranks: list[NDArray[Any]] = []
         self._ns: bool | None = None
         self._latest_ns = 0
@@ -125,6 +133,10 @@ class Gathered:
         categories = texts["category"].codes(lambda codes: [codes[event.cat] for event in events])
         if None in texts["category"].known:
             categories = texts["category"].codes(lambda codes: [codes[_category(event)] for event in events])
+        if (code := texts["category"].known.get(SYNC_CATEGORY)) is not None:
+            for row in np.flatnonzero(categories == code).tolist():
+                waited = number(arguments[row].wait_on_stream), number(arguments[row].recorded_by)
+                self._syncs.append((self.columns.rows + row, *waited))
         self.columns.append(
             {
                 "name": names,
@@ -198,6 +210,7 @@ class Gathered:
             events=events,
             collectives=self.communication.collectives(position),
             inputs=self.communication.inputs(position),
+            syncs=side_table(self._syncs, SYNC_COLUMNS, position),
             event_ranks=self._event_ranks(order),
         )
 
@@ -239,6 +252,7 @@ class Tables:
     events: pd.DataFrame
     collectives: pd.DataFrame
     inputs: pd.DataFrame
+    syncs: pd.DataFrame
     event_ranks: Integers | None
 
 

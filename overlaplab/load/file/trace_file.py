@@ -48,6 +48,8 @@ class TraceFile:
     """With the columns of `COLLECTIVE_COLUMNS`."""
     inputs: pd.DataFrame
     """With the columns of `INPUT_COLUMNS`."""
+    syncs: pd.DataFrame
+    """With the columns of `SYNC_COLUMNS`."""
     event_ranks: NDArray[np.int64] | None
     """The rank in each event's arguments, -1 where absent; None if no event has one."""
     rank: int | None
@@ -109,6 +111,7 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
         events=tables.events,
         collectives=tables.collectives,
         inputs=tables.inputs,
+        syncs=tables.syncs,
         event_ranks=tables.event_ranks,
         rank=described.rank,
         world_size=described.world_size,
