@@ -2,8 +2,8 @@
 
 There are four dependencies (Lumos, MLSys 2025): a device event follows the call that launched it, the event before it
 on its stream, and what its stream was told to wait for; a call of the host may wait for the device. The first two are
-in every trace. Whom a stream or a call waited for is not, in most: it is told by the times, where it made a difference.
-A wait for what was over long before is not seen.
+in every trace. Whom a stream or a call waited for is in those that have `stream_waits`. In most it is not: it is told
+by the times, where it made a difference; a wait for what was over long before is not seen.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, Work, classify, launchers, matching, once_per_trace, thread_numbers
 from overlaplab.evidence.launches import spans_of
 from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.stream_waits import stream_waits
 from overlaplab.vocabulary import is_runtime_category
 
 __all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events", "longest_wait"]
@@ -54,7 +55,12 @@ class DeviceEvent:
     before: int | None
     """The place of the event before it on its stream."""
     after: int | None
-    """The place of the event on another stream for which its stream waited; None where none made a difference."""
+    """The place of the event on another stream for which its stream waited, of several the last to end.
+
+    None where there is none, or, if the trace does not have the waits, where none made a difference.
+    """
+    waits: tuple[int, ...] | None
+    """The places of all events for which its stream was told to wait; None where the trace does not have that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +82,8 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     A collective behind the engine's emulated link is one event, with the copies that it makes meanwhile.
     """
     events, calls, works = trace.events, launchers(trace), classify(trace)
-    on_device = (events["stream"] >= 0).to_numpy() & (works != Work.NOTHING)
-    rows = np.flatnonzero(on_device)
-    starts = events["ts_ns"].to_numpy(np.int64)
-    ends = starts + events["dur_ns"].to_numpy(np.int64)
-    rows = rows[np.lexsort((ends[rows], starts[rows]))]
-    within: list[int] = []
-    for whole in _emulated(events, rows):
-        ends[whole[0]] = ends[whole[-1]]
-        within += whole[1:]
-    rows = rows[~np.isin(rows, within)]
+    rows, starts, ends, _ = _device_rows(trace)
+    recorded, places = stream_waits(trace).of_events, _places(trace)
     called = np.where(calls[rows] >= 0, starts[calls[rows]], UNKNOWN_NS).tolist()
     streams = events["stream"].to_numpy()[rows].tolist()
     by_end = np.argsort(ends[rows], kind="stable").tolist()
@@ -98,7 +96,7 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
         nearest = by_end[
             max(bisect_right(ended, start + _GRAIN_NS) - _NEAREST, 0) : bisect_right(ended, start + _GRAIN_NS)
         ]
-        after = next(
+        guessed = next(
             (
                 other
                 for other in reversed(nearest)
@@ -109,6 +107,9 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
             ),
             None,
         )
+        waits = _ended(places, recorded[row], ends, start) if row in recorded else None
+        others = [other for other in waits or () if streams[other] != streams[place]]
+        after = max(others, key=lambda other: ends[rows[other]], default=None)
         last[streams[place]] = place
         found.append(
             DeviceEvent(
@@ -119,10 +120,44 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
                 end_ns=int(ends[row]),
                 communicates=works[row] is Work.COMMUNICATION,
                 before=before,
-                after=after,
+                after=guessed if waits is None else after,
+                waits=waits,
             )
         )
     return tuple(found)
+
+
+def _device_rows(
+    trace: Trace,
+) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
+    """The rows of `device_events`; when each of the trace's events starts and ends; the parts of which rows are left
+    out, each with the row of its whole.
+    """
+    events = trace.events
+    rows = np.flatnonzero((events["stream"] >= 0).to_numpy() & (classify(trace) != Work.NOTHING))
+    starts = events["ts_ns"].to_numpy(np.int64)
+    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    rows = rows[np.lexsort((ends[rows], starts[rows]))]
+    within: dict[int, int] = {}
+    for whole in _emulated(events, rows):
+        ends[whole[0]] = ends[whole[-1]]
+        within |= dict.fromkeys(whole[1:], whole[0])
+    return rows[~np.isin(rows, list(within))], starts, ends, within
+
+
+@once_per_trace
+def _places(trace: Trace) -> dict[int, int]:
+    """The place of each row of a device event, and of what is part of one; empty where `stream_waits` is."""
+    if not stream_waits(trace).of_events:
+        return {}
+    rows, _, _, within = _device_rows(trace)
+    places = {row: place for place, row in enumerate(rows.tolist())}
+    return places | {part: places[whole] for part, whole in within.items()}
+
+
+def _ended(places: Mapping[int, int], rows: Iterable[int], ends: NDArray[np.int64], at_ns: int) -> tuple[int, ...]:
+    """The places of these rows, each once; without what counts as nothing, or cannot be true: ends later than this."""
+    return tuple(dict.fromkeys(places[row] for row in rows if row in places and ends[row] <= at_ns + _GRAIN_NS))
 
 
 def _emulated(events: pd.DataFrame, rows: NDArray[np.intp]) -> Iterator[list[int]]:
@@ -148,10 +183,17 @@ def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
     by_end = sorted(range(len(found)), key=lambda place: found[place].end_ns)
     ends = [found[place].end_ns for place in by_end]
     spans = events.loc[waits, ["ts_ns", "dur_ns"]].to_numpy(np.int64).tolist()
-    rows = np.flatnonzero(waits).tolist()
-    blocking = (
-        _blocking(row, start, start + took, found, by_end, ends) for row, (start, took) in zip(rows, spans, strict=True)
-    )
+    recorded, places = stream_waits(trace).of_calls, _places(trace)
+    ends_of_rows = (events["ts_ns"] + events["dur_ns"]).to_numpy(np.int64)
+    blocking: list[Blocking | None] = []
+    for row, (start, took) in zip(np.flatnonzero(waits).tolist(), spans, strict=True):
+        if row in recorded:
+            ended = _ended(places, recorded[row], ends_of_rows, start + took)
+            until = max(ended, key=lambda place: found[place].end_ns, default=None)
+            if until is not None and found[until].end_ns > start + _GRAIN_NS:
+                blocking.append(Blocking(row=row, start_ns=start, end_ns=start + took, until=until))
+        else:
+            blocking.append(_blocking(row, start, start + took, found, by_end, ends))
     return tuple(call for call in blocking if call is not None)
 
 

@@ -149,7 +149,9 @@ class _Rank:
         late = [
             own.start_ns - own.called_ns
             for own in self._events
-            if own.called_ns != UNKNOWN_NS and own.after is None and self._free_ns(own) < own.called_ns
+            if own.called_ns != UNKNOWN_NS
+            and (own.after is None or self._events[own.after].end_ns < own.called_ns)
+            and self._free_ns(own) < own.called_ns
         ]
         self._launch_ns = max(median_low(late), 0) if late else 0
 
