@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,15 @@ NO_STEP = "overlaplab::next_step"
 MEANWHILE = "another profiler was started meanwhile, and torch allows only one"
 _RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(overlaplab)?(\d+)(?=\")")
 """The name of a step's range, before it is numbered; without the middle word another profiler's, which idles now."""
+
+
+def _experimental_config(all_threads: bool, gpu: bool) -> Any:
+    """What the profiler does not record by default: threads such as the emulated link's, and whom streams wait for."""
+    config = torch._C._profiler._ExperimentalConfig
+    if gpu:
+        with suppress(TypeError):  # torch before 2.1 has no such option
+            return config(profile_all_threads=all_threads, enable_cuda_sync_events=True)
+    return config(profile_all_threads=all_threads)
 
 
 class TraceFile:
@@ -78,8 +87,7 @@ class TraceFile:
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
             record_shapes=shapes,
-            # By default the profiler does not record threads such as the emulated link's.
-            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads),
+            experimental_config=_experimental_config(all_threads, gpu is not None),
         )
 
     def __enter__(self) -> "TraceFile":
