@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from overlaplab_engine import Recorder as Recorder
 
     from overlaplab.analyses import (
+        blocking,
         buckets,
         collectives,
         communication_by,
@@ -53,6 +54,7 @@ __all__ = [
     "OverlaplabError",
     "Run",
     "Selection",
+    "blocking",
     "buckets",
     "clocks",
     "collectives",

@@ -495,6 +495,26 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         ),
     ),
     ("bound",): (Column("transfer_ns", "ns", "transfers", "What the link takes for all of the step's collectives."),),
+    ("blocking",): (
+        Column(
+            "blocking_ns",
+            "ns",
+            "blocking",
+            "Exposed time in which the next kernel that computes waited for a collective.",
+        ),
+        Column(
+            "not_blocking_ns",
+            "ns",
+            "not blocking",
+            "Exposed time in which no kernel that computes waited for a collective: something else held it up.",
+        ),
+        Column(
+            "unresolved_ns",
+            "ns",
+            "unresolved",
+            "Exposed time of which the trace does not tell whether a kernel waited for it.",
+        ),
+    ),
     ("delays",): (
         Column("unit", "text", "unit", "The unit that computed; empty between units."),
         Column("phase", "text", "pass", "The pass of the unit: forward or backward; empty between units."),

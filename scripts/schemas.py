@@ -101,6 +101,7 @@ _DIAGNOSIS = keys(
     outliers=null_or(TEXT),
     kinds=null_or(TEXT),
     late_reason=null_or(TEXT),
+    blocks_nothing=null_or(TEXT),
 )
 _ACTION = keys(
     action=TEXT,
@@ -228,6 +229,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                             row("", "step? start_ns span_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?"),
                             keys(
                                 idle=row("idle", "idle_ns host_wait_ns kernel_wait_ns preempted_ns? other_ns"),
+                                blocking=row("blocking", "blocking_ns not_blocking_ns unresolved_ns"),
                                 causes=many(
                                     row(
                                         "exposed",

@@ -55,6 +55,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found |= {name: getattr(overlaplab, name)(bucketed) for name in ("collectives", "communication_by", "stragglers")}
     found["exposed_moments"] = analyses.exposed_moments(bucketed)
     found |= {name: getattr(analyses, name)(ahead) for name in ("idle", "schedule", "scatters", "volume", "memory")}
+    found["blocking"] = analyses.blocking(bucketed)
     found["delays"] = analyses.delays(overlaplab.load_run(folder / "bucketed"))
     found["peaks"] = analyses.peaks(ahead)
     found["compare"] = analyses.compare([bucketed, ahead])

@@ -12,6 +12,7 @@ from overlaplab.analyses.across_runs.compare import compare
 from overlaplab.analyses.across_runs.regression import Condition, Judged, judged, parse_condition
 from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_batch, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
+from overlaplab.analyses.blocking import blocking
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
@@ -52,6 +53,7 @@ __all__ = [
     "Scalars",
     "Theory",
     "baseline",
+    "blocking",
     "buckets",
     "chunks_after_hops",
     "collective_times",

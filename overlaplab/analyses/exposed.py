@@ -21,6 +21,7 @@ from overlaplab.causes import Cause
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
 from overlaplab.evidence.clocks import zero_of
 from overlaplab.evidence.collective_facts import collective_facts
+from overlaplab.evidence.exposed_waits import exposed_waits
 from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
@@ -173,6 +174,10 @@ def _of_trace(
     bounds = window_bounds(windows)
     excess = np.maximum(within(moving, *bounds) - within(compute, *bounds), 0)
     moments = owned(facts, subtract(communication, compute), compute, *bounds)
+    if (waits := exposed_waits(trace)) is not None:
+        moments, needless = moments.divided(waits.not_blocking)
+        yield Cause.GAP, needless.where(needless.row >= 0)
+        yield Cause.UNKNOWN, needless.where(needless.row < 0)
     scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
     messages = np.append(facts["matched"] & facts["message"], False)[moments.row]
     yield from _in_pipeline(moments.where(scheduled & messages), idle)

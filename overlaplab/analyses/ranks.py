@@ -25,12 +25,14 @@ from overlaplab.events import (
     unmarked_iterations,
 )
 from overlaplab.evidence.collective_facts import could_start
+from overlaplab.evidence.exposed_waits import exposed_waits
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import recorded
 from overlaplab.evidence.step_kinds import step_signatures
+from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.load import load_run
 
 __all__ = ["load_ranks"]
@@ -39,6 +41,7 @@ _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
     *(recorded, steps_and_labels, could_start, host_waits, purposes, idle_gaps, stage_labels, step_signatures),
+    *(exposed_waits, missing_wait_fields),
 )
 
 
@@ -55,8 +58,8 @@ def load_ranks(
     """As `load_run`, for more ranks than one process holds: a worker reads a rank and works it out.
 
     What comes back are the rank's busy times, steps and collectives, some hundred kB. From these `summary`, `totals`,
-    `exposed`, `idle`, `collectives`, `stragglers`, `communication_by` and `clocks` give the same tables as of
-    `load_run`. Any other analysis reads a rank's events again when it asks for them, in this process.
+    `exposed`, `blocking`, `idle`, `collectives`, `stragglers`, `communication_by` and `clocks` give the same tables as
+    of `load_run`. Any other analysis reads a rank's events again when it asks for them, in this process.
     """
     return load_run(
         path,

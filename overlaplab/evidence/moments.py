@@ -55,6 +55,15 @@ class Moments:
         after = replace(self, start=np.maximum(self.start, at_ns))
         return before.where(before.start < before.end), after.where(after.start < after.end)
 
+    def divided(self, times: Intervals) -> tuple[Moments, Moments]:
+        """The parts outside of a set of times, and those within."""
+        parts = []
+        for inside in (subtract(union(self.start, self.end), times), times):
+            of, start, end = pieces(self.start, self.end, inside)
+            others = {name: getattr(self, name)[of] for name in Moments.__slots__ if name not in ("start", "end")}
+            parts.append(Moments(**others, start=start, end=end))
+        return parts[0], parts[1]
+
 
 def owned(
     facts: Facts, gaps: Intervals, compute: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]

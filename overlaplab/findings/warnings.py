@@ -30,6 +30,7 @@ from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.pairing import DOUBTFUL_NS, UNLIKE
 from overlaplab.evidence.purposes import purposes
+from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
@@ -43,6 +44,10 @@ _REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]
 _ENDS_ONLY = (
     "only the kernels that send and that receive were recorded: the data move in between without a kernel, so how long"
     " that takes, and what of it is hidden, is not seen"
+)
+_NO_WAIT_FIELDS = (
+    "do not say what streams waited for, as CUDA 12.9 and later lose it (pytorch #195068): whether anything waited for"
+    " exposed communication is not known"
 )
 
 
@@ -63,6 +68,8 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _hook_warnings(run)
     warnings += _overlap_warnings(run)
     warnings += _unmarked_warnings(run)
+    if missing_fields := [trace for trace in run.traces if missing_wait_fields(trace)]:
+        warnings.append(f"cuda_sync events{_on_ranks(run, missing_fields)} {_NO_WAIT_FIELDS}")
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if rule_of(trace) is Rule.UNRECORDED or trace in silent:

@@ -82,6 +82,7 @@ __all__ = [
 
 Document: TypeAlias = dict[str, Any]
 
+_BLOCKING = ("blocking_ns", "not_blocking_ns", "unresolved_ns")
 _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns")
 
 
@@ -192,9 +193,11 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
     found = RunTables(run=run, selection=selection)
     causes, steps = _by_step(found.exposed), []
-    for window, idle_row in zip(records(found.summary), records(found.idle), strict=True):
+    tables = (records(table) for table in (found.summary, found.idle, found.blocking))
+    for window, idle_row, waits in zip(*tables, strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
+        step["blocking"] = {name: waits[name] for name in _BLOCKING}
         steps.append((window["rank"], step | {"causes": causes.get((window["rank"], window["step"]), [])}))
     said = found.diagnosis
     bound = None if said is None else said.bound
@@ -229,7 +232,7 @@ def _diagnosis(found: Diagnosis) -> Document:
     )
     of_cause = ("cause", "late_rank", "label", "exposed_ns", "what", "remedy", "gain_ns", "replayed")
     causes = [{name: getattr(share, name) for name in of_cause} for share in found.causes]
-    rest = ("late_rank", "waited_ns", "outliers", "kinds", "late_reason")
+    rest = ("late_rank", "waited_ns", "outliers", "kinds", "late_reason", "blocks_nothing")
     named = {name: getattr(found, name) for name in figures}
     return named | {"causes": causes} | {name: getattr(found, name) for name in rest}
 

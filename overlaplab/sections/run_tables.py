@@ -42,6 +42,7 @@ class RunTables:
     exposed = _selected(analyses.exposed)
     moments = _selected(analyses.exposed_moments)
     idle = _selected(analyses.idle)
+    blocking = _selected(analyses.blocking)
     buckets = _selected(analyses.buckets)
     schedule = _selected(analyses.schedule)
     scatters = _selected(analyses.scatters)
@@ -120,6 +121,7 @@ class RunTables:
             ahead=findings.gathered_ahead(analyses.rows_of(self.replays, window), int(window["span_ns"])),
             late_reason=self.late_reason,
             busy=findings.busy_share(self.run, step),
+            blocking=analyses.blocking(self.run, own),
         )
 
     @cached_property

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from made.gpu import bucketed
+from made.syncs import WAITS, computing, reduced
 from made.traces import op, run_of
 from pandas.testing import assert_frame_equal
 from typer.testing import CliRunner
@@ -23,7 +24,7 @@ from overlaplab.simulate.advice import devices
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 TABLES: tuple[Callable[[Run], pd.DataFrame], ...] = (
-    *(analyses.summary, analyses.totals, analyses.exposed, analyses.idle),
+    *(analyses.summary, analyses.totals, analyses.exposed, analyses.blocking, analyses.idle),
     *(analyses.collectives, analyses.stragglers, analyses.communication_by, clocks),
 )
 
@@ -53,6 +54,13 @@ def test_the_figures_are_those_of_the_whole_tables(name: str) -> None:
 def test_a_gpu_run_needs_no_tables_either(tmp_path: Path) -> None:
     whole = run_of(tmp_path, bucketed(), bucketed(ddp=True), backend="nccl")
     assert_same(load_ranks(tmp_path), whole)
+
+
+@pytest.mark.usefixtures("no_tables")
+def test_what_was_waited_for_needs_no_tables_either(tmp_path: Path) -> None:
+    whole = run_of(tmp_path, [*reduced(), *WAITS, *computing(100, 161, 200)], reduced(resolved=False), backend="nccl")
+    assert_same(load_ranks(tmp_path), whole)
+    assert analyses.blocking(whole)["blocking_ns"].tolist() == [60_000, 0]
 
 
 @pytest.mark.usefixtures("no_tables")

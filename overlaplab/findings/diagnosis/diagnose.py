@@ -113,6 +113,8 @@ class Diagnosis:
     """Which kinds of steps there are, as a sentence."""
     late_reason: str | None = None
     """Of a run whose ranks wait for one: how often it is late, and what it does for longer, as a sentence."""
+    blocks_nothing: str | None = None
+    """How much exposed communication no kernel waited for, as a sentence; None where hardly any, or unknown."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -120,7 +122,9 @@ class Diagnosis:
         about_late = any(Cause.STRAGGLER in action.action.causes for action in self.actions[:1]) or any(
             share.cause is Cause.STRAGGLER for share in self.causes[:1]
         )
-        return tuple(filter(None, (self.late_reason if about_late else None, self.kinds, self.outliers)))
+        return tuple(
+            filter(None, (self.late_reason if about_late else None, self.blocks_nothing, self.kinds, self.outliers))
+        )
 
 
 def diagnose(
@@ -139,6 +143,7 @@ def diagnose(
     ahead: tuple[int, int] | None = None,
     late_reason: str | None = None,
     busy: float | None = None,
+    blocking: pd.DataFrame | None = None,
 ) -> Diagnosis:
     """The diagnosis of `window`, a row of `overlaplab.summary`.
 
@@ -148,7 +153,7 @@ def diagnose(
     may be about other windows, too. `gains`: rows of `simulate.gains`. `actions`: those of the diagnosis that speaks
     for the run, where this is another one. `ahead`, `late_reason`: see `Diagnosis`. `busy`: which part of the step
     computation waited for a core, of a step in which the machine was busy: that is said first, and nothing is advised
-    on what seems to be computation or a slow host.
+    on what seems to be computation or a slow host. `blocking`: rows of `overlaplab.blocking`.
     """
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
@@ -199,7 +204,15 @@ def diagnose(
         outliers=outliers_finding(table),
         kinds=kinds_finding(table),
         late_reason=late_reason,
+        blocks_nothing=None if blocking is None else _blocks_nothing(rows_of(blocking, window), int(window["span_ns"])),
     )
+
+
+def _blocks_nothing(rows: pd.DataFrame, span_ns: int) -> str | None:
+    took = int(rows["not_blocking_ns"].sum())
+    if took <= LITTLE_GAIN * span_ns:
+        return None
+    return f"{ms(took)} of the exposed communication blocked nothing: no kernel waited for it."
 
 
 def _busy_lead(share: float) -> str:

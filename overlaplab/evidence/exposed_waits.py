@@ -1,0 +1,93 @@
+"""When the computation waited for communication that was exposed, where `stream_waits` tell whom streams waited for.
+
+At an exposed moment communication is blocking if the next kernel that computes on the main stream has been launched
+and, directly or through other streams, waits for a collective that is running; or if the host, which launches that
+kernel later, is in a call that waits for it. Otherwise something else held up the computation, such as late launches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlaplab.events import Trace, Work, activity, classify, main_stream, once_per_trace
+from overlaplab.evidence.dependencies import Blocking, DeviceEvent, blocking_calls, device_events
+from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.stream_waits import stream_waits
+from overlaplab.intervals import Intervals, subtract, union
+
+__all__ = ["ExposedWaits", "exposed_waits"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedWaits:
+    """Sets of exposed moments, in absolute ns; of the others it is unknown."""
+
+    blocking: Intervals
+    not_blocking: Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A time in which something waits for communication, or for something unknown."""
+
+    start_ns: int
+    end_ns: int
+    known: bool
+
+
+@once_per_trace
+def exposed_waits(trace: Trace) -> ExposedWaits | None:
+    """What is known of the trace's exposed moments; None where no wait of a stream is resolved."""
+    if not stream_waits(trace).of_events:
+        return None
+    exposed = subtract(activity(trace).communication, activity(trace).compute)
+    events, works, main = device_events(trace), classify(trace), main_stream(trace)
+    computing = [event for event in events if event.stream == main and works[event.row] is Work.COMPUTE]
+    starts, calls = [event.start_ns for event in computing], blocking_calls(trace)
+    spans: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # by whether it is known that these wait
+    first_call = 0
+    for start_ns, end_ns in exposed.tolist():
+        while first_call < len(calls) and calls[first_call].end_ns <= start_ns:
+            first_call += 1
+        following = bisect_left(starts, end_ns)
+        resumes = computing[following] if following < len(computing) else None
+        following_calls = (calls[place] for place in range(first_call, len(calls)))
+        for span in _spans(events, resumes, following_calls, start_ns, end_ns):
+            spans[span.known].append((max(span.start_ns, start_ns), min(span.end_ns, end_ns)))
+    blocking, unresolved = (union(*np.array(each, dtype=np.int64).reshape(-1, 2).T) for each in spans.values())
+    return ExposedWaits(blocking, subtract(subtract(exposed, unresolved), blocking))
+
+
+def _spans(
+    events: Sequence[DeviceEvent], resumes: DeviceEvent | None, calls: Iterable[Blocking], start_ns: int, end_ns: int
+) -> Iterator[_Span]:
+    """When the kernel that resumes the computation, or the host before it launches that, waits for communication."""
+    if resumes is None or resumes.called_ns == UNKNOWN_NS:
+        yield _Span(start_ns, end_ns, known=False)
+        return
+    for span in _awaited(events, resumes, start_ns):
+        yield _Span(max(span.start_ns, resumes.called_ns), span.end_ns, span.known)
+    for call in calls:
+        if call.start_ns >= min(end_ns, resumes.called_ns):
+            return
+        for span in _awaited(events, events[call.until], start_ns):
+            yield _Span(max(span.start_ns, call.start_ns), min(span.end_ns, call.end_ns), span.known)
+
+
+def _awaited(events: Sequence[DeviceEvent], last: DeviceEvent, after_ns: int) -> Iterator[_Span]:
+    """Whose end an event waits for, itself included: when collectives ran, and until when it is unknown."""
+    waiting, seen = [last], {last.row}
+    while waiting:
+        event = waiting.pop()
+        if event.communicates:
+            yield _Span(event.start_ns, event.end_ns, known=True)
+        if event.waits is None:
+            yield _Span(after_ns, event.start_ns, known=False)
+        for place in (*(() if event.before is None else (event.before,)), *(event.waits or ())):
+            if events[place].end_ns > after_ns and events[place].row not in seen:
+                seen.add(events[place].row)
+                waiting.append(events[place])
