@@ -74,18 +74,17 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
     Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, with `overhead`, its
     loop, and how long that step is idle. What is certain comes first, what gains more before what gains less. Of what
     gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs
-    more counts half.
-    What has to be searched for is left out where most of it is found.
+    more counts half. What has to be searched for is left out where most of it is found.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}
     for each in gains[gains["gain_ns"] > 0].to_dict("records"):
         by_name.setdefault(each["remedy"], []).append(each)
     for action in ACTIONS:
-        rows = _answered(action, told_rows)
-        rows = rows.sort_values("exposed_ns", ascending=False, kind="stable")
         for row in by_name.get(action.name, ()):
-            text = action.words(Case(loop=loop, rows=rows, setting=_or_none(row["setting"]), what=row["what"]))
+            setting = _or_none(row["setting"])
+            rows = _answered(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
+            text = action.words(Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
             if text:
                 advised.append(_advised(action, text, row, _why(action, rows, idle_ns, int(row["gain_ns"]))))
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
@@ -115,14 +114,17 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
 def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
     """The same actions, with what they answer of another step: such rows, and its idle time."""
     return tuple(
-        replace(each, why=_why(each.action, _answered(each.action, told_rows), idle_ns, each.gain_ns))
+        replace(each, why=_why(each.action, _answered(each.action, each.setting, told_rows), idle_ns, each.gain_ns))
         for each in actions
     )
 
 
-def _answered(action: Action, told_rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows whose cause an action answers."""
-    return told_rows[told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])]
+def _answered(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
+    answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
+    if action.name == "balance":
+        answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
+    return told_rows[answers]
 
 
 def _why(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:

@@ -119,12 +119,16 @@ class Diagnosis:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What is said after the advice."""
-        about_late = any(Cause.STRAGGLER in action.action.causes for action in self.actions[:1]) or any(
-            share.cause is Cause.STRAGGLER for share in self.causes[:1]
-        )
-        return tuple(
-            filter(None, (self.late_reason if about_late else None, self.blocks_nothing, self.kinds, self.outliers))
-        )
+        late_reason = self.late_reason if self._is_about_late_rank else None
+        return tuple(filter(None, (late_reason, self.blocks_nothing, self.kinds, self.outliers)))
+
+    @property
+    def _is_about_late_rank(self) -> bool:
+        """Whether the rank that is late in the run is what the first action, or the largest cause, is about."""
+        if self.actions and Cause.STRAGGLER in self.actions[0].action.causes:
+            return True
+        named = f"Rank {self.causes[0].late_rank} " if self.causes else ""
+        return bool(named) and (self.late_reason or "").startswith(named)
 
 
 def diagnose(
