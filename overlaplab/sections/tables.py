@@ -189,7 +189,7 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
         frame=best.assign(setting=pd.Series(words, dtype=object)),
         columns=_ADVICE,
         narrow=_ADVICE,
-        legend="ms; the mean undisturbed step; ±: by how much a recorded gain may differ; more MB: each rank holds",
+        legend="ms; the mean undisturbed step; ±: the real gain may be so much more or less; more MB: each rank holds",
     )
 
 
@@ -236,7 +236,8 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
         frame=frame,
         columns=shown,
         narrow=shown,
-        legend="ms; ±: by how much a recorded gain may differ; against: what it answers of the step",
+        legend="ms; gains do not add up; ±: the real gain may be so much more or less; against: what it answers of the"
+        " step",
     )
 
 

@@ -38,7 +38,7 @@ ANSWERS = {
     "05-longer-sequences": Answer(advice="making rank 1 as fast as the others", gained_ms=17, misses_ms=21.3),
     # the remedy waited longer than a step, which is what is predicted
     "06a-local-sgd": Answer(
-        advice="launching the 6 all-reduces that wait after the optimizer step", gained_ms=27.5, misses_ms=9.9
+        advice="launching the 6 all-reduces after the optimizer step", gained_ms=27.5, misses_ms=9.9
     ),
     "06c-step-per-microbatch": Answer(advice="bucket_cap_mb 0.5", gained_ms=35 / 4),
     "07-embedding-last": Answer(advice="freezing embedding.weight or making its gradient sparse", gained_ms=136),

@@ -106,9 +106,12 @@ def _advised(action: Action, text: str, row: Row, why: str) -> Advised:
 
 
 def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
-    """Those that a first screen lists; none where there is no choice."""
+    """Those that a first screen lists: the advised one, then the others by gain, those last that cannot be told from
+    nothing; none where there is no choice.
+    """
     worth = [each for each in actions if each.is_worth_it]
-    return worth[:MOST_ACTIONS] if len(worth) > 1 else ()
+    others = sorted(worth[1:], key=lambda each: (not each.is_certain, -each.gain_ns))
+    return (*worth[:1], *others)[:MOST_ACTIONS] if others else ()
 
 
 def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
@@ -170,7 +173,8 @@ def predicted_words(advised: Advised) -> str:
     gain = f"−{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
     if not advised.is_certain:
         return f"Nothing gains for certain. Most is predicted of {advised.text}: {gain}."
-    return f"Try {advised.text}. Predicted: {gain}."
+    condition = f" {advised.action.condition}" if advised.action.condition else ""
+    return f"Try {advised.text}. Predicted{condition}: {gain}."
 
 
 def certainty_words(advised: Advised) -> str:

@@ -29,6 +29,8 @@ class Action:
     """
     fills_idle_time: bool = False
     """Whether it answers idle time as well."""
+    condition: str = ""
+    """Under which its gain is predicted, where it is a limit and no setting."""
     shortens_overhead: bool = False
     """Of compute gaps it answers those between any two operators, too."""
     words: Words
@@ -89,6 +91,7 @@ ACTIONS = [
         costs="a search",
         fills_idle_time=True,
         shortens_overhead=True,
+        condition="if launching took no time",
         words=words.launch_overhead,
     ),
     Action(

@@ -114,7 +114,7 @@ def launch_overhead(case: Case) -> str:
     """A host that launches in no time; CUDA graphs that leave gaps do so already."""
     if case.loop.host == "launches graphs":
         return ""
-    return "fewer launches: CUDA graphs, torch.compile or larger batches, predicted as if launching took no time"
+    return "fewer launches: CUDA graphs, torch.compile or larger batches"
 
 
 def balance(case: Case) -> str:
@@ -133,7 +133,8 @@ def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
         return IN_THE_BACKGROUND
-    return f"launching {_which(case.rows)} after the optimizer step with async_op=True, and waiting a step later"
+    which = _which(case.rows, "after the optimizer step")
+    return f"launching {which} with async_op=True, and waiting a step later"
 
 
 def merge(case: Case) -> str:
@@ -154,7 +155,7 @@ def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
     if case.loop.framework == "ddp" and set(_others(case.rows)["kind"]) == {"broadcast"}:
         return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
-    return f"doing without {_which(case.rows)}, or seldom"
+    return f"doing without {_which(case.rows)}, or doing them less often"
 
 
 def one_gradient_less(case: Case) -> str:
@@ -275,13 +276,18 @@ def _how_fewer(loop: Loop) -> str:
     return ", ".join(text for text in options if not (loop.accumulates and text.startswith("accumulation")))
 
 
-def _which(rows: pd.DataFrame) -> str:
-    """Which collectives are meant that move neither gradients nor parameters: these have no name."""
+def _which(rows: pd.DataFrame, where: str = "") -> str:
+    """Which collectives are meant that move neither gradients nor parameters: these have no name.
+
+    `where` they are, unless it is said that they wait.
+    """
     others = _others(rows)
     kinds = {kind_word(kind) for kind in others["kind"].dropna()}
     word = kinds.pop() if len(kinds) == 1 else "collective"
     number = others["collective"].nunique()
-    return f"the {count(number, word)} that wait{'s' * (number == 1)}" if number else "the collectives that wait"
+    if not number:
+        return f"the collectives {where or 'that wait'}"
+    return f"the {count(number, word)} {where or ('that waits' if number == 1 else 'that wait')}"
 
 
 def _others(rows: pd.DataFrame) -> pd.DataFrame:

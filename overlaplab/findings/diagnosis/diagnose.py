@@ -404,7 +404,8 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
         pauses = shares[0].label if shares[0].overhead else "short pauses of the host"
         return f"; {took} are {pauses}, which communication does not cause"
     if shares[0].remedy:
-        return f"; {took} {shares[0].label}, where less is to gain"
+        gain_ns = shares[0].gain_ns
+        return f"; {took} {shares[0].label}, where {'less' if gain_ns is None else ms(gain_ns)} is to gain"
     return f"; against {took} {shares[0].label} nothing that is known gains enough"
 
 
@@ -424,19 +425,19 @@ def _advice(
             advice += f" {predicted_words(best)}"
         if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
             why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
-            late += f" But some of it may be waiting for other ranks: {why}."
-        return advice + late, None
+            advice += f" But some of it may be waiting for other ranks: {why}."
+        return " ".join(filter(None, (late, advice))), None
     if best is None:
         return NOTHING_GAINS, None
     advice, gain_ns = _recommended(best)
-    return advice + late, gain_ns
+    return " ".join(filter(None, (late, advice))), gain_ns
 
 
 def _recommended(best: Advised) -> tuple[str, int]:
     return predicted_words(best), best.gain_ns
 
 
-_UNKNOWN_GAIN = "What it gains is not known: no play tells."
+_UNKNOWN_GAIN = "What it gains cannot be predicted from this recording."
 NOTHING_GAINS = f"Nothing that is known to help gains more than {percent(LITTLE_GAIN, 1)} of the step."
 """The advice where no action is worth an effort."""
 

@@ -32,7 +32,8 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
 
 
 def kinds_finding(table: pd.DataFrame) -> str | None:
-    """Which kinds of steps there are in rows of `overlaplab.summary`, and what each costs; None where there is one.
+    """Which kinds of steps there are in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
+    steps; None where there is one.
 
     Kinds of a single step that is much unlike the others are outliers, see `outliers_finding`.
     """
@@ -44,12 +45,12 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
         named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_NAMED else ""
-        span, exposed = (int(kind_rows.groupby("step")[name].max().median()) for name in ("span_ns", "exposed_comm_ns"))
+        span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
         unknown = (
             "" if often.startswith("one step in") or _fills(rows, kind_rows) else ", how often they come is not known"
         )
         parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed{unknown}")
-    mean = float(table["span_ns"].mean())
+    mean = float(rows["span_ns"].mean())
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
 
 

@@ -74,7 +74,7 @@ def started_late(unseen: Unseen, rank: object) -> str:
     if late_ns is None:
         return ""
     return (
-        f" But only one step was recorded, and rank {rank} began to record {ms(late_ns)} after the first rank: the"
+        f"Only one step was recorded, and rank {rank} began to record {ms(late_ns)} after the first rank: the"
         " profiler's own start may be why the others waited. Record several steps, and leave out the first."
     )
 

@@ -28,7 +28,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, found: Diagnosis, un
     if found.comm_ns:
         sentences.append(hidden_finding(found, unseen))
     if found.late_rank is not None:
-        sentences.append(started_late(unseen, found.late_rank).strip())
+        sentences.append(started_late(unseen, found.late_rank))
     sentences += found.remarks
     return " ".join(filter(None, sentences))
 

@@ -150,8 +150,9 @@ def _edits(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, 
 
 
 def setting_of(remedy: str) -> dict[str, Any]:
-    """What a remedy is about that is an edit without a value."""
-    return {"setting": 0.5} if remedy == "half_the_bytes" else {}
+    """What a remedy is about that is an edit without a value; of one that is a limit no interval is known."""
+    about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
+    return about.get(remedy, {})
 
 
 def _programs(run: Run) -> DevicePrograms | None:

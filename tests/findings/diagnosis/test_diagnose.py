@@ -192,7 +192,7 @@ def test_what_no_play_answers_comes_first_where_more_is_exposed_than_is_to_gain(
     assert found.advice.startswith(
         "Try prefetch 2: it holds one more unit at a time, against 20.0 ms (20\u00a0% of the step)"
     )
-    assert "What it gains is not known: no play tells. Try making rank 1" in found.advice
+    assert "What it gains cannot be predicted from this recording. Try making rank 1" in found.advice
     assert (found.gain_ns, found.causes[0].replayed) == (None, False)
     more = diagnosed(rows, gains=gains(("balance", 1.0, 25)), loop=Loop(traits=TRAITS["zero3"], prefetch=1))
     assert more.advice.startswith("Try making rank 1")

@@ -111,7 +111,7 @@ def test_where_one_step_was_recorded_the_profilers_start_may_be_the_cause(tmp_pa
     run = late_ranks(tmp_path, 0, 100, 7500)
     assert findings.unseen(run).late_starts == {2: 7_500_000}
     why = (
-        "But only one step was recorded, and rank 2 began to record 7.5 ms after the first rank: the profiler's own"
+        "Only one step was recorded, and rank 2 began to record 7.5 ms after the first rank: the profiler's own"
         " start may be why"
     )
     tables = RunTables(run=run)
