@@ -150,7 +150,7 @@ def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
     assert "Communication is not the problem: 79\u00a0% of the step time is idle, since the host launches too" in words(
         app
     )
-    assert "Make the host launch less" in words(app)
+    assert "Try finding what holds up the host" in words(app)
 
 
 def test_without_communication_there_is_nothing_to_attribute(opened, tmp_path: Path) -> None:
