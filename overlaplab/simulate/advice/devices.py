@@ -26,7 +26,7 @@ from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.gpus.buckets import gradient_sizes
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions import device_what_if
-from overlaplab.simulate.predictions.device import play_device, require_device
+from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
@@ -123,13 +123,12 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
         return
     for name, about, edit in _edits(run, programs):
         with suppress(OverlaplabError):  # it does not apply
-            plays = play_device(run, Setting(edits=(edit,)))
-            before, after = (np.array(spans, dtype=np.int64) for spans in (plays.recorded_ns, plays.changed_ns))
-            yield name, about, before, after
+            found = predict_device(run, Setting(edits=(edit,)))
+            yield name, about, found.recorded_ns, found.predicted_ns
     if _stretches(run) > _MOST_WITH_CAPS or not _sends_buckets(run):
         return
     if (best := best_setting(run, device_settings(run))) is not None:
-        before = np.array(play_device(run, Setting()).recorded_ns, dtype=np.int64)
+        before = predict_device(run, Setting()).recorded_ns
         yield "cap", {"setting": best.setting.bucket_cap_mb}, before, best.spans_ns
 
 

@@ -14,6 +14,7 @@ from math import inf
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
@@ -43,11 +44,9 @@ from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_text
 
 __all__ = [
-    "DevicePlays",
     "DevicePrediction",
     "device_interval",
     "device_manifest",
-    "play_device",
     "predict_device",
     "require_device",
 ]
@@ -58,35 +57,36 @@ _LAUNCHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrediction:
-    """What was played; steps in ns, of each rank."""
+    """A recorded run and a setting of it, both played; steps in ns, of shape (ranks, steps)."""
 
-    recorded_ns: Sequence[Sequence[int]]
-    """The recorded run, played as it is."""
-    predicted_ns: Sequence[Sequence[int]]
-    transfers_ns: int
-    """How much the mean step may be off because T of other sizes is."""
-    ranks: list[list[Event]]
-    """Each rank's events."""
-    moves: tuple[Sequence[Move], Sequence[Move]]
-    """All ranks' moves, as recorded and as predicted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePlays:
-    """A recorded run and a setting of it, both played."""
-
+    run: Run
     recorded: DevicePrograms
     changed: DevicePrograms
-    recorded_ns: Sequence[Sequence[int]]
-    """The steps of each rank, as the recorded programs give them."""
-    changed_ns: Sequence[Sequence[int]]
+    recorded_ns: NDArray[np.int64]
+    """As the recorded programs give them."""
+    predicted_ns: NDArray[np.int64]
     played: Played
     """The changed programs."""
     cut: Recut
     """Its other buckets, or other prefetching."""
 
+    @property
+    def transfers_ns(self) -> int:
+        """How much the mean step may be off because T of other sizes is."""
+        return _doubt_ns(self.run, self.changed, self.predicted_ns, self.cut.doubt_ns)
 
-def play_device(run: Run, setting: Setting) -> DevicePlays:
+    @property
+    def moves(self) -> tuple[Sequence[Move], Sequence[Move]]:
+        """All ranks' moves, as recorded and as predicted."""
+        return _moves(self.recorded), _moves(self.changed)
+
+    def events(self, rank: int) -> list[Event]:
+        """What the rank at this place does."""
+        edit = self.cut.edits[rank] if self.cut.edits else Edit()
+        return list(_events(self.run.traces[rank], self.changed, self.played, rank, edit))
+
+
+def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     """Play the run under the setting. Raises `OverlaplabError` where it cannot be."""
     programs, recorded_ns = _programs(run, setting), _recorded_steps(run)
     link, cut = setting.link, _recut(run, setting)
@@ -97,37 +97,22 @@ def play_device(run: Run, setting: Setting) -> DevicePlays:
     _played(run, changed)
     changed = slowed(run, changed)
     after = _played(run, changed)
-    return DevicePlays(
+    return DevicePrediction(
+        run=run,
         recorded=programs,
         changed=changed,
         recorded_ns=recorded_ns,
-        changed_ns=_spans(changed, after),
+        predicted_ns=_spans(changed, after),
         played=after,
         cut=cut,
     )
 
 
 @once_per_run
-def _recorded_steps(run: Run) -> list[list[int]]:
-    """The steps of each rank as the recorded programs give them."""
+def _recorded_steps(run: Run) -> NDArray[np.int64]:
+    """How long all steps take as the recorded programs give them."""
     programs = require_device(run)
     return _spans(programs, _played(run, programs))
-
-
-def predict_device(run: Run, setting: Setting) -> DevicePrediction:
-    """Play the run under the setting. Raises `OverlaplabError` where it cannot be."""
-    plays = play_device(run, setting)
-    edits = plays.cut.edits or [Edit()] * len(run.traces)
-    return DevicePrediction(
-        recorded_ns=plays.recorded_ns,
-        predicted_ns=plays.changed_ns,
-        transfers_ns=_doubt_ns(run, plays.changed, plays.changed_ns, plays.cut.doubt_ns),
-        ranks=[
-            list(_events(trace, plays.changed, plays.played, rank, edits[rank]))
-            for rank, trace in enumerate(run.traces)
-        ],
-        moves=(_moves(plays.recorded), _moves(plays.changed)),
-    )
 
 
 def device_manifest(run: Run) -> Manifest:
@@ -195,17 +180,15 @@ def _moves(programs: DevicePrograms) -> list[Move]:
     return [move for program in programs.programs for move in program]
 
 
-def _spans(programs: DevicePrograms, played: Played) -> list[list[int]]:
-    return [played.spans_ns(place) for place in programs.steps]
+def _spans(programs: DevicePrograms, played: Played) -> NDArray[np.int64]:
+    return np.array([played.spans_ns(place) for place in programs.steps], dtype=np.int64)
 
 
-def _doubt_ns(
-    run: Run, programs: DevicePrograms, spans_ns: Sequence[Sequence[int]], doubt_ns: Mapping[Hashable, int]
-) -> int:
+def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], doubt_ns: Mapping[Hashable, int]) -> int:
     """How much the mean step changes when all T that are in doubt are off in the same direction."""
     if not any(doubt_ns.values()):
         return 0
-    means = [mean_step_ns(run, np.array(spans_ns))]
+    means = [mean_step_ns(run, spans_ns)]
     for sign in (-1, 1):
 
         def moved(move: Move, sign: int = sign) -> Move:
@@ -214,7 +197,7 @@ def _doubt_ns(
             return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
 
         other = replace(programs, programs=tuple(tuple(map(moved, program)) for program in programs.programs))
-        means.append(mean_step_ns(run, np.array(_spans(other, _played(run, other)))))
+        means.append(mean_step_ns(run, _spans(other, _played(run, other))))
     return round(max(abs(mean - means[0]) for mean in means))
 
 

@@ -28,7 +28,7 @@ from overlaplab.simulate.predictions.device import (
     predict_device,
     require_device,
 )
-from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated
+from overlaplab.simulate.predictions.error import Interval, extrapolated
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
@@ -115,13 +115,13 @@ def answer(run: Run, setting: Setting) -> DeviceAnswer:
         found = predict_device(run, setting)
         rank, step, span_ns = _typical(found)
         kept[setting] = DeviceAnswer(
-            mean_ns=mean_step_ns(run, np.array(found.predicted_ns)),
-            replayed_ns=by_step(found.recorded_ns),
+            mean_ns=mean_step_ns(run, found.predicted_ns),
+            replayed_ns=found.recorded_ns.mean(axis=0).tolist(),
             transfers_ns=found.transfers_ns,
             far=extrapolated(device_manifest(run), setting, *found.moves),
             span_ns=span_ns,
-            lanes=lanes(found.ranks[rank], step),
-            spans_ns=np.array(found.predicted_ns, dtype=np.int64),
+            lanes=lanes(found.events(rank), step),
+            spans_ns=found.predicted_ns,
         )
     return kept[setting]
 
@@ -166,7 +166,7 @@ def by_depth(run: Run, setting: Setting) -> pd.DataFrame:
 
 def _typical(found: DevicePrediction) -> tuple[int, int, int]:
     """The rank and the step, by their places, of the median of all ranks' steps, and how long it took."""
-    spans = np.array(found.predicted_ns, dtype=np.int64)
+    spans = found.predicted_ns
     place = int(np.argsort(spans, axis=None, kind="stable")[(spans.size - 1) // 2])
     rank, step = divmod(place, spans.shape[1])
     return rank, step, int(spans[rank, step])

@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from overlaplab.errors import OverlaplabError
@@ -22,7 +21,6 @@ from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
 from overlaplab.simulate.predictions.device import device_interval, device_manifest, predict_device
 from overlaplab.simulate.predictions.error import (
     Interval,
-    by_step,
     extrapolated,
     interval_of,
     recorded_caps,
@@ -102,12 +100,12 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
 def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Prediction:
     """Of a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
     found = predict_device(run, setting)
-    step_ns = mean_step_ns(run, np.array(found.predicted_ns))
+    step_ns = mean_step_ns(run, found.predicted_ns)
     manifest = device_manifest(run)
     if caps is None:
         caps = recorded_caps(manifest, manifests_beside(run.path) if run.manifest else ())
     far = extrapolated(manifest, setting, *found.moves)
-    error = device_interval(run, step_ns, by_step(found.recorded_ns), found.transfers_ns, caps, far)
+    error = device_interval(run, step_ns, found.recorded_ns.mean(axis=0).tolist(), found.transfers_ns, caps, far)
     raw = {} if run.manifest is None else run.manifest.raw
     own = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
     if setting.bucket_cap_mb is not None:
@@ -116,7 +114,7 @@ def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Predict
     link = {"link": asdict(replace(setting.link, world_size=len(run.traces)))} if setting.link else {}
     return Prediction(
         manifest=world | own | link | {"device": "cpu"} | {"predicted": _marked(run, setting, step_ns, error, far)},
-        ranks=found.ranks,
+        ranks=[found.events(rank) for rank in range(len(run.traces))],
         step_ns=round(step_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=error,

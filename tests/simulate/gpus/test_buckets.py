@@ -64,8 +64,8 @@ def test_another_cap_is_predicted_to_the_nanosecond(made: Make, before: tuple[fl
     run = made(*before, copies=copies)
     for caps in CAPS:
         found = predict_device(run, setting(caps))
-        assert found.predicted_ns == spans(made(*caps, copies=copies)), caps
-        assert found.recorded_ns == spans(run)
+        assert found.predicted_ns.tolist() == spans(made(*caps, copies=copies)), caps
+        assert found.recorded_ns.tolist() == spans(run)
         assert found.transfers_ns == 0  # the line meets all transfers
 
 
@@ -78,7 +78,7 @@ def test_where_the_host_is_late_launches_cost_its_time(made: Make) -> None:
     }
     run = made(2.0, **how)
     for caps in ((0.1,), (5.0,)):
-        played, truth = predict_device(run, setting(caps)).predicted_ns, spans(made(*caps, **how))
+        played, truth = predict_device(run, setting(caps)).predicted_ns.tolist(), spans(made(*caps, **how))
         for found, expected in zip(played, truth, strict=True):
             assert found == pytest.approx(expected, abs=4_000)  # where a launch and the device's queue come together
     assert truth[0][1] != pytest.approx(spans(run)[0][1], abs=4_000)
@@ -90,7 +90,7 @@ def test_a_link_tells_how_long_buckets_take(made: Make) -> None:
     with pytest.raises(OverlaplabError, match="are of one size: how long others would take is not known"):
         predict_device(run, Setting(bucket_cap_mb=2.0))
     found = predict_device(run, Setting(bucket_cap_mb=2.0, link=link))
-    assert found.predicted_ns == spans(made(2.0))
+    assert found.predicted_ns.tolist() == spans(made(2.0))
 
 
 def test_the_line_s_residuals_widen_the_interval(made: Make) -> None:
@@ -181,8 +181,8 @@ def test_kernels_are_slower_beside_what_they_then_run_beside(made: Make) -> None
     assert table.loc["mul", "slowdown"] == 0
     for caps in ((0.1,), (2.0,), (5.0,), (64.0,)):
         found, truth = predict_device(run, setting(caps)), spans(made(*caps, **how))
-        for own, expected in zip(found.predicted_ns, truth, strict=True):
+        for own, expected in zip(found.predicted_ns.tolist(), truth, strict=True):
             assert own == pytest.approx(expected, rel=1e-3), caps
-        assert found.recorded_ns == spans(run)
+        assert found.recorded_ns.tolist() == spans(run)
     without = spans(made(0.1, **how | {"slowdown": 0}))
     assert truth[0][0] / without[0][0] > 1.05

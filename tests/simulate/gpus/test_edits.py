@@ -17,7 +17,7 @@ from overlaplab import OverlaplabError, Run
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate import gains
-from overlaplab.simulate.predictions.device import play_device
+from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.replayed import replayed
 from overlaplab.words import to_ms
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 def played_us(run: Run, name: str, value: str | None = None) -> list[list[float]]:
     """Each rank's steps with an edit."""
-    spans = play_device(run, Setting(edits=((name, value),))).changed_ns
+    spans = predict_device(run, Setting(edits=((name, value),))).predicted_ns
     return [[ns / 1000 for ns in rank] for rank in spans]
 
 
@@ -58,7 +58,7 @@ def test_a_host_that_does_not_wait_runs_ahead(tmp_path: Path) -> None:
     assert sum(played_us(waiting, "no-device-waits")[0]) == pytest.approx(sum(took) / 1000, abs=4)
     assert sum(replayed(waiting)["span_ns"]) > sum(took)
     with pytest.raises(OverlaplabError, match="the host does not wait for its device"):
-        play_device(free, Setting(edits=(("no-device-waits", None),)))
+        predict_device(free, Setting(edits=(("no-device-waits", None),)))
 
 
 def accumulating() -> list[Event]:
@@ -80,7 +80,7 @@ def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
     assert recorded[0] - own == pytest.approx(exposed[0] / 2, abs=20)
     once = run_of(tmp_path / "once", made_gpu.bucketed(), made_gpu.bucketed(), backend="nccl")
     with pytest.raises(OverlaplabError, match="no step sends its gradients in several backward passes"):
-        play_device(once, Setting(edits=(("last-pass", None),)))
+        predict_device(once, Setting(edits=(("last-pass", None),)))
 
 
 @pytest.fixture
@@ -94,13 +94,13 @@ def alone(tmp_path: Path) -> Run:
 def test_where_ranks_are_missing_collectives_last_as_recorded(alone: Run) -> None:
     table = replayed(alone)
     assert table["replayed_ns"].tolist() == table["span_ns"].tolist()
-    without = play_device(alone, Setting(edits=(("no-launch-overhead", None),)))
-    assert sum(without.changed_ns[0]) <= sum(without.recorded_ns[0])
+    without = predict_device(alone, Setting(edits=(("no-launch-overhead", None),)))
+    assert sum(without.predicted_ns[0]) <= sum(without.recorded_ns[0])
     for edit in ("balance", "even-work", "half-bytes"):
         with pytest.raises(OverlaplabError, match=f"edit {edit} does not apply"):
-            play_device(alone, Setting(edits=((edit, None),)))
+            predict_device(alone, Setting(edits=((edit, None),)))
     with pytest.raises(OverlaplabError, match="when all ranks had come to a bucket's all-reduce is not known"):
-        play_device(alone, Setting(bucket_cap_mb=1.0))
+        predict_device(alone, Setting(bucket_cap_mb=1.0))
 
 
 def test_every_screen_says_that_ranks_are_missing(tmp_path: Path) -> None:
@@ -139,6 +139,6 @@ def test_what_is_not_played_of_gpus_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         OverlaplabError, match=r"edit async is not played of runs on GPUs. Of these are played: balance"
     ):
-        play_device(run, Setting(edits=(("async", None),)))
+        predict_device(run, Setting(edits=(("async", None),)))
     with pytest.raises(OverlaplabError, match="no edit is called nonsense"):
-        play_device(run, Setting(edits=(("nonsense", None),)))
+        predict_device(run, Setting(edits=(("nonsense", None),)))

@@ -41,8 +41,8 @@ def test_another_depth_is_predicted_to_the_nanosecond(made: Make, before: int, h
     run = made(before, host_us)
     for ahead in (1, 2, 3):
         found = predict_device(run, Setting(prefetch=ahead))
-        assert found.recorded_ns == spans(run)
-        assert found.predicted_ns == spans(made(ahead, host_us)), ahead
+        assert found.recorded_ns.tolist() == spans(run)
+        assert found.predicted_ns.tolist() == spans(made(ahead, host_us)), ahead
 
 
 def test_the_depth_matters_where_the_host_is_slow(made: Make) -> None:
