@@ -87,17 +87,17 @@ def _spent_on_device(trace: Trace) -> dict[tuple[str, str | None], int]:
     steps = union([window.start_ns for window in windows], [window.end_ns for window in windows])
     computes = intersect(steps, busy.compute)
     left = subtract(steps, union(*np.concatenate((busy.compute, busy.communication)).T))
-    found: dict[tuple[str, str | None], Intervals] = {("kernels", None): computes}
-    found["copies", None] = intersect(left, busy.memory)
+    phases: dict[tuple[str, str | None], Intervals] = {("kernels", None): computes}
+    phases["copies", None] = intersect(left, busy.memory)
     left = subtract(left, busy.memory)
     for name in dict.fromkeys(label.fields["name"] for label in host_work(trace)):
-        own = [label for label in host_work(trace) if label.fields["name"] == name]
-        while_loading = union([label.start_ns for label in own], [label.end_ns for label in own])
-        found["loading", name] = intersect(left, while_loading)
+        labels = [label for label in host_work(trace) if label.fields["name"] == name]
+        while_loading = union([label.start_ns for label in labels], [label.end_ns for label in labels])
+        phases["loading", name] = intersect(left, while_loading)
         left = subtract(left, while_loading)
-    found["pause", None] = intersect(left, host_pauses(trace))
-    found["launching", None] = subtract(left, host_pauses(trace))
-    return {key: total(stretches) // len(windows) for key, stretches in found.items()}
+    phases["pause", None] = intersect(left, host_pauses(trace))
+    phases["launching", None] = subtract(left, host_pauses(trace))
+    return {key: total(stretches) // len(windows) for key, stretches in phases.items()}
 
 
 def _has_as_many_kernels(run: Run, rank: int) -> bool:

@@ -63,18 +63,18 @@ def no_device_waits(programs: DevicePrograms) -> Programs | None:
 
 def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     """The collectives of gradients that are launched again before the step ends, or its next optimizer step begins."""
-    found: set[Hashable] = set()
+    repeated: set[Hashable] = set()
     for trace, lanes in zip(run.traces, programs.ranks, strict=True):
         events, steps = device_events(trace), [window.start_ns for window in step_windows(trace)]
         updates = [label.start_ns for label in updates_of(trace)]
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for note, move in chain.from_iterable(map(pairwise, lanes)):
-            if isinstance(move, Launch) and move.role in GRADIENTS and isinstance(note, Note):
-                own = events[note.key[2]]  # type: ignore[index]
-                since = bisect_right(steps, own.start_ns), bisect_right(updates, own.called_ns)
+            if isinstance(move, Launch) and isinstance(note, Note) and move.role in GRADIENTS and move.what:
+                event = events[note.key[2]]  # type: ignore[index]
+                since = bisect_right(steps, event.start_ns), bisect_right(updates, event.called_ns)
                 alike[since, move.role, move.what, move.bytes].append(move.key)
-        found.update(key for keys in alike.values() for key in keys[:-1])
-    return found
+        repeated.update(key for keys in alike.values() for key in keys[:-1])
+    return repeated
 
 
 def _of_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs:

@@ -68,9 +68,9 @@ def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
 
 def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Iterator[tuple[int, _Kernel]]:
     names, works = trace.events["name"].tolist(), classify(trace)
-    for place, own in enumerate(device_events(trace)):
-        if works[own.row] is Counts.COMPUTE and names[own.row] in factors:
-            factor = factors[names[own.row]]
+    for place, event in enumerate(device_events(trace)):
+        if works[event.row] is Counts.COMPUTE and names[event.row] in factors:
+            factor = factors[names[event.row]]
             took = device.noted["done", place] - device.noted["begun", place]
             beside = device.beside_ns(place)
             yield place, _Kernel(factor=factor, took_ns=took, alone_ns=took - beside + beside / factor)
@@ -99,8 +99,8 @@ def _beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, int]:
     """By place what a kernel takes beside what the device communicates then."""
     starts, ends = device.busy[:, 0].tolist(), device.busy[:, 1].tolist()
     return {
-        place: round(_lasting(device.noted["begun", place], own.alone_ns, own.factor, starts, ends))
-        for place, own in kernels.items()
+        place: round(_lasting(device.noted["begun", place], kernel.alone_ns, kernel.factor, starts, ends))
+        for place, kernel in kernels.items()
     }
 
 
