@@ -24,6 +24,7 @@ __all__ = [
     "listed_actions",
     "predicted_words",
     "ranked_actions",
+    "short_words",
 ]
 
 Row: TypeAlias = Mapping[Any, Any]
@@ -52,7 +53,7 @@ class Advised:
     @property
     def short(self) -> str:
         """The action without how it is done: `bucket_cap_mb 5`."""
-        return re.split(r": | \(|, ", self.text, maxsplit=1)[0]
+        return short_words(self.text)
 
     @property
     def is_worth_it(self) -> bool:
@@ -63,6 +64,11 @@ class Advised:
     def is_certain(self) -> bool:
         """Whether its gain can be told from none."""
         return self.is_worth_it and (self.half_ns is None or self.gain_ns > self.half_ns)
+
+
+def short_words(text: str) -> str:
+    """An action's words without how it is done."""
+    return re.split(r": | \(|, ", text, maxsplit=1)[0]
 
 
 ACTIONS_TITLE = "What would help, by gain per step of training"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
-from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions
+from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided
 from overlaplab.findings.diagnosis.causes import what_moved
@@ -366,7 +366,7 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
     if len(shares) == 1:
         return f"{start}: {first.label}{where}."
-    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{_passed_over(first, shares)}."
+    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{_passed_over(first, shares, best)}."
 
 
 def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseShare:
@@ -395,7 +395,7 @@ def _is_open(share: CauseShare, best: Advised | None) -> bool:
     return not share.replayed and bool(share.remedy) and share.exposed_ns > (0 if best is None else best.gain_ns)
 
 
-def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
+def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advised | None) -> str:
     """Why the headline is not about the most expensive cause."""
     if first is shares[0]:
         return ""
@@ -403,9 +403,11 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...]) -> str:
     if shares[0].cause is Cause.GAP:
         pauses = shares[0].label if shares[0].overhead else "short pauses of the host"
         return f"; {took} are {pauses}, which communication does not cause"
+    gain_ns = shares[0].gain_ns
+    if gain_ns is not None and best is not None and gain_ns > best.gain_ns:
+        return f"; {took} {shares[0].label}, against which {short_words(shares[0].remedy)} would gain {ms(gain_ns)}"
     if shares[0].remedy:
-        gain_ns = shares[0].gain_ns
-        return f"; {took} {shares[0].label}, where {'less' if gain_ns is None else ms(gain_ns)} is to gain"
+        return f"; {took} {shares[0].label}, where less is to gain"
     return f"; against {took} {shares[0].label} nothing that is known gains enough"
 
 
