@@ -6,7 +6,7 @@ depths of FSDP2. Where so much was recorded that plays would take minutes, nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import as_good_as_the_best, mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
-__all__ = ["SettingPlayed", "Times", "best_setting", "device_remedies", "device_settings", "setting_of"]
+__all__ = ["SettingPlayed", "Times", "best_setting", "device_remedies", "device_settings", "edit_remedies"]
 
 _MOST_CAPS = 5
 """Of DDP that are played."""
@@ -121,10 +121,11 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
     programs = _programs(run)
     if programs is None:
         return
-    for name, about, edit in _edits(run, programs):
+    for name, about, edit in edit_remedies(run, host_works(programs.programs), on_devices=True):
         with suppress(OverlaplabError):  # it does not apply
             found = predict_device(run, Setting(edits=(edit,)))
-            yield name, about, found.recorded_ns, found.predicted_ns
+            waits = {"what": longest_wait(run)} if name == "device_waits" else {}
+            yield name, about | waits, found.recorded_ns, found.predicted_ns
     if _stretches(run) > _MOST_WITH_CAPS or not _sends_buckets(run):
         return
     if (best := best_setting(run, device_settings(run))) is not None:
@@ -132,26 +133,25 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
         yield "cap", {"setting": best.setting.bucket_cap_mb}, before, best.spans_ns
 
 
-def _edits(run: Run, programs: DevicePrograms) -> Iterator[tuple[str, dict[str, Any], tuple[str, str | None]]]:
-    """Each remedy's name, its `setting` or `what`, and its edit."""
+def edit_remedies(
+    run: Run, works: Iterable[str], *, on_devices: bool
+) -> Iterator[tuple[str, dict[str, Any], tuple[str, str | None]]]:
+    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name.
+
+    Of one that is a limit no interval is known.
+    """
     if (late := late_rank(run)) is not None:
         rank = run.traces[late].rank or 0
         if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
             yield "balance", {"setting": float(rank)}, ("balance", str(rank))
         else:
             yield "even_work", {}, ("even-work", None)
-    for name in host_works(programs.programs):
+    for name in works:
         yield "host_work", {"what": name}, ("without-host-work", name)
-    for name, edit in EDITS.items():
-        if edit.remedy and edit.on_devices:
-            about = {"what": longest_wait(run)} if edit.remedy == "device_waits" else setting_of(edit.remedy)
-            yield edit.remedy, about, (name, None)
-
-
-def setting_of(remedy: str) -> dict[str, Any]:
-    """What a remedy is about that is an edit without a value; of one that is a limit no interval is known."""
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
-    return about.get(remedy, {})
+    for name, edit in EDITS.items():
+        if edit.remedy and (edit.on_devices if on_devices else edit.apply):
+            yield edit.remedy, about.get(edit.remedy, {}), (name, None)
 
 
 def _programs(run: Run) -> DevicePrograms | None:

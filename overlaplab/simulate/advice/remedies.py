@@ -35,11 +35,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.late_rank import is_chronic, late_steps
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.simulate.advice.depths import best_depth
-from overlaplab.simulate.advice.devices import Times, device_remedies, setting_of
+from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.scattered import best_scattered_cap
@@ -47,7 +46,7 @@ from overlaplab.simulate.advice.units import best_units
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.edits import EDITS, edited, host_works, late_rank
+from overlaplab.simulate.programs.edits import edited, host_works
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -142,20 +141,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
     """Each remedy's name, its `setting` or `what`, and its programs."""
     programs, link = recorded.programs, run.manifest.link if run.manifest else None
-    if (late := late_rank(run)) is not None:
-        rank = run.traces[late].rank or 0
-        if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
-            yield "balance", {"setting": float(rank)}, edited(run, programs, [("balance", str(rank))], link)
-        else:
-            yield "even_work", {}, edited(run, programs, [("even-work", None)], link)
     least_ns = _MUCH * (np.diff(play(programs).ends_ns[0])).sum()
-    for name, ns in host_works(programs).items():
-        if ns > least_ns:
-            yield "host_work", {"what": name}, edited(run, programs, [("without-host-work", name)], link)
-    for name, edit in EDITS.items():
-        if edit.remedy and edit.apply:
-            with suppress(OverlaplabError):  # it does not apply
-                yield edit.remedy, setting_of(edit.remedy), edited(run, programs, [(name, None)], link)
+    works = [name for name, ns in host_works(programs).items() if ns > least_ns]
+    for remedy, about, edit in edit_remedies(run, works, on_devices=False):
+        with suppress(OverlaplabError):  # it does not apply
+            yield remedy, about, edited(run, programs, [edit], link)
     yield from _cuttings(run)
     if run.manifest is not None and run.manifest.strategy == "zero1":
         with suppress(OverlaplabError):

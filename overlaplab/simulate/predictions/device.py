@@ -94,9 +94,9 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     if link is not None:
         changed = replace(changed, programs=tuple(_behind(run, changed, link)))
     changed = edited_on_devices(run, changed, setting.edits)
-    _played(run, changed)
-    changed = slowed(run, changed)
     after = _played(run, changed)
+    if (beside := slowed(run, changed)) is not changed:
+        changed, after = beside, _played(run, beside)
     return DevicePrediction(
         run=run,
         recorded=programs,
