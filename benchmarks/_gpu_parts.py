@@ -22,7 +22,7 @@ from overlaplab_engine.config import Config, Device, Dtype
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link, LinkWait
-from overlaplab_engine.recording.trace_file import write_json
+from overlaplab_engine.recording.trace_file import experimental_config, write_json
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import model_of
 from torch.profiler import ProfilerActivity, profile
@@ -193,26 +193,29 @@ def fsdp2(bench: Bench) -> Figures:
 
 
 def recording(bench: Bench) -> Figures:
-    """Recording on ÷ off, as the engine records."""
+    """Recording on ÷ off, as the engine records, and with what streams wait for ÷ without."""
     side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
     before = [bench.seconds(side, number) for number in range(5)][2:]  # the profiler may leave something behind
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]
-    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=bench.device.type == "cpu")
-    times: dict[bool, list[float]] = {False: [], True: []}
-    events = 0
+    gpu = bench.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+    times: dict[str, list[float]] = {"off": [], "on": [], "without cuda_sync": []}
+    events = {}
     for number in range(2 + bench.plan.pairs):
-        for on in (False, True) if number % 2 else (True, False):
-            if on:
-                with profile(activities=activities, experimental_config=threads) as profiler:
-                    found = bench.seconds(side, number)
-                events = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
-            else:
+        for how in list(times) if number % 2 else reversed(times):
+            if how == "off":
                 found = bench.seconds(side, number)
+            else:
+                asked = experimental_config(all_threads=not gpu, gpu=gpu and how == "on")
+                with profile(activities=activities, experimental_config=asked) as profiler:
+                    found = bench.seconds(side, number)
+                events[how] = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
             if number >= 2:
-                times[on].append(found)
+                times[how].append(found)
     steps = bench.plan.steps + 1
-    what = f"recording on ÷ off, {events // steps} events per step"
-    return {"what": what, "ours": times[True], "theirs": times[False], "before": before}
+    what = f"recording on ÷ off, {events['on'] // steps} events per step"
+    syncs = f"recording with cuda_sync events ÷ without, {events['without cuda_sync'] // steps} events per step"
+    compared = {"what": syncs, "ours": times["on"], "theirs": times["without cuda_sync"]}
+    return {"what": what, "ours": times["on"], "theirs": times["off"], "before": before, "syncs": compared}
 
 
 def labels(bench: Bench) -> Figures:

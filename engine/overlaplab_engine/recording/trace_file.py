@@ -25,7 +25,18 @@ from overlaplab_engine.recording.device_events import holds_device_events
 from overlaplab_engine.recording.shorten import shortened
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
-__all__ = ["MANIFEST", "NO_STEP", "TRACE", "TraceFile", "clear", "label_gradients", "sweep", "whole", "write_json"]
+__all__ = [
+    "MANIFEST",
+    "NO_STEP",
+    "TRACE",
+    "TraceFile",
+    "clear",
+    "experimental_config",
+    "label_gradients",
+    "sweep",
+    "whole",
+    "write_json",
+]
 
 TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
@@ -36,7 +47,7 @@ _RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(overlaplab)?(\d+)(?=\")")
 """The name of a step's range, before it is numbered; without the middle word another profiler's, which idles now."""
 
 
-def _experimental_config(all_threads: bool, gpu: bool) -> Any:
+def experimental_config(all_threads: bool, gpu: bool) -> Any:
     """What the profiler does not record by default: threads such as the emulated link's, and whom streams wait for."""
     config = torch._C._profiler._ExperimentalConfig
     if gpu:
@@ -87,7 +98,7 @@ class TraceFile:
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])],
             record_shapes=shapes,
-            experimental_config=_experimental_config(all_threads, gpu is not None),
+            experimental_config=experimental_config(all_threads, gpu is not None),
         )
 
     def __enter__(self) -> "TraceFile":

@@ -68,12 +68,12 @@ def off_from_one_process(comm: Communicator, name: StrategyName, steps: int = 4,
     return max(float((got[n] - p).detach().abs().nan_to_num(torch.inf).max()) for n, p in alone.named_parameters())
 
 
-def slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every collective is late by a millisecond, so that whatever does not wait for it reads something else."""
+def slow_streams(monkeypatch: pytest.MonkeyPatch, milliseconds: int = 1) -> None:
+    """Every collective is late, so that whatever does not wait for it reads something else."""
     launch = CommStreams.launch
 
     def late(self: CommStreams, kind: Kind, call: Callable[[], object]) -> StreamWork:
-        return launch(self, kind, lambda: (torch.cuda._sleep(MILLISECOND), call()))
+        return launch(self, kind, lambda: (torch.cuda._sleep(milliseconds * MILLISECOND), call()))
 
     monkeypatch.setattr(CommStreams, "launch", late)
 
@@ -127,7 +127,7 @@ def test_a_recording_shows_copies_of_pinned_memory(tmp_path: Path) -> None:
 def test_a_missing_wait_is_wrong(
     name: StrategyName, join: Callable[..., Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_streams(monkeypatch)
+    slow_streams(monkeypatch, 50)  # later than a slow host comes to what should wait
     monkeypatch.setattr(StreamWork, "wait", lambda self: None)
     assert off_from_one_process(join(), name) > 1e-10
 
