@@ -24,7 +24,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
 from overlaplab.vocabulary import is_runtime_category
 
-__all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events", "longest_wait"]
+__all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events", "full_queues", "longest_wait"]
 
 _EMULATED = ("emulated_link_begin", "emulated_link_wait")
 """The kernels at the beginning and the end of a collective (engine/overlaplab_engine/network/device_clock.py)."""
@@ -36,6 +36,10 @@ _CALL_NS = 100_000
 """So long after what it waited for a call returns at most."""
 _GRAIN_NS = 2_000
 """Clocks of host and device agree to within this; a shorter wait is none."""
+_QUEUE = 1_000
+"""Launches that a stream has not begun, from which on the next one may have to wait. CUDA holds some 1,024 of each
+stream: with CUDA 13.0 on an H100 it were 1,022 to 1,026.
+"""
 _NEAREST = 8
 """Events on other streams that are looked at."""
 
@@ -195,6 +199,35 @@ def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
         else:
             blocking.append(_blocking(row, start, start + took, found, by_end, ends))
     return tuple(call for call in blocking if call is not None)
+
+
+@once_per_trace
+def full_queues(trace: Trace) -> tuple[Blocking, ...]:
+    """Where a launch found its stream's queue full: from when it had taken as long as others do, in order of start.
+
+    `until` is the last event of the stream that had begun when the call returned: it made room.
+    """
+    found, calls = device_events(trace), launchers(trace)
+    took = trace.events["dur_ns"].to_numpy(np.int64)
+    full: list[Blocking] = []
+    for stream in {own.stream for own in found}:
+        places = [place for place, own in enumerate(found) if own.stream == stream and own.called_ns != UNKNOWN_NS]
+        if len(places) <= _QUEUE:
+            continue
+        called, begun = (
+            np.array([getattr(found[place], name) for place in places]) for name in ("called_ns", "start_ns")
+        )
+        rows = np.array([calls[found[place].row] for place in places])
+        order = np.argsort(begun, kind="stable")
+        in_order = begun[order]
+        waiting = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
+        usual_ns = int(np.median(took[rows[waiting < _QUEUE]]))
+        last = np.searchsorted(in_order, called + took[rows], side="right") - 1
+        for place in np.flatnonzero((waiting >= _QUEUE) & (in_order[last] > called + usual_ns)).tolist():
+            start_ns, row = int(called[place]), int(rows[place])
+            until = places[int(order[last[place]])]
+            full.append(Blocking(row=row, start_ns=start_ns + usual_ns, end_ns=start_ns + int(took[row]), until=until))
+    return tuple(sorted(full, key=lambda call: call.start_ns))
 
 
 def longest_wait(run: Run) -> str | None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
-from overlaplab.events import Trace, matching, once_per_trace, step_windows
+from overlaplab.events import Trace, launchers, matching, once_per_trace, step_windows
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.launches import spans_of
 from overlaplab.evidence.passes import passes_of
@@ -39,7 +41,8 @@ _SHORT = 0.001
 def host_work(trace: Trace) -> tuple[Label, ...]:
     """Ranges with names on the thread of the passes, outside of these and of each other, in order of start.
 
-    Called `host`, with the `name` up to its first `#`. Where no passes are known, see `passes_of`, only data loading.
+    Called `host`, with the `name` up to its first `#`. Where no passes are known, see `passes_of`, only data loading,
+    and of a GPU's host what launches nothing: it may not be a pass, then.
     """
     passes, windows = passes_of(trace), step_windows(trace)
     if not windows:
@@ -48,7 +51,7 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
     names, categories, took_ns = (trace.events[name] for name in ("name", "category", "dur_ns"))
     rows = spans_of(trace, ((categories == "user_annotation") & (took_ns >= least_ns)).to_numpy())
     loads = names.iloc[rows["event"]].str.startswith(DATA_LOADING).to_numpy()
-    rows = rows[rows["thread"] == passes[0].thread] if passes else rows[loads]
+    rows = rows[rows["thread"] == passes[0].thread] if passes else rows[loads | _launches_nothing(trace, rows)]
     rows = rows.sort_values("start_ns", kind="stable")
     begins = [label.start_ns for label in passes]
     ends = np.maximum.accumulate([label.end_ns for label in passes]).tolist()
@@ -63,6 +66,14 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
             fields = {"name": name.split("#")[0] or name}
             works.append(Label(start_ns=start_ns, end_ns=end_ns, thread=thread, word="host", fields=fields))
     return tuple(works)
+
+
+def _launches_nothing(trace: Trace, rows: pd.DataFrame) -> NDArray[np.bool_]:
+    """Whether no work of a GPU is launched within each span, by any thread; False throughout a CPU's trace."""
+    calls = launchers(trace)
+    launched = np.sort(trace.events["ts_ns"].to_numpy(np.int64)[calls[calls >= 0]])
+    first, last = (np.searchsorted(launched, rows[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    return np.asarray((first == last) & (len(launched) > 0))
 
 
 @once_per_trace

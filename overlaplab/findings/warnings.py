@@ -68,7 +68,8 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _hook_warnings(run)
     warnings += _overlap_warnings(run)
     warnings += _unmarked_warnings(run)
-    if missing_fields := [trace for trace in run.traces if missing_wait_fields(trace)]:
+    missing_fields = [trace for trace in run.traces if missing_wait_fields(trace)]
+    if missing_fields and run.manifest is None:  # the Recorder asks for the events by itself, in case they have them
         warnings.append(f"cuda_sync events{_on_ranks(run, missing_fields)} {_NO_WAIT_FIELDS}")
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "

@@ -16,10 +16,10 @@ from overlaplab.events import Run
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections.blocks import Chart
+from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
-from overlaplab.simulate.programs.options import CAP_MB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram
@@ -27,7 +27,6 @@ from overlaplab.traits import TRAITS
 
 __all__ = ["Asked", "Parts", "advised_cap_mb", "caps_tried", "what_if_parts"]
 
-_MIB = 1 << 20
 _RANKS = (2, 4, 8, 16, 32, 64, 128)
 
 
@@ -58,7 +57,7 @@ def caps_tried(run: Run) -> list[float]:
     """Caps in MiB: powers of two from a quarter to the first that makes one bucket, and the recorded one."""
     manifest = run.manifest
     known = manifest.parameters if manifest else ()
-    whole = (sum(each.bytes for each in known) if known else device_what_if.whole_bytes(run)) / _MIB
+    whole = (sum(each.bytes for each in known) if known else device_what_if.whole_bytes(run)) / MIB
     found = [0.25]
     while found[-1] < min(whole, 64):
         found.append(found[-1] * 2)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.costs import attained_steps
-from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.step_kinds import period_of, step_kinds
 from overlaplab.manifest import Manifest
+from overlaplab.vocabulary import Rule
 
 __all__ = [
     "TIE",
@@ -27,6 +28,11 @@ __all__ = [
 
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
+
+_FEWEST = 3
+"""Steps: of fewer the last one counts, too, though it may be cut short."""
+_MUCH = 0.02
+"""Of a step: a host that ends so much later than its device is what the next step would have waited for."""
 
 
 class _HasSpans(Protocol):
@@ -49,14 +55,26 @@ def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """Which of the first trace's steps neither a busy machine nor a late link disturbed, and none of the traces has
-    damaged; of a kind of steps of which none is left, all.
+    damaged or cut short; of a kind of steps of which none is left, all.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
-    bad = disturbed(run.manifest) | damaged
+    bad = disturbed(run.manifest) | damaged | set(map(_cut_short, run.traces))
     left = np.array([number not in bad for number in numbers], dtype=np.bool_)
     kinds = _kinds(run)
     return left | ~np.isin(kinds, kinds[left])
+
+
+def _cut_short(trace: Trace) -> int | None:
+    """The last step on a GPU that its host was not ahead of: what the host would have done until the next step's first
+    kernel is not recorded. None where there is no such step, or too few others.
+    """
+    windows = step_windows(trace)
+    if rule_of(trace) is not Rule.GPU or len(windows) < _FEWEST:
+        return None
+    last = windows[-1]
+    ahead_ns = activity(trace).extent[1] - last.host_end_ns
+    return last.step if -ahead_ns > _MUCH * (last.end_ns - last.start_ns) else None
 
 
 def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:

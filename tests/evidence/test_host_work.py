@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from made.traces import event, run_of, step
+from made.traces import event, launched, run_of, step
 from samples import sample_run
 
 from overlaplab.evidence.host_work import DATA_LOADING, host_work
@@ -43,6 +43,12 @@ def test_ranges_with_names_between_the_passes(tmp_path: Path) -> None:
     assert [work.fields["name"] for work in host_work(trace)] == [DATA_LOADING, "saving"]
     assert times == [(0, 100), (820, 900)]
     assert {work.word for work in host_work(trace)} == {"host"}
+
+
+def test_without_passes_a_range_that_launches_nothing_on_a_gpu_is_none(tmp_path: Path) -> None:
+    events = [step(3, 0, 1000), named("model", 0, 300), *launched("gemm", 100, 110, 290, correlation=1)]
+    (trace,) = run_of(tmp_path, [*events, named("saving", 820, 900)], backend="nccl").traces
+    assert [work.fields["name"] for work in host_work(trace)] == ["saving"]
 
 
 def test_without_passes_nothing_is_between_them(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from overlaplab.events import rule_of
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
 from overlaplab.sections.what_if_device import device_parts
+from overlaplab.simulate.assign import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option
 from overlaplab.simulate.programs.edits import edit_of
-from overlaplab.simulate.programs.options import CAP_MB, has_first_bucket
+from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule

@@ -91,7 +91,7 @@ ACTIONS = [
         costs="a search",
         fills_idle_time=True,
         shortens_overhead=True,
-        condition="if launching took no time",
+        condition="if launching, and recording that, took no time",
         words=words.launch_overhead,
     ),
     Action(

@@ -225,8 +225,11 @@ def _busy_lead(share: float) -> str:
 
 
 def outliers_finding(table: pd.DataFrame) -> str | None:
-    """Which steps in rows of `overlaplab.summary` are unlike the others, and by what; None where none is."""
-    steps = outlier_steps(table)
+    """Which steps in rows of `overlaplab.summary` are unlike the others, and by what; None where none is.
+
+    That the last step is shorter says nothing of the training: what would have followed it was not recorded.
+    """
+    steps = tuple(step for step in outlier_steps(table) if not _ends_early(table, step))
     if not steps:
         return None
     own, others = table[table["step"].isin(steps)], without_steps(steps_of_kind(table, steps[0]), steps)
@@ -237,6 +240,12 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     if abs(exposed - usual) * 2 >= abs(span - usual_span):
         return f"{named}: {ms(exposed)} exposed, {ms(usual)} in others."
     return f"{named}: {ms(span)} long, {ms(usual_span)} others."
+
+
+def _ends_early(table: pd.DataFrame, step: int) -> bool:
+    """Whether it is the last step, and shorter than the median one."""
+    spans = table.groupby("step")["span_ns"].max()
+    return bool(step == spans.index.max() and spans[step] < spans.median())
 
 
 def _shares(

@@ -97,7 +97,7 @@ def why_idle(idled: pd.DataFrame | None, host: HostRole) -> str:
     if waits_for_cores(idled):
         return ", as operators waited for a core"
     if host_wait >= MAJORITY * whole:
-        return ", as no operator runs" if host == "computes" else ", since the host launches too slowly"
+        return ", as no operator runs" if host == "computes" else ", as the device waits for its host"
     if kernel >= MAJORITY * whole:
         return ", between kernels that are too short"
     return "; what ran next had been launched, and waited for something else"

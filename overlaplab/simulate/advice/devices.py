@@ -20,10 +20,11 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
+from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
-from overlaplab.simulate.gpus.buckets import gradient_sizes
+from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import predict_device, require_device
@@ -105,7 +106,12 @@ def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | N
 
 
 def _favoured(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
-    """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first."""
+    """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first;
+    DDP's default alone where T of other sizes is not known.
+    """
+    if is_of_one_size(run):
+        cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
+        return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
     ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
     window = worst_step(summary(run))
     known = sendable(run, window)

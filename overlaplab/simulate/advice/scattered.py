@@ -12,11 +12,11 @@ import numpy.typing as npt
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import traits_of
-from overlaplab.simulate.assign import assign
+from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Launch, Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.options import MIB, options_of
+from overlaplab.simulate.programs.options import options_of
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import as_good_as_the_best

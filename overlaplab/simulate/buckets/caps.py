@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from math import floor, log10
 from typing import Generic, TypeVar
 
-from overlaplab.simulate.assign import assign
+from overlaplab.simulate.assign import MIB, assign
 
 __all__ = ["CapRange", "cap_for", "cap_ranges", "closing_caps"]
 
-MIB = 1 << 20
 Name = TypeVar("Name", bound=Hashable)
 
 

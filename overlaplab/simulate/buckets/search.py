@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
-from overlaplab.simulate.buckets.caps import MIB, cap_for, cap_ranges, closing_caps
+from overlaplab.simulate.assign import MIB
+from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, least_of
 from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play

@@ -9,7 +9,8 @@ What a launch costs the host, and how soon streams go on, are medians of what wa
 
 [Note: T]
 A bucket that was recorded with the same gradients keeps its T. Of others it is the line through the transfers of their
-group's all-reduces (`transfer_lines`), which may be off by what those transfers are off.
+group's all-reduces (`transfer_lines`), which may be off by what those transfers are off. Where all are of one size,
+T is taken to be in proportion to the bytes, down to DDP's default cap: which part of it is latency is not known then.
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, launchers, main_stream, matching
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.simulate.assign import assign
+from overlaplab.evidence.sending import COPIED_BACK
+from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.edit import Edit, Held, Sent, held
 from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
 from overlaplab.simulate.player import Launch
 from overlaplab.simulate.transfers import UNSTEADY
 
-__all__ = ["Recut", "gradient_sizes", "recut"]
+__all__ = ["Recut", "gradient_sizes", "is_of_one_size", "recut"]
 
 _GRAIN_NS = 2_000
 """An event that begins so much before a bucket ends may have waited for it: clocks agree to within this."""
-_COPIES = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-"""The range in which DDP copies a gradient back, where it is no view of its bucket."""
 _FEWEST = 3
 """Transfers, from which on a line through them also tells how far it is off."""
 
@@ -81,7 +81,7 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> Recut:
             size, ranks = sum(own.sizes[name] for name in names), tuple(sorted(members[own.key]))
             took_ns = 0
             if fitted and names not in own.cut:
-                line = _line(run, lines.get((ranks, "all_reduce")))
+                line = _line(run, lines.get((ranks, "all_reduce")), caps)
                 took_ns = line.of(size)
                 doubt_ns["bucket", own.key, number] = round(line.half_ns or 0)
             what = str(number)
@@ -90,11 +90,13 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> Recut:
     return Recut(edits=edits, doubt_ns=doubt_ns)
 
 
-def _line(run: Run, line: Fitted | None) -> Fitted:
+def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     """Raises `OverlaplabError` where a line does not tell T of other sizes."""
     what = None
-    if line is None or line.transfers["bytes"].nunique() < 2:
-        what = "its all-reduces are of one size: how long others would take is not known"
+    if line is None:
+        what = "how long its all-reduces take is not known"
+    elif line.transfers["bytes"].nunique() < 2 and caps[-1] < CAP_MB * MIB:
+        what = f"its all-reduces are of one size: how long others would take is not known, below {CAP_MB:g} MiB"
     elif line.half_ns is None:
         what = f"{len(line.transfers)} transfers of its all-reduces do not tell how long others would take"
     elif line.deviation > UNSTEADY:
@@ -102,6 +104,12 @@ def _line(run: Run, line: Fitted | None) -> Fitted:
     if what is not None or line is None:
         raise OverlaplabError(what or "", path=run.path, remedy="Name a link with --link.")
     return line
+
+
+def is_of_one_size(run: Run) -> bool:
+    """Whether all all-reduces whose T is known are, as those of a model in one bucket."""
+    sizes = {size for own in fitted_lines(run) if own.kind == "all_reduce" for size in own.transfers["bytes"].tolist()}
+    return len(sizes) == 1
 
 
 class _Editor:
@@ -237,7 +245,7 @@ class _Editor:
 def _copied(trace: Trace, events: Sequence[DeviceEvent]) -> list[tuple[int, int]]:
     """When each range began in which DDP copied a gradient back, and the first event that it launched."""
     table = trace.events
-    ranges = table[matching(table["name"], lambda name: name == _COPIES)]
+    ranges = table[matching(table["name"], lambda name: name == COPIED_BACK)]
     spans = sorted(zip(ranges["ts_ns"].tolist(), (ranges["ts_ns"] + ranges["dur_ns"]).tolist(), strict=True))
     calls = launchers(trace)
     called = sorted((own.called_ns, place) for place, own in enumerate(events) if calls[own.row] >= 0)

@@ -13,7 +13,7 @@ from overlaplab.evidence.passes import updates_of
 from overlaplab.simulate.edits.collectives import GRADIENTS, halved
 from overlaplab.simulate.edits.hosts import balanced, evened, without_device_waits, without_launch_overhead
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
-from overlaplab.simulate.player import Launch, Move, Note, Program, Wait
+from overlaplab.simulate.player import Launch, Mark, Move, Note, Program, Wait, Work
 from overlaplab.simulate.transfers import transfers
 
 __all__ = ["balance", "even_work", "half_the_bytes", "last_pass", "no_device_waits", "no_launch_overhead"]
@@ -40,14 +40,51 @@ def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
 
 
 def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
-    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often."""
+    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often.
+
+    What the host and the compute stream do for a bucket alone, such as to copy gradients into it, falls away too.
+    """
     again = _sent_again(run, programs)
     if not again:
         return None
-    return [
-        [move for move in program if not (isinstance(move, Launch | Wait) and move.key in again)]
-        for program in programs.programs
-    ]
+    changed: list[Program] = []
+    for host, *streams in programs.ranks:
+        places = {
+            str(note.key[2])  # type: ignore[index]
+            for stream in streams
+            for note, move in pairwise(stream)
+            if isinstance(note, Note) and isinstance(move, Launch) and move.key in again
+        }
+        spared, launched = _without_sending(host, places)
+        changed += [spared, *(_without_events(stream, again, launched) for stream in streams)]
+    return changed
+
+
+def _without_sending(host: Program, places: set[str]) -> tuple[list[Move], set[Hashable]]:
+    """A host that does nothing for these buckets, and the places of what it launched for them."""
+    moves: list[Move] = []
+    launched: set[Hashable] = set()
+    inside = False
+    for move in host:
+        if isinstance(move, Mark) and move.word in ("sending", "sending_end"):
+            inside = move.word == "sending" and move.name in places
+        if inside and isinstance(move, Note):
+            launched.add(move.key[2])  # type: ignore[index]
+        if not (inside and isinstance(move, Work)):
+            moves.append(move)
+    return moves, launched
+
+
+def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable]) -> list[Move]:
+    """A stream without these collectives, whose events at these places take no time."""
+    moves: list[Move] = []
+    inside = False
+    for move in stream:
+        if isinstance(move, Note):
+            inside = move.key[1] == "begun" and move.key[2] in places  # type: ignore[index]
+        if not ((inside and isinstance(move, Work)) or (isinstance(move, Launch | Wait) and move.key in gone)):
+            moves.append(move)
+    return moves
 
 
 def no_launch_overhead(programs: DevicePrograms) -> Programs:

@@ -13,11 +13,10 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.arguments import around, operators
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
-from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import Fields
 from overlaplab.evidence.labels import labels_of
-from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.evidence.sending import collective_places
 from overlaplab.simulate.gpus.streams import played_together
 from overlaplab.vocabulary import label_list
 
@@ -62,7 +61,7 @@ def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
 
 
 def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
-    together, place_of, calls = played_together(run)[number], _places(trace), operators(trace)[0]
+    together, place_of, calls = played_together(run)[number], collective_places(trace), operators(trace)[0]
 
     def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
         return OverlaplabError(what, path=run.path, remedy=remedy)
@@ -125,13 +124,6 @@ def _by_labels(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
     width = sum(sent) // max(sum(held), 1)
     agree = all(0 <= each - width * count < _PADDING for each, count in zip(sent, held, strict=True))
     return replace(backward, buckets=tuple(buckets)) if agree else backward
-
-
-def _places(trace: Trace) -> dict[tuple[int, int], int]:
-    """By start and end the place of each collective's last event."""
-    row_of, rows = recorded_of_events(trace), recorded(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
-    events = enumerate(device_events(trace))
-    return {tuple(rows[row]): place for place, own in events if (row := int(row_of[own.row])) >= 0}
 
 
 def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:

@@ -1,11 +1,11 @@
 """A recorded run on GPUs as programs: of each rank its host, and each of its device's streams.
 
-The host's program has its launches and the calls in which it waited for the device, and what it did between them; all
-its threads are one, since torch's take turns (the one that calls `backward` waits for autograd's). A stream's program
-has its events, each after what `evidence.dependencies` tells. Of collectives of one kernel whose last arrival is known,
-T is what they took after it, and all ranks' streams play them together. Others, such as those of ranks whose traces are
-missing, take as long as was recorded, waiting included. So programs that are played as they are give the recorded
-steps.
+The host's program has its launches, the calls in which it waited for the device, the launches for which a stream's
+queue had no room, where it waits for an event to begin, and what it did between them; all its threads are one, since
+torch's take turns (the one that calls `backward` waits for autograd's). A stream's program has its events, each after
+what `evidence.dependencies` tells. Of collectives of one kernel whose last arrival is known, T is what they took after
+it, and all ranks' streams play them together. Others, such as those of ranks whose traces are missing, take as long as
+was recorded, waiting included. So programs that are played as they are give the recorded steps.
 
 What a rank launches instead of what was recorded is an `Edit`, which `buckets` makes.
 """
@@ -20,10 +20,11 @@ from statistics import median_low
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.dependencies import DeviceEvent, blocking_calls, device_events
+from overlaplab.evidence.dependencies import DeviceEvent, blocking_calls, device_events, full_queues
 from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded, recorded_of_events
+from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import Edit, Moved, Sent
@@ -172,6 +173,10 @@ class _Rank:
             place = self._edit.gone.get(call.until, -1)
             later = place >= len(self._events) and self._sent(place).at_ns > call.start_ns
             points.append((call.start_ns, 1, [] if later else [wait], max(call.end_ns, ended_ns)))
+        for call in full_queues(self._trace):
+            if call.until not in self._edit.gone:
+                wake_ns = max(call.end_ns - self._events[call.until].start_ns, 0)
+                points.append((call.start_ns, 1, [Wait(self._key("begun", call.until), wake_ns)], call.end_ns))
         spared = [*self._edit.spared, *((each.start_ns, each.end_ns) for each in self._edit.moved)]
         points += [(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
         points += [(each.at_ns, 2, list(self._launches(each)), each.at_ns) for each in self._edit.moved]
@@ -179,6 +184,9 @@ class _Rank:
             name = label.fields["name"]
             points.append((label.start_ns, 3, [Mark("host", name)], label.start_ns))
             points.append((label.end_ns, -1, [Mark("host_end", name)], label.end_ns))
+        for each in sendings(self._trace):
+            points.append((each.start_ns, 3, [Mark("sending", str(each.place))], each.start_ns))
+            points.append((each.end_ns, -1, [Mark("sending_end", str(each.place))], each.end_ns))
         for place, sent in enumerate(self._edit.sent, start=len(self._events)):
             note = Note(self._key("launched", place))
             points.append((sent.at_ns, 2, [Work(sent.call_ns), note, Work(sent.took_ns - sent.call_ns)], sent.at_ns))

@@ -23,6 +23,7 @@ from overlaplab.events import Run, Trace, main_stream, once_per_run, step_window
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
+from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.gpus.buckets import Recut, recut
 from overlaplab.simulate.gpus.edit import Edit
 from overlaplab.simulate.gpus.gathers import prefetched
@@ -38,7 +39,6 @@ from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import Interval, interval_of
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import edited_on_devices
-from overlaplab.simulate.programs.options import MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_text

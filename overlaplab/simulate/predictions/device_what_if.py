@@ -18,8 +18,9 @@ from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.intervals import Intervals, clip, subtract, union
+from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
-from overlaplab.simulate.gpus.buckets import gradient_sizes, recut
+from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
 from overlaplab.simulate.gpus.gathers import prefetched
 from overlaplab.simulate.predictions.device import (
     DevicePrediction,
@@ -97,7 +98,8 @@ def _option(run: Run) -> Option | OverlaplabError:
     else:
         return "prefetch"
     try:
-        recut(run, [1])  # each gradient for itself: other sizes than were recorded
+        if not (is_of_one_size(run) and recut(run, [int(CAP_MB * MIB)]).edits):
+            recut(run, [1])  # each gradient for itself: other sizes than were recorded
     except OverlaplabError as error:
         return error
     return "bucket_cap_mb"

@@ -17,6 +17,7 @@ from overlaplab.evidence.waits import numbered
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
+from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
 from overlaplab.simulate.predictions.device import device_interval, device_manifest, predict_device
 from overlaplab.simulate.predictions.error import (
@@ -38,7 +39,6 @@ from overlaplab.vocabulary import Rule
 
 __all__ = ["Prediction", "changes", "manifests_beside", "predict"]
 
-MIB = 1 << 20
 _OF_A_RECORDING = frozenset(
     {
         *("link_steps", "link_attained", "link_floor_ns", "collectives", "attempt", "attempts", "machine"),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link, Manifest, traits_of
-from overlaplab.simulate.assign import assign
+from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import spared
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
@@ -33,7 +33,6 @@ from overlaplab.simulate.transfers import beyond
 
 __all__ = ["Buckets", "Recutting", "recut", "recutting", "takes_behind"]
 
-MIB = 1 << 20
 Buckets = Sequence[Sequence[str]]
 """The gradients of each bucket by their names, in order of launch."""
 
@@ -150,11 +149,7 @@ def recutting(run: Run) -> Recutting | None:
 def _ddp_cap(manifest: Manifest | None) -> int | None:
     if manifest is None or manifest.strategy != "torch-ddp":
         return None
-    return int((manifest.bucket_cap_mb or _USUAL_CAP_MB) * MIB)
-
-
-_USUAL_CAP_MB = 25
-"""Of torch's DDP, where nobody says."""
+    return int((manifest.bucket_cap_mb or CAP_MB) * MIB)
 
 
 def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:

@@ -9,14 +9,12 @@ from typing import Any
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, traits_of
+from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
 
 __all__ = ["Options", "has_first_bucket", "options_of"]
 
-MIB = 1 << 20
-CAP_MB = 25.0
-"""What the engine and torch's DDP take where no cap is given."""
 DDP_FIRST_MB = 1.0
 """The first bucket of torch's DDP where no cap is given (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""
 

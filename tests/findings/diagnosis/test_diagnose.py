@@ -240,6 +240,11 @@ def test_advice_where_communication_is_not_the_problem(tmp_path: Path) -> None:
 STEPS = [(0, 1, 100, 6), (0, 2, 280, 174), (0, 3, 104, 7), (0, 4, 101, 6)]
 
 
+def test_that_the_last_step_is_shorter_is_not_named() -> None:
+    assert outlier_steps(summary_rows(*STEPS, (0, 5, 50, 6))) == (2, 5)
+    assert outliers_finding(summary_rows(STEPS[0], *STEPS[2:], (0, 5, 50, 6))) is None
+
+
 def test_outliers_are_named_and_do_not_speak_for_the_run() -> None:
     table = summary_rows(*STEPS)
     assert outlier_steps(table) == (2,)

@@ -42,8 +42,8 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
     events = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 88, 90, 100, correlation=2)
     tables = RunTables(run=run_of(tmp_path / "idle", events))
     assert tables.verdict == (
-        "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, since"
-        " the host launches too slowly."
+        "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, as"
+        " the device waits for its host."
     )
     assert "finding what holds up the host" in advice_of(tables)
     short = [
@@ -56,7 +56,7 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
     for call in (one for one in short if one["cat"] == "cuda_runtime"):
         call["name"] = "cudaGraphLaunch"
     graphs = RunTables(run=run_of(tmp_path / "graphs", short))
-    assert "the host launches too slowly" in graphs.verdict
+    assert "the device waits for its host" in graphs.verdict
     assert "torch.compile" not in advice_of(graphs)
     assert "CUDA graphs leave gaps" in advice_of(graphs)
     host = RunTables(run=run_of(tmp_path / "host", [op("mm", 10 * place, 10 * place + 2) for place in range(10)]))

@@ -9,8 +9,9 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from made.ddp import ddp_ranks, transfer_us
+from made.ddp import ELEMENTS, ddp_ranks, transfer_us
 from made.gpu import Event
 from made.traces import run_of
 
@@ -19,6 +20,9 @@ from overlaplab.analyses import slowdowns
 from overlaplab.analyses.transfer_lines import fitted_lines
 from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
+from overlaplab.simulate import gains
+from overlaplab.simulate.advice.devices import device_settings
+from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.predictions.what_if import why_not
@@ -91,6 +95,21 @@ def test_a_link_tells_how_long_buckets_take(made: Make) -> None:
         predict_device(run, Setting(bucket_cap_mb=2.0))
     found = predict_device(run, Setting(bucket_cap_mb=2.0, link=link))
     assert found.predicted_ns.tolist() == spans(made(2.0))
+
+
+def test_of_one_size_the_default_cap_is_played_alone(made: Make) -> None:
+    """T is in proportion to the bytes: of 20 µs and 1 µs for each 10,000 bytes, the latency is hardly any."""
+    elements = tuple(each * 20 for each in ELEMENTS)
+    run, truth = (made(cap, elements=elements, backward_us=(3000, 3000)) for cap in (1000.0, 25.0))
+    assert is_of_one_size(run)
+    assert not is_of_one_size(truth)
+    (found,) = device_settings(run)
+    assert found.setting == Setting(bucket_cap_mb=25.0)
+    assert found.spans_ns == pytest.approx(np.array(spans(truth)), rel=0.01)
+    best = gains(run).set_index("remedy").loc["cap"]
+    assert best["setting"] == 25
+    with pytest.raises(OverlaplabError, match="below 25 MiB"):
+        predict_device(run, Setting(bucket_cap_mb=10.0))
 
 
 def test_the_line_s_residuals_widen_the_interval(made: Make) -> None:

@@ -61,10 +61,9 @@ def test_a_host_that_does_not_wait_runs_ahead(tmp_path: Path) -> None:
         predict_device(free, Setting(edits=(("no-device-waits", None),)))
 
 
-def accumulating() -> list[Event]:
-    """Two passes forward and backward, and one optimizer step."""
-    events = made_gpu.bucketed(steps=2)
-    first = next(each for each in events if each["name"] == "engine::optimizer")
+def accumulating(events: list[Event], update: str = "engine::optimizer") -> list[Event]:
+    """Two passes forward and backward, and one optimizer step, of events with two steps."""
+    first = next(each for each in events if each["name"] == update)
     steps = sorted((each for each in events if each["name"].startswith("ProfilerStep")), key=lambda each: each["ts"])
     begin, end = steps[0]["ts"], steps[1]["ts"] + steps[1]["dur"]
     kept = [each for each in events if each not in (first, *steps)]
@@ -73,7 +72,8 @@ def accumulating() -> list[Event]:
 
 def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
     """Each pass waits for 300 µs of its last bucket after the backward pass; the first no longer does."""
-    run = run_of(tmp_path, accumulating(), accumulating(), backend="nccl")
+    events = accumulating(made_gpu.bucketed(steps=2))
+    run = run_of(tmp_path, events, events, backend="nccl")
     recorded = replayed(run)["span_ns"].to_numpy() / 1000
     (own, *_), _ = played_us(run, "last-pass")
     exposed = overlaplab.summary(run)["exposed_comm_ns"].to_numpy() / 1000
@@ -81,6 +81,22 @@ def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
     once = run_of(tmp_path / "once", made_gpu.bucketed(), made_gpu.bucketed(), backend="nccl")
     with pytest.raises(OverlaplabError, match="no step sends its gradients in several backward passes"):
         predict_device(once, Setting(edits=(("last-pass", None),)))
+
+
+@pytest.mark.parametrize("backward_us", [200, 3])
+def test_what_sending_costs_the_host_falls_away_too(tmp_path: Path, backward_us: int) -> None:
+    """With kernels of 3 µs the host is what takes time: each gradient is copied in, launched and copied back."""
+
+    def made(name: str, silent: int) -> Run:
+        how: dict[str, Any] = {"backward_us": (backward_us, backward_us), "forward_us": 3, "steps": 2, "silent": silent}
+        ranks = [accumulating(events, "Optimizer.step#AdamW.step") for events in ddp_ranks([2 * MIB], **how)]
+        return run_of(tmp_path / name, *ranks, backend="nccl")
+
+    (truth, *_), _ = replayed(made("silent", 1)).groupby("rank")["span_ns"].apply(list)
+    (found, *_), _ = played_us(made("sends", 0), "last-pass")
+    recorded = replayed(made("sends", 0))["span_ns"].iloc[0] / 1000
+    assert found == pytest.approx(truth / 1000, abs=40)
+    assert recorded - found > 200
 
 
 @pytest.fixture

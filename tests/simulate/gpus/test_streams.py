@@ -10,7 +10,7 @@ from made import gpu as made_gpu
 from made.traces import event, launched, op, run_of, step
 
 from overlaplab import OverlaplabError, load_run, summary
-from overlaplab.evidence.dependencies import blocking_calls, device_events
+from overlaplab.evidence.dependencies import blocking_calls, device_events, full_queues
 from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.gpus.streams import device_programs
@@ -41,6 +41,39 @@ def test_what_each_event_waited_for(tmp_path: Path) -> None:
     found = device_events(trace)
     assert [(own.before, own.after) for own in found] == [(None, None), (0, None), (None, 1), (1, 2), (3, None)]
     assert [call.until for call in blocking_calls(trace)] == [3]
+
+
+ROOM = 1_010
+"""Launches that the made queue holds."""
+
+
+def queued(kernel_us: int) -> list[dict[str, Any]]:
+    """A host that launches 2,000 kernels, in 2 µs each unless the queue is full."""
+    events: list[dict[str, Any]] = []
+    host = free = 0
+    begun: list[int] = []
+    for place in range(2_000):
+        start = max(host + 1, free)
+        until = max(host + 2, begun[place - ROOM] if place >= ROOM else 0)
+        events.append(event("cudaLaunchKernel", host, until, cat="cuda_runtime", correlation=place))
+        events += launched("gemm", host, start, start + kernel_us, correlation=place)[1:]
+        begun.append(start)
+        host, free = until, start + kernel_us
+    return [step(3, 0, host), *events]
+
+
+def test_a_host_waits_while_its_queue_is_full(tmp_path: Path) -> None:
+    run = run_of(tmp_path, queued(10), backend="nccl")
+    full = full_queues(run.traces[0])
+    assert full
+    assert replayed(run)["replayed_ns"].tolist() == [20_000_000]
+    programs = device_programs(run)
+    assert programs is not None
+    (host, stream, _) = programs.programs
+    assert sum(isinstance(move, Wait) for move in host) == len(full)
+    fast = [Work(move.ns // 10) if isinstance(move, Work) else move for move in stream]
+    (spans,) = [play([host, fast, programs.programs[-1]]).spans_ns(2)]
+    assert spans == pytest.approx([sum(1 for _ in range(2_000)) * 2_000], rel=0.01), "it never has to wait"
 
 
 def test_recorded_steps_are_played_to_the_nanosecond(tmp_path: Path) -> None:

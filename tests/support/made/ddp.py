@@ -35,9 +35,11 @@ def ddp_ranks(
     elements: Sequence[int] = ELEMENTS,
     slowdown: int = 0,
     at_once: int = 0,
+    silent: int = 0,
 ) -> list[list[Event]]:
     """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`, and as much
-    and `slowdown` times that much beside an all-reduce. The first steps, `at_once`, send one bucket.
+    and `slowdown` times that much beside an all-reduce. The first steps, `at_once`, send one bucket; of
+    the first ones, `silent`, the backward pass sends nothing, as under `no_sync`.
 
     Without `copies` gradients are views of their buckets; without `shapes` their sizes are not recorded.
     """
@@ -53,6 +55,7 @@ def ddp_ranks(
             forwards=forwards,
             elements=elements,
             slowdown=slowdown,
+            silent=silent,
         )
         for gpu, us in zip(gpus, backward_us, strict=True)
     ]
@@ -82,10 +85,12 @@ def _rank(
     forwards: int,
     elements: Sequence[int],
     slowdown: int,
+    silent: int,
 ) -> Generator[tuple[int, int], int, None]:
     """Yields start and bytes of each all-reduce, and is told when it ends. `steps`: the caps of each."""
     busy: list[tuple[int, int]] = []
-    for caps in steps:
+    for number, caps in enumerate(steps):
+        sends = number >= silent
         with gpu.step():
             for _ in range(forwards):
                 with gpu.range("DistributedDataParallel.forward"):
@@ -98,7 +103,9 @@ def _rank(
                     with gpu.function("AddmmBackward0"):
                         _slowed(gpu, "gemm_backward", backward_us, slowdown, busy)
                     with gpu.function("torch::autograd::AccumulateGrad"):
-                        _accumulate(gpu, count if shapes else None)
+                        _accumulate(gpu, count if shapes else None, into_bucket=sends)
+                        if not sends:
+                            continue
                         held.append(count * 4)
                         full = sum(held) >= caps[min(len(buckets), len(caps) - 1)]
                         if full or sum(own for own, _ in buckets) + len(held) == len(elements):
@@ -113,12 +120,13 @@ def _rank(
                 gpu.run("adamw", 50)
 
 
-def _accumulate(gpu: Gpu, elements: int | None) -> None:
+def _accumulate(gpu: Gpu, elements: int | None, *, into_bucket: bool) -> None:
     given: dict[str, Any] = {} if elements is None else {"Input Dims": [[elements]], "Input type": ["float"]}
     with gpu.range("torch::autograd::AccumulateGrad", cat="cpu_op", **given):
         pass
-    with gpu.range("torch::distributed::reducer::mul_out", cat="cpu_op"):
-        gpu.run("mul", 5)
+    if into_bucket:
+        with gpu.range("torch::distributed::reducer::mul_out", cat="cpu_op"):
+            gpu.run("mul", 5)
 
 
 def _slowed(gpu: Gpu, name: str, us: int, slowdown: int, busy: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,100 @@
+"""What a host does to send gradients alone: copies them into a bucket, launches it, and copies them back.
+
+Of torch's DDP, in a backward pass under `no_sync`, nothing of it is done (torch/csrc/distributed/c10d/reducer.cpp,
+`autograd_hook`), nor of FSDP2 without gradient sync (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
+`post_backward`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from overlaplab.events import Trace, matching, once_per_trace
+from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
+from overlaplab.evidence.dependencies import device_events
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.recorded import recorded, recorded_of_events
+
+__all__ = ["COPIED_BACK", "Sending", "collective_places", "sendings"]
+
+COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+"""The range in which DDP copies a gradient back, where it is no view of its bucket."""
+_REDUCED = "FSDP::post_backward_reduce"
+"""How FSDP2's ranges begin."""
+_COPIED_IN = "torch::distributed::reducer::"
+"""How the ranges begin in which DDP copies a gradient into its bucket."""
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """A range of a host's time, in absolute ns, that one bucket or unit took."""
+
+    start_ns: int
+    end_ns: int
+    place: int
+    """Of its collective's last event, in `device_events`."""
+
+
+@once_per_trace
+def sendings(trace: Trace) -> list[Sending]:
+    """Of all units of FSDP2, and all buckets whose gradients are known."""
+    return [*_of_units(trace), *_of_buckets(trace)]
+
+
+def _of_units(trace: Trace) -> Iterator[Sending]:
+    events = device_events(trace)
+    called = sorted((events[place].called_ns, place) for place in collective_places(trace).values())
+    for start_ns, end_ns in _ranges(trace, _REDUCED):
+        for _, place in called[bisect_left(called, (start_ns, 0)) : bisect_left(called, (end_ns, 0))][:1]:
+            yield Sending(start_ns=start_ns, end_ns=end_ns, place=place)
+
+
+def _of_buckets(trace: Trace) -> list[Sending]:
+    places, copied_in, copied_back = collective_places(trace), _ranges(trace, _COPIED_IN), _ranges(trace, COPIED_BACK)
+    backwards = ddp_backwards(trace, executions(trace), engine=True)
+    found: list[Sending] = []
+    for number, backward in enumerate(backwards):
+        until_ns = backwards[number + 1].start_ns if number + 1 < len(backwards) else None
+        back = iter(_copied_back(backward, until_ns, copied_back))
+        for bucket in backward.buckets:
+            if (place := places.get(bucket.launch.ran or (0, 0))) is not None:
+                ranges = [*_into(bucket, copied_in), *islice(back, len(bucket.gradients))]
+                found += (Sending(start_ns=start, end_ns=end, place=place) for start, end in ranges if end > start)
+    return found
+
+
+def collective_places(trace: Trace) -> dict[Range, int]:
+    """By start and end the place of each collective's last event, in `device_events`."""
+    row_of, rows = recorded_of_events(trace), recorded(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
+    events = enumerate(device_events(trace))
+    return {tuple(rows[row]): place for place, own in events if (row := int(row_of[own.row])) >= 0}
+
+
+def _ranges(trace: Trace, name: str) -> list[Range]:
+    """Those whose name begins so, in order."""
+    table = trace.events
+    rows = table[matching(table["name"], lambda each: each.startswith(name))]
+    return sorted(zip(rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist(), strict=True))
+
+
+def _into(bucket: DDPBucket, copied: list[Range]) -> Iterator[Range]:
+    """From where DDP copies a gradient, or else launches the bucket, until its hooks are over."""
+    for gradient in bucket.gradients:
+        place = bisect_left(copied, (gradient.at_ns, 0))
+        if place < len(copied) and copied[place][0] < gradient.hooks_end_ns:
+            yield copied[place][0], gradient.hooks_end_ns
+        elif gradient.at_ns <= bucket.launch.start_ns < gradient.hooks_end_ns:
+            yield bucket.launch.start_ns, gradient.hooks_end_ns
+
+
+def _copied_back(backward: DDPBackward, until_ns: int | None, copied: list[Range]) -> list[Range]:
+    """After a backward pass, of all its gradients in order of buckets; none where they are not told apart."""
+    first = bisect_right(copied, (backward.end_ns, -1))
+    last = len(copied) if until_ns is None else bisect_left(copied, (until_ns, -1))
+    known = sum(len(bucket.gradients) for bucket in backward.buckets)
+    return copied[first:last] if last - first == known else []
