@@ -54,12 +54,12 @@ class Parts:
 
 
 def caps_tried(run: Run) -> list[float]:
-    """Caps in MiB: powers of two from a quarter to the first that makes one bucket, and the recorded one."""
+    """Caps in MiB: the least that can be played, doubled until one makes a single bucket, and the recorded one."""
     manifest = run.manifest
     known = manifest.parameters if manifest else ()
     whole = (sum(each.bytes for each in known) if known else device_what_if.whole_bytes(run)) / MIB
-    found = [0.25]
-    while found[-1] < min(whole, 64):
+    found = [device_what_if.least_cap_mb(run)]
+    while found[-1] < min(whole, max(found[0], 64)):
         found.append(found[-1] * 2)
     own = manifest.bucket_cap_mb if manifest else None
     return sorted({*found, *([own] if own else [])})

@@ -16,7 +16,7 @@ import pandas as pd
 
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run
+from overlaplab.events import Run, once_per_run, rule_of
 from overlaplab.intervals import Intervals, clip, subtract, union
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
@@ -33,7 +33,7 @@ from overlaplab.simulate.predictions.error import Interval, extrapolated
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
-from overlaplab.vocabulary import label_fields
+from overlaplab.vocabulary import Rule, label_fields
 
 __all__ = [
     "DEPTHS",
@@ -108,6 +108,12 @@ def _option(run: Run) -> Option | OverlaplabError:
 def whole_bytes(run: Run) -> int:
     """What a backward pass sends, in bytes. Raises `OverlaplabError` as `recut` does."""
     return sum(gradient_sizes(run))
+
+
+def least_cap_mb(run: Run) -> float:
+    """The least cap to try, in MiB; of GPUs whose all-reduces are of one size DDP's default, see `recut`."""
+    on_gpus = all(rule_of(trace) is Rule.GPU for trace in run.traces)
+    return CAP_MB if on_gpus and is_of_one_size(run) else 0.25
 
 
 def answer(run: Run, setting: Setting) -> DeviceAnswer:

@@ -20,10 +20,13 @@ from overlaplab.analyses import slowdowns
 from overlaplab.analyses.transfer_lines import fitted_lines
 from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
+from overlaplab.sections.what_if import caps_tried
+from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate import gains
 from overlaplab.simulate.advice.devices import device_settings
 from overlaplab.simulate.gpus.buckets import is_of_one_size
-from overlaplab.simulate.predictions.device import predict_device
+from overlaplab.simulate.predictions.device import device_manifest, predict_device
+from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.predictions.what_if import why_not
 from overlaplab.simulate.programs.setting import Setting
@@ -108,6 +111,8 @@ def test_of_one_size_the_default_cap_is_played_alone(made: Make) -> None:
     assert found.spans_ns == pytest.approx(np.array(spans(truth)), rel=0.01)
     best = gains(run).set_index("remedy").loc["cap"]
     assert best["setting"] == 25
+    assert caps_tried(run) == [25.0, 50.0, 100.0]
+    assert "bucket_cap_mb=25" in device_parts(run, Setting(), recorded_caps(device_manifest(run), []), None).advice
     with pytest.raises(OverlaplabError, match="below 25 MiB"):
         predict_device(run, Setting(bucket_cap_mb=10.0))
 
