@@ -1,7 +1,8 @@
 """Recorded situations, each with its own cause: what is advised first, and what it is predicted to gain.
 
 Most are loops of torch's DDP or FSDP2 under a Recorder, four are of the engine. The remedy of each was recorded as
-well, in turns, three times on either side; `gained_ms` is how much shorter its mean step was.
+well, in turns, three times on either side; `gained_ms` is how much shorter its mean step was. Those of a GPU are of one
+H100 (benchmarks/_gpu_loops.py), and their gain that of steps that nothing recorded.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ ANSWERS = {
     "registration-order": Answer(advice="find_unused_parameters=False, or static_graph=True", gained_ms=34.1),
     "late-rank-changes": Answer(advice="inputs of equal length on all ranks", gained_ms=16.4),
     "19-syncbn": Answer(advice="doing without the 12 all-reduces that wait", gained_ms=87),
+    # a limit, and recorded launches take longer: the recorded remedy, a CUDA graph, gained 27.8 ms
+    "gpu-launches": Answer(advice="fewer launches: CUDA graphs", gained_ms=14.4, misses_ms=12.6),
+    "gpu-loader": Answer(advice="loading data in the background", gained_ms=14.5),
+    "gpu-microbatches": Answer(advice="no_sync() in every backward pass but the last", gained_ms=37.8),
+    "gpu-norms": Answer(advice="no synchronisation within the step: the host waits", gained_ms=4.6, misses_ms=2.1),
+    "gpu-one-bucket": Answer(advice="bucket_cap_mb 25", gained_ms=16.0),
+    "gpu-pause": Answer(advice="finding what holds up the host", gained_ms=22.3),
+    "gpu-saving": Answer(advice="less of saving between the passes", gained_ms=21.7),
 }
 """By folder. `12-zero1-one-bucket` is missing, where half the bytes, which gains more, is advised before a cap."""
 

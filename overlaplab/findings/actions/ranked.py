@@ -30,6 +30,8 @@ __all__ = [
 Row: TypeAlias = Mapping[Any, Any]
 _LESS = 0.5
 """Of its gain counts, in the order, what costs more than a changed line or option."""
+_LIMIT = 0.5
+"""Of a limit counts: launches took twice as long while they were recorded, on an H100 (docs/predictions.md, "Edits")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
     Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, with `overhead`, its
     loop, and how long that step is idle. What is certain comes first, what gains more before what gains less. Of what
     gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs
-    more counts half. What has to be searched for is left out where most of it is found.
+    more counts half, and so does a limit. What has to be searched for is left out where most of it is found.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}
@@ -171,7 +173,8 @@ def _in_order(advised: Sequence[Advised]) -> list[Advised]:
 
 
 def _weighed_ns(advised: Advised) -> float:
-    return advised.gain_ns * (1.0 if advised.action.costs == "nothing" else _LESS)
+    cost = 1.0 if advised.action.costs == "nothing" else _LESS
+    return advised.gain_ns * cost * (_LIMIT if advised.action.condition else 1.0)
 
 
 def predicted_words(advised: Advised) -> str:
