@@ -7,6 +7,7 @@ from pathlib import Path
 
 from overlaplab import load_run
 from overlaplab.sections.what_if import Asked, what_if_parts
+from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.setting import Setting
 
@@ -23,6 +24,9 @@ PICTURES = {
     "even_work": ("late-rank-changes", Setting(edits=(("even-work", None),))),
     "leave_out": ("19-syncbn", Setting(edits=(("leave-out", None),))),
     "one_gradient_less": ("07-embedding-last", Setting(without_parameter="embedding.weight")),
+    "no_pause": ("gpu-pause", Setting(edits=(("no-pause", None),))),
+    "device_waits": ("gpu-norms", Setting(edits=(("no-device-waits", None),))),
+    "launch_overhead": ("gpu-launches", Setting(edits=(("no-launch-overhead", None),))),
     "half_the_bytes": ("12-zero1-one-bucket", Setting(edits=(("half-bytes", None),))),
 }
 """By action the situation and what is changed."""
@@ -35,7 +39,11 @@ def main() -> None:
     for action, (situation, setting) in PICTURES.items():
         run = load_run(ROOT / "tests" / "situations" / "recorded" / situation)
         assert run.manifest is not None
-        parts = what_if_parts(run, Asked(setting=setting), recorded_caps(run.manifest, ()), None)
+        seen = recorded_caps(run.manifest, ())
+        on_gpu = run.manifest.device == "cuda"
+        parts = (
+            device_parts(run, setting, seen, None) if on_gpu else what_if_parts(run, Asked(setting=setting), seen, None)
+        )
         parts.lanes.draw().properties(width=560).save(folder / f"{action}.svg")
 
 

@@ -182,9 +182,10 @@ def depths_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
     )
 
 
-def device_folded(option: str) -> list[str]:
-    """What is not predicted of a run on GPUs on this page, and why; `option` is what is."""
+def device_folded(option: str | None, why: str = "") -> list[str]:
+    """What is not predicted of a run on GPUs on this page, and why; `option` is what is, or else there is a reason."""
     other = {
+        None: f"bucket_cap_mb, prefetch: {why}",
         "bucket_cap_mb": "Prefetch: DDP gathers nothing.",
         "prefetch": "bucket_cap_mb: FSDP2 sends no buckets.",
     }[option]

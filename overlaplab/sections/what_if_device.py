@@ -1,4 +1,4 @@
-"""The page What if of runs on GPUs: another cap of torch's DDP, or another prefetch depth of its FSDP2."""
+"""The page What if of runs on GPUs: another cap of torch's DDP, another prefetch depth of its FSDP2, actions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 import pandas as pd
 
 from overlaplab import charts, findings
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.formats import as_held
 from overlaplab.sections.blocks import Chart
@@ -25,23 +26,27 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
     sure = device_what_if.sure(run, found, recorded)
     step_ns, measured_ns = round(found.mean_ns), round(mean_step_ns(run, recorded_spans_ns(run)))
     doubt_ns = gain_half_ns(measured_ns, sure)
-    if device_what_if.option(run) == "prefetch":
+    over: list[Chart] = []
+    option = device_what_if.option_or_why(run)
+    if isinstance(option, OverlaplabError):
+        advice = findings.what_if_advice(device_what_if.by_cap(run, setting, []), measured_ns, doubt_ns)
+    elif option == "prefetch":
         table = device_what_if.by_depth(run, setting)
         draw = partial(
             charts.depths_predicted, table, chosen=setting.prefetch, measured_ns=measured_ns, half_ns=sure.half_ns
         )
-        over = Chart(key="depths_predicted", draw=draw, note=note, table=as_held(table, "by_depth"))
+        over.append(Chart(key="depths_predicted", draw=draw, note=note, table=as_held(table, "by_depth")))
         advice = findings.depths_advice(table, measured_ns, doubt_ns)
     else:
         advised_mb = advised_cap_mb(run, setting)
         table = device_what_if.by_cap(run, setting, sorted({*caps_tried(run), *filter(None, [advised_mb])}))
-        over = _over_caps(run, setting, table, recorded, (measured_ns, sure.half_ns), advised_mb, note)
+        over.append(_over_caps(run, setting, table, recorded, (measured_ns, sure.half_ns), advised_mb, note))
         by_engine = run.manifest is not None and not run.manifest.by_recorder
         advice = findings.what_if_advice(table, measured_ns, doubt_ns, advised_mb, by_engine=by_engine)
     return Parts(
         headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
         notes=findings.what_if_notes(sure, doubt_ns, found.far, None),
-        over=[over],
+        over=over,
         lanes=_lanes(run, setting, note),
         growing=[],
         advice=advice,

@@ -24,7 +24,8 @@ from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
 from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate.assign import CAP_MB
 from overlaplab.simulate.further import Skew
-from overlaplab.simulate.predictions.device_what_if import DEPTHS, option
+from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
+from overlaplab.simulate.predictions.what_if import told
 from overlaplab.simulate.programs.edits import edit_of
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
@@ -85,20 +86,21 @@ def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
 
 
 def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
-    """Of these runs the traces tell of one option; the others are folded, with a word why."""
+    """Of these runs the traces tell of one option, or of actions alone; the others are folded, with a word why."""
     run, manifest = opened.run, opened.manifest
-    what, controls = option(run), _Controls()
+    what, controls, setting = option_or_why(run), _Controls(), Setting()
     with st.container(key="asked", horizontal=True, gap="small"):
         if what == "prefetch":
             ahead = _or(manifest.prefetch if manifest else None, "as recorded")
             setting = Setting(prefetch=controls.slide("Prefetch", "{} ahead", DEPTHS, ahead))
-        else:
+        elif what == "bucket_cap_mb":
             own = _or(manifest.bucket_cap_mb if manifest else None, "as recorded")
             setting = Setting(bucket_cap_mb=controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(run), own))
         setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
-        for line in findings.device_folded(what):
+        why = told(run, what) if isinstance(what, OverlaplabError) else ""
+        for line in findings.device_folded(None if isinstance(what, OverlaplabError) else what, why):
             st.text(line)
     with st.spinner("Playing the run's hosts and streams with each setting"):
         return setting == Setting(), device_parts(run, setting, recorded, findings.note(manifest))

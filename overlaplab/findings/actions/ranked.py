@@ -31,7 +31,7 @@ Row: TypeAlias = Mapping[Any, Any]
 _LESS = 0.5
 """Of its gain counts, in the order, what costs more than a changed line or option."""
 _LIMIT = 0.5
-"""Of a limit counts: launches took twice as long while they were recorded, on an H100 (docs/predictions.md, "Edits")."""
+"""Of a limit counts: on an H100 launches took twice as long while they were recorded (docs/predictions.md, "Edits")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

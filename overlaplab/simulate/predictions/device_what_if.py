@@ -45,6 +45,7 @@ __all__ = [
     "lanes",
     "least_ns",
     "option",
+    "option_or_why",
     "sure",
     "whole_bytes",
 ]
@@ -79,14 +80,15 @@ class DeviceAnswer:
 
 def option(run: Run) -> Option:
     """What can be changed of a run on GPUs. Raises `OverlaplabError` with the reason where it is nothing."""
-    kept = _option(run)
+    kept = option_or_why(run)
     if isinstance(kept, OverlaplabError):
         raise kept
     return kept
 
 
 @once_per_run
-def _option(run: Run) -> Option | OverlaplabError:
+def option_or_why(run: Run) -> Option | OverlaplabError:
+    """`option`, or why there is none; actions may be played all the same, where the run is."""
     try:
         require_device(run)
     except OverlaplabError as error:

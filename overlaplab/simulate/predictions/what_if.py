@@ -24,7 +24,6 @@ from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import Skew, drawn
 from overlaplab.simulate.player import End, Launch, StuckError
-from overlaplab.simulate.predictions import device_what_if
 from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated, interval_of
 from overlaplab.simulate.programs import made_programs
@@ -65,22 +64,13 @@ def why_not(run: Run) -> str | None:
     """Why nothing can be said of other settings of this run; None where something can."""
     try:
         if any(rule_of(trace) is Rule.GPU for trace in run.traces):
-            return _why_not_on_device(run)
+            require_device(run)  # actions can be played, whatever else
+            return None
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"
         _program(run, Setting())
     except OverlaplabError as error:
         return told(run, error)
-    return None
-
-
-def _why_not_on_device(run: Run) -> str | None:
-    programs = require_device(run)
-    try:
-        device_what_if.option(run)
-    except OverlaplabError as error:
-        linked = " Another link: overlaplab predict RUN --link 100Gbps,20us." if programs.members else ""
-        return f"{told(run, error).rstrip('.')}.{linked}"
     return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from made.ddp import ELEMENTS, ddp_ranks, transfer_us
 from made.gpu import Event
@@ -25,8 +26,8 @@ from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate import gains
 from overlaplab.simulate.advice.devices import device_settings
 from overlaplab.simulate.gpus.buckets import is_of_one_size
-from overlaplab.simulate.predictions.device import device_manifest, predict_device
-from overlaplab.simulate.predictions.error import recorded_caps
+from overlaplab.simulate.predictions.device import predict_device
+from overlaplab.simulate.predictions.device_what_if import option_or_why
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.predictions.what_if import why_not
 from overlaplab.simulate.programs.setting import Setting
@@ -36,6 +37,8 @@ CAPS = ((0.1,), (2.0,), (4.0,), (5.0,), (64.0,), (0.1, 4.0))
 """MiB: each gradient for itself; buckets of 4 and 2; of 5 and 1; all in one; the first alone."""
 
 UNSTEADY_US = cycle((50, 400, 900))
+
+NONE_RECORDED = pd.DataFrame({"bucket_cap_mb": [], "step_ns": []}, dtype="float64")
 
 Make = Callable[..., Run]
 
@@ -112,7 +115,7 @@ def test_of_one_size_the_default_cap_is_played_alone(made: Make) -> None:
     best = gains(run).set_index("remedy").loc["cap"]
     assert best["setting"] == 25
     assert caps_tried(run) == [25.0, 50.0, 100.0]
-    assert "bucket_cap_mb=25" in device_parts(run, Setting(), recorded_caps(device_manifest(run), []), None).advice
+    assert "bucket_cap_mb=25" in device_parts(run, Setting(), NONE_RECORDED, None).advice
     with pytest.raises(OverlaplabError, match="below 25 MiB"):
         predict_device(run, Setting(bucket_cap_mb=10.0))
 
@@ -164,13 +167,19 @@ def test_settings_that_make_no_sense_are_refused(made: Make) -> None:
             predict_device(made(2.0), asked)
 
 
-def test_the_page_what_if_says_why_it_does_not_open(made: Make) -> None:
-    assert why_not(made(2.0)) is None
-    unknown = str(why_not(made(2.0, shapes=False)))
-    assert unknown.startswith("the sizes of its gradients are not known")
-    assert unknown.endswith("Another link: overlaplab predict RUN --link 100Gbps,20us.")
+def test_the_page_what_if_plays_actions_and_says_why_it_plays_no_caps(made: Make) -> None:
+    assert option_or_why(made(2.0)) == "bucket_cap_mb"
+    unknown = made(2.0, shapes=False)
     alone = replace(made(2.0), traces=made(2.0).traces[:1])
-    assert str(why_not(alone)).startswith("when all ranks had come to a bucket's all-reduce is not known of all")
+    for run, why in (
+        (unknown, "the sizes of its gradients are not known"),
+        (alone, "when all ranks had come to a bucket's all-reduce is not known of all"),
+    ):
+        assert why_not(run) is None
+        assert why in str(option_or_why(run))
+        parts = device_parts(run, Setting(edits=(("no-launch-overhead", None),)), NONE_RECORDED, None)
+        assert (parts.over, parts.growing) == ([], [])
+        assert "step" in parts.headline
 
 
 def test_ranks_must_agree_on_the_order(tmp_path: Path) -> None:
