@@ -1,4 +1,4 @@
-"""Draw a step before and after each action, from the recordings of tests/situations, into docs/actions.
+"""Draw a step before and after each action into docs/actions, from tests/situations and traces/h100/loops.
 
 python scripts/action_pictures.py
 """
@@ -24,9 +24,9 @@ PICTURES = {
     "even_work": ("late-rank-changes", Setting(edits=(("even-work", None),))),
     "leave_out": ("19-syncbn", Setting(edits=(("leave-out", None),))),
     "one_gradient_less": ("07-embedding-last", Setting(without_parameter="embedding.weight")),
-    "no_pause": ("gpu-pause", Setting(edits=(("no-pause", None),))),
-    "device_waits": ("gpu-norms", Setting(edits=(("no-device-waits", None),))),
-    "launch_overhead": ("gpu-launches", Setting(edits=(("no-launch-overhead", None),))),
+    "no_pause": ("pause", Setting(edits=(("no-pause", None),))),
+    "device_waits": ("norms", Setting(edits=(("no-device-waits", None),))),
+    "launch_overhead": ("launches", Setting(edits=(("no-launch-overhead", None),))),
     "half_the_bytes": ("12-zero1-one-bucket", Setting(edits=(("half-bytes", None),))),
 }
 """By action the situation and what is changed."""
@@ -37,7 +37,8 @@ def main() -> None:
     folder = ROOT / "docs" / "actions"
     folder.mkdir(exist_ok=True)
     for action, (situation, setting) in PICTURES.items():
-        run = load_run(ROOT / "tests" / "situations" / "recorded" / situation)
+        loops = ROOT / "traces" / "h100" / "loops" / situation
+        run = load_run(loops if loops.exists() else ROOT / "tests" / "situations" / "recorded" / situation)
         assert run.manifest is not None
         seen = recorded_caps(run.manifest, ())
         on_gpu = run.manifest.device == "cuda"

@@ -1,8 +1,8 @@
 """Recorded situations, each with its own cause: what is advised first, and what it is predicted to gain.
 
 Most are loops of torch's DDP or FSDP2 under a Recorder, four are of the engine. The remedy of each was recorded as
-well, in turns, three times on either side; `gained_ms` is how much shorter its mean step was. Those of a GPU are of one
-H100 (benchmarks/_gpu_loops.py), and their gain that of steps that nothing recorded.
+well, in turns, three times on either side; `gained_ms` is how much shorter its mean step was. Those of a GPU are of
+traces/h100/loops, and their gain that of steps that nothing recorded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from samples import sample_tables
+from samples import TRACES, sample_tables
 
 from overlaplab.sections.run_tables import RunTables
 
@@ -66,8 +66,12 @@ ANSWERS = {
 """By folder. `12-zero1-one-bucket` is missing, where half the bytes, which gains more, is advised before a cap."""
 
 
+LOOPS = TRACES / "h100" / "loops"
+NAMES = [*sorted(folder.name for folder in FOLDER.iterdir()), *(f"gpu-{each.name}" for each in sorted(LOOPS.iterdir()))]
+
+
 def tables(name: str) -> RunTables:
-    return sample_tables(FOLDER / name)
+    return sample_tables(LOOPS / name.removeprefix("gpu-") if name.startswith("gpu-") else FOLDER / name)
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -91,7 +95,7 @@ def test_it_gains_what_was_recorded(name: str) -> None:
     assert answer.misses_ms is None or answer.misses_ms > allowed_ms, "it is no miss"
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in FOLDER.iterdir()))
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_listed_adds_up(name: str) -> None:
     found = tables(name).diagnosis
     assert found is not None
@@ -103,7 +107,7 @@ def test_what_is_listed_adds_up(name: str) -> None:
     assert all(not share.remedy or share.remedy in played for share in found.causes if share.replayed)
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in FOLDER.iterdir()))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_rank_and_step_is_advised_the_same(name: str) -> None:
     run = tables(name)
     rows = run.summary[["rank", "step"]].to_numpy().tolist()
