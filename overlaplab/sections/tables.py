@@ -225,7 +225,7 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
         {
             "gain_ns": [each.gain_ns for each in actions],
             "half_ns": pd.array([each.half_ns for each in actions], dtype="Int64"),
-            "action": [each.short for each in actions],
+            "action": [f"{each.short}, at most" if each.action.condition else each.short for each in actions],
             "against": [each.why for each in actions],
         }
     )

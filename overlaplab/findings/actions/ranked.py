@@ -187,8 +187,9 @@ def predicted_words(advised: Advised) -> str:
 
 
 def certainty_words(advised: Advised) -> str:
-    """`33 % of a step, ± 6.2 ms`."""
-    return ", ".join(filter(None, (f"{_share(advised)} of a step", _half(advised))))
+    """`33 % of a step, ± 6.2 ms`, or `90 % of a step, at most`."""
+    limit = "at most" if advised.action.condition else ""
+    return ", ".join(filter(None, (f"{_share(advised)} of a step", _half(advised), limit)))
 
 
 def _share(advised: Advised) -> str:
