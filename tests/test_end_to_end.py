@@ -125,8 +125,8 @@ def test_the_sample_runs_attained_their_link_in_every_step() -> None:
         if late:
             missed[str(path.parent.relative_to(SAMPLES))] = late
     # Its host took longer than T to launch some of 102 collectives: see docs/gpus.md.
-    assert missed == {"h100/per-param": {14: (1.059, 0)}}
-    assert set(without_link) == {"torch-ddp-gloo", "ddp-lessons"}
+    assert missed == {"h100/per-param": {12: (1.091, 1)}}
+    assert set(without_link) == {"torch-ddp-gloo", "ddp-lessons", "h100"}, "of h100 the loops"
 
 
 @pytest.fixture(scope="module", params=["stock", pytest.param("keep-last", marks=pytest.mark.slow)])

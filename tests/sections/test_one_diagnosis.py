@@ -173,7 +173,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         labels, causes = Counter[str](), Counter[str]()
         for share in found.causes:
             labels[share.label] += share.exposed_ns
-            causes[share.cause.label] += share.exposed_ns
+            causes[findings.mark_word(Mark(share.cause.value))] += share.exposed_ns
         assert (lane, panel) == (labels, causes)
         out = printed(run, found)
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)

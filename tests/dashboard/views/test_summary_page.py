@@ -147,7 +147,7 @@ def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
     events += launched("ncclDevKernel_AllReduce", 2, 3, 13, stream=9, correlation=3)
     run_of(tmp_path / "run", events, backend="nccl")
     app = opened(tmp_path, run="run")
-    assert "Communication is not the problem: 79\u00a0% of the step time is idle, since the host launches too" in words(
+    assert "Communication is not the problem: 79\u00a0% of the step time is idle, as the device waits for its" in words(
         app
     )
     assert "Try finding what holds up the host" in words(app)

@@ -223,7 +223,8 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
     assert app.query_params["setting"] == f"{label}:{value:g}"
 
 
-def test_a_run_on_gpus_of_which_nothing_is_known_says_why(opened: Open, strangers: Path) -> None:
+def test_of_a_run_on_gpus_without_known_buckets_actions_are_played(opened: Open, strangers: Path) -> None:
     app = opened(strangers, "what_if", "unknown")
-    assert "No other setting can be predicted" in app.info[0].value
-    assert any(text.startswith("the sizes of its gradients are not known") for text in texts(app))
+    assert [box.label for box in app.main.selectbox] == ["Action"]
+    assert any("bucket_cap_mb, prefetch: the sizes of its gradients are not known" in text for text in texts(app))
+    assert len(specs(app)) == 1, "the median step, measured and played"
