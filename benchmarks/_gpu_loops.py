@@ -192,7 +192,8 @@ def main(
     on = torch.device(device, 0) if device == "cuda" else torch.device(device)
     if device == "cuda":
         torch.cuda.set_device(on)
-    steps: list[dict[str, Any]] = []
+    known = out / "steps.json"  # of an earlier call, too
+    steps: dict[str, float] = json.loads(known.read_text()) if known.exists() else {}
 
     def record(names: Sequence[str]) -> None:
         for number, name, mended in product(range(recordings), names, (False, True)):
@@ -204,10 +205,10 @@ def main(
             except Exception as error:  # what else there is, is recorded
                 print(f"{folder.name}: {type(error).__name__}: {error}", flush=True)
                 continue
-            steps.append({"run": folder.name, "step_s": seconds})
+            steps[folder.name] = seconds
             print(f"{folder.name}: {seconds * 1e3:.2f} ms", flush=True)
             gc.collect()
-            (out / "steps.json").write_text(json.dumps(steps, indent=1))
+            known.write_text(json.dumps(steps, indent=1))
 
     record(ALONE)
     comm = connect(on, Link.parse(LINK))

@@ -54,6 +54,7 @@ LOOPS_ON_GPU = {
     "small-buckets": [Setting(bucket_cap_mb=25)],
     "norms": [Setting(edits=(("no-device-waits", None),))],
 }
+SIDES = ("-faulty-", "-mended-")
 
 
 def main(
@@ -68,18 +69,18 @@ def main(
             continue
         if gpu:
             pairs = [
-                [overlaplab.load_run(faulty), overlaplab.load_run(str(faulty).replace("-faulty-", "-mended-"))]
+                [overlaplab.load_run(faulty.with_name(faulty.name.replace("-faulty-", side))) for side in SIDES]
                 for faulty in sorted(out.glob(f"{loop}-faulty-*"))
             ]
         else:
             pairs = [[record(loop, out, number, mended) for mended in (False, True)] for number in range(recordings)]
-        for setting in settings:
+        for setting in settings if pairs else ():
             print(line(loop, setting, pairs, unrecorded(out, loop) if gpu else None), flush=True)
 
 
 def unrecorded(out: Path, loop: str) -> tuple[float, float]:
     """A step that nothing records, with the fault and without, in ms."""
-    steps = {row["run"]: row["step_s"] for row in json.loads((out / "steps.json").read_text())}
+    steps = json.loads((out / "steps.json").read_text())
     before, after = (
         median(took for run, took in steps.items() if run.startswith(f"{loop}-{side}-"))
         for side in ("faulty", "mended")

@@ -38,7 +38,7 @@ _GRAIN_NS = 2_000
 """Clocks of host and device agree to within this; a shorter wait is none."""
 _QUEUE = 1_000
 """Launches that a stream has not begun, from which on the next one may have to wait. CUDA holds some 1,024 of each
-stream: with CUDA 13.0 on an H100 it were 1,022 to 1,026.
+stream; an H100 with CUDA 13.0 held 1,022 to 1,026.
 """
 _NEAREST = 8
 """Events on other streams that are looked at."""
@@ -208,25 +208,27 @@ def full_queues(trace: Trace) -> tuple[Blocking, ...]:
     `until` is the last event of the stream that had begun when the call returned: it made room.
     """
     found, calls = device_events(trace), launchers(trace)
-    took = trace.events["dur_ns"].to_numpy(np.int64)
+    took, blocking = trace.events["dur_ns"].to_numpy(np.int64), {call.row for call in blocking_calls(trace)}
     full: list[Blocking] = []
     for stream in {own.stream for own in found}:
-        places = [place for place, own in enumerate(found) if own.stream == stream and own.called_ns != UNKNOWN_NS]
-        if len(places) <= _QUEUE:
+        own_calls: dict[int, int] = {}  # a graph launches many events at once
+        for place, own in enumerate(found):
+            if own.stream == stream and own.called_ns != UNKNOWN_NS:
+                own_calls.setdefault(int(calls[own.row]), place)
+        rows, places = (np.array(each, dtype=np.int64) for each in (list(own_calls), list(own_calls.values())))
+        if len(rows) <= _QUEUE:
             continue
-        called, begun = (
-            np.array([getattr(found[place], name) for place in places]) for name in ("called_ns", "start_ns")
-        )
-        rows = np.array([calls[found[place].row] for place in places])
+        called, begun = (np.array([getattr(found[n], name) for n in places]) for name in ("called_ns", "start_ns"))
         order = np.argsort(begun, kind="stable")
         in_order = begun[order]
         waiting = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
         usual_ns = int(np.median(took[rows[waiting < _QUEUE]]))
         last = np.searchsorted(in_order, called + took[rows], side="right") - 1
-        for place in np.flatnonzero((waiting >= _QUEUE) & (in_order[last] > called + usual_ns)).tolist():
-            start_ns, row = int(called[place]), int(rows[place])
-            until = places[int(order[last[place]])]
-            full.append(Blocking(row=row, start_ns=start_ns + usual_ns, end_ns=start_ns + int(took[row]), until=until))
+        for number in np.flatnonzero((waiting >= _QUEUE) & (in_order[last] > called + usual_ns)).tolist():
+            start_ns, row = int(called[number]), int(rows[number])
+            if row not in blocking:
+                end_ns, until = start_ns + int(took[row]), int(places[order[last[number]]])
+                full.append(Blocking(row=row, start_ns=start_ns + usual_ns, end_ns=end_ns, until=until))
     return tuple(sorted(full, key=lambda call: call.start_ns))
 
 

@@ -42,7 +42,7 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
     """Ranges with names on the thread of the passes, outside of these and of each other, in order of start.
 
     Called `host`, with the `name` up to its first `#`. Where no passes are known, see `passes_of`, only data loading,
-    and of a GPU's host what launches nothing: it may not be a pass, then.
+    and on a GPU ranges within which nothing is launched, which cannot be passes.
     """
     passes, windows = passes_of(trace), step_windows(trace)
     if not windows:

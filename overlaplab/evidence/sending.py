@@ -17,6 +17,7 @@ from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 __all__ = ["COPIED_BACK", "Sending", "collective_places", "sendings"]
 
@@ -68,6 +69,7 @@ def _of_buckets(trace: Trace) -> list[Sending]:
     return found
 
 
+@once_per_trace
 def collective_places(trace: Trace) -> dict[Range, int]:
     """By start and end the place of each collective's last event, in `device_events`."""
     row_of, rows = recorded_of_events(trace), recorded(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
@@ -76,9 +78,10 @@ def collective_places(trace: Trace) -> dict[Range, int]:
 
 
 def _ranges(trace: Trace, name: str) -> list[Range]:
-    """Those whose name begins so, in order."""
+    """The host's whose name begins so, in order."""
     table = trace.events
-    rows = table[matching(table["name"], lambda each: each.startswith(name))]
+    on_host = matching(table["category"], ANNOTATION_CATEGORIES.__contains__)
+    rows = table[on_host & matching(table["name"], lambda each: each.startswith(name))]
     return sorted(zip(rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist(), strict=True))
 
 

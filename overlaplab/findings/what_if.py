@@ -182,18 +182,24 @@ def depths_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
     )
 
 
-def device_folded(option: str | None, why: str = "") -> list[str]:
-    """What is not predicted of a run on GPUs on this page, and why; `option` is what is, or else there is a reason."""
+def device_folded(option: str | None, why: str = "", *, first: bool = True, link: bool = True) -> list[str]:
+    """What is not predicted of a run on GPUs on this page, and why; `option` is what is, or else there is a reason.
+
+    `first`, `link`: whether `overlaplab predict` takes another cap of the first bucket, and another link.
+    """
     other = {
         None: f"bucket_cap_mb, prefetch: {why}",
         "bucket_cap_mb": "Prefetch: DDP gathers nothing.",
         "prefetch": "bucket_cap_mb: FSDP2 sends no buckets.",
     }[option]
-    first = ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 tells of it."]
     return [
         other,
-        *(first if option == "bucket_cap_mb" else ()),
-        "Link: overlaplab predict RUN --link 100Gbps,20us tells of another one.",
+        *(
+            ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 tells of it."]
+            if first and option == "bucket_cap_mb"
+            else []
+        ),
+        *(["Link: overlaplab predict RUN --link 100Gbps,20us tells of another one."] if link else []),
         "Strategy, ranks, microbatches: a trace does not tell what the training loop would do then.",
     ]
 

@@ -29,7 +29,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
     over: list[Chart] = []
     option = device_what_if.option_or_why(run)
     if isinstance(option, OverlaplabError):
-        advice = findings.what_if_advice(device_what_if.by_cap(run, setting, []), measured_ns, doubt_ns)
+        advice = findings.what_if_advice(pd.DataFrame(), measured_ns, doubt_ns)
     elif option == "prefetch":
         table = device_what_if.by_depth(run, setting)
         draw = partial(

@@ -29,10 +29,10 @@ __all__ = [
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
 
-_FEWEST = 3
+_FEWEST = 4
 """Steps: of fewer the last one counts, too, though it may be cut short."""
 _MUCH = 0.02
-"""Of a step: a host that ends so much later than its device is what the next step would have waited for."""
+"""Of a step: a host that is done with it so much later than its device is not ahead."""
 
 
 class _HasSpans(Protocol):
@@ -59,7 +59,7 @@ def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
-    bad = disturbed(run.manifest) | damaged | set(map(_cut_short, run.traces))
+    bad = disturbed(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
     left = np.array([number not in bad for number in numbers], dtype=np.bool_)
     kinds = _kinds(run)
     return left | ~np.isin(kinds, kinds[left])

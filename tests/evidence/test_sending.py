@@ -39,7 +39,10 @@ def test_gradients_that_are_views_of_their_bucket_are_not_copied_back(tmp_path: 
 
 def test_fsdp2_reduces_each_unit_in_a_range(tmp_path: Path) -> None:
     events = fsdp(1, steps=1)
-    (trace,) = run_of(tmp_path, events, backend="nccl").traces
+    copies = [
+        each | {"cat": "gpu_user_annotation", "ts": each["ts"] + 5} for each in events if "reduce" in each["name"]
+    ]
+    (trace,) = run_of(tmp_path, [*events, *copies], backend="nccl").traces
     zero = int(trace.events["ts_ns"].min()) - 1000 * min(each["ts"] for each in events)
     ranges = [each for each in events if each["name"].startswith("FSDP::post_backward_reduce")]
     times = [(1000 * each["ts"], 1000 * (each["ts"] + each["dur"])) for each in ranges]

@@ -24,6 +24,8 @@ from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
 from overlaplab.sections.what_if_device import device_parts
 from overlaplab.simulate.assign import CAP_MB
 from overlaplab.simulate.further import Skew
+from overlaplab.simulate.gpus.buckets import is_of_one_size
+from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
 from overlaplab.simulate.predictions.what_if import told
 from overlaplab.simulate.programs.edits import edit_of
@@ -47,8 +49,7 @@ def page() -> None:
     if opened.not_predicted is not None:
         nothing_to_show(
             opened,
-            "No other setting can be predicted from this run. That takes the traces of all ranks: of a run of the"
-            " engine on a CPU (`overlaplab record`), or of torch's DDP or FSDP2 on GPUs.",
+            "No other setting can be predicted from this run. That takes the traces of all ranks, or a run on GPUs.",
         )
         st.text(opened.not_predicted)
         return
@@ -99,8 +100,9 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
         setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
-        why = told(run, what) if isinstance(what, OverlaplabError) else ""
-        for line in findings.device_folded(None if isinstance(what, OverlaplabError) else what, why):
+        known, why = (None, told(run, what)) if isinstance(what, OverlaplabError) else (what, "")
+        link = bool(require_device(run).members)
+        for line in findings.device_folded(known, why, first=not is_of_one_size(run), link=link):
             st.text(line)
     with st.spinner("Playing the run's hosts and streams with each setting"):
         return setting == Setting(), device_parts(run, setting, recorded, findings.note(manifest))

@@ -31,7 +31,7 @@ Row: TypeAlias = Mapping[Any, Any]
 _LESS = 0.5
 """Of its gain counts, in the order, what costs more than a changed line or option."""
 _LIMIT = 0.5
-"""Of a limit counts: on an H100 launches took twice as long while they were recorded (docs/predictions.md, "Edits")."""
+"""Of that counts a limit: on an H100 launches took twice as long while they were recorded (docs/predictions.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
     Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, with `overhead`, its
     loop, and how long that step is idle. What is certain comes first, what gains more before what gains less. Of what
     gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs
-    more counts half, and so does a limit. What has to be searched for is left out where most of it is found.
+    more counts half, a limit half of that. What has to be searched for is left out where most of it is found.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}

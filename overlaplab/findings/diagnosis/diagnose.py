@@ -229,7 +229,7 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
 
     That the last step is shorter says nothing of the training: what would have followed it was not recorded.
     """
-    steps = tuple(step for step in outlier_steps(table) if not _ends_early(table, step))
+    steps = outlier_steps(table)
     if not steps:
         return None
     own, others = table[table["step"].isin(steps)], without_steps(steps_of_kind(table, steps[0]), steps)
@@ -239,13 +239,9 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {numbers_named(steps, last=' and ')} differ"
     if abs(exposed - usual) * 2 >= abs(span - usual_span):
         return f"{named}: {ms(exposed)} exposed, {ms(usual)} in others."
+    if steps == (table["step"].max(),) and span < usual_span:
+        return None
     return f"{named}: {ms(span)} long, {ms(usual_span)} others."
-
-
-def _ends_early(table: pd.DataFrame, step: int) -> bool:
-    """Whether it is the last step, and shorter than the median one."""
-    spans = table.groupby("step")["span_ns"].max()
-    return bool(step == spans.index.max() and spans[step] < spans.median())
 
 
 def _shares(

@@ -10,7 +10,8 @@ What a launch costs the host, and how soon streams go on, are medians of what wa
 [Note: T]
 A bucket that was recorded with the same gradients keeps its T. Of others it is the line through the transfers of their
 group's all-reduces (`transfer_lines`), which may be off by what those transfers are off. Where all are of one size,
-T is taken to be in proportion to the bytes, down to DDP's default cap: which part of it is latency is not known then.
+T is taken to be in proportion to the bytes, down to DDP's default cap: which part of it is latency is not known then,
+so that T of larger buckets is too long by it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statistics import median_low
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, launchers, main_stream, matching
+from overlaplab.events import Run, Trace, launchers, main_stream, matching, once_per_run
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.sending import COPIED_BACK
@@ -95,7 +96,7 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     what = None
     if line is None:
         what = "how long its all-reduces take is not known"
-    elif line.transfers["bytes"].nunique() < 2 and caps[-1] < CAP_MB * MIB:
+    elif line.transfers["bytes"].nunique() < 2 and min(caps) < CAP_MB * MIB:
         what = f"its all-reduces are of one size: how long others would take is not known, below {CAP_MB:g} MiB"
     elif line.half_ns is None:
         what = f"{len(line.transfers)} transfers of its all-reduces do not tell how long others would take"
@@ -106,6 +107,7 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     return line
 
 
+@once_per_run
 def is_of_one_size(run: Run) -> bool:
     """Whether all all-reduces whose T is known are, as those of a model in one bucket."""
     sizes = {size for own in fitted_lines(run) if own.kind == "all_reduce" for size in own.transfers["bytes"].tolist()}

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, pairwise
 
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import updates_of
@@ -107,7 +108,10 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for note, move in chain.from_iterable(map(pairwise, lanes)):
             if isinstance(move, Launch) and isinstance(note, Note) and move.role in GRADIENTS and move.what:
-                event = events[note.key[2]]  # type: ignore[index]
+                place: int = note.key[2]  # type: ignore[index]
+                if place >= len(events):
+                    raise OverlaplabError("with other buckets, fewer passes that send are not played", path=run.path)
+                event = events[place]
                 since = bisect_right(steps, event.start_ns), bisect_right(updates, event.called_ns)
                 alike[since, move.role, move.what, move.bytes].append(move.key)
         repeated.update(key for keys in alike.values() for key in keys[:-1])

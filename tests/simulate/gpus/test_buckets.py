@@ -118,6 +118,8 @@ def test_of_one_size_the_default_cap_is_played_alone(made: Make) -> None:
     assert "bucket_cap_mb=25" in device_parts(run, Setting(), NONE_RECORDED, None).advice
     with pytest.raises(OverlaplabError, match="below 25 MiB"):
         predict_device(run, Setting(bucket_cap_mb=10.0))
+    with pytest.raises(OverlaplabError, match="below 25 MiB"):
+        predict_device(run, Setting(bucket_cap_mb=25.0, first_bucket_mb=1.0))
 
 
 def test_the_line_s_residuals_widen_the_interval(made: Make) -> None:

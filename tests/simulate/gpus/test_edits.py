@@ -99,6 +99,13 @@ def test_what_sending_costs_the_host_falls_away_too(tmp_path: Path, backward_us:
     assert recorded - found > 200
 
 
+def test_other_buckets_and_fewer_passes_are_not_played_together(tmp_path: Path) -> None:
+    ranks = [accumulating(events, "Optimizer.step#AdamW.step") for events in ddp_ranks([2 * MIB], steps=2)]
+    run = run_of(tmp_path, *ranks, backend="nccl")
+    with pytest.raises(OverlaplabError, match="with other buckets, fewer passes that send are not played"):
+        predict_device(run, Setting(bucket_cap_mb=4.0, edits=(("last-pass", None),)))
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Run:
     """The second rank's trace of two, of which the first is late."""

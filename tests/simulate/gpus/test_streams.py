@@ -76,6 +76,30 @@ def test_a_host_waits_while_its_queue_is_full(tmp_path: Path) -> None:
     assert spans == pytest.approx([sum(1 for _ in range(2_000)) * 2_000], rel=0.01), "it never has to wait"
 
 
+def test_a_copy_that_blocks_waits_for_its_device_and_no_room(tmp_path: Path) -> None:
+    """`.item()` of a host that is 1,900 launches ahead: without waiting for the device, it does not wait."""
+    events = queued(10)[1:]
+    end = max(each["ts"] + each["dur"] for each in events)
+    host = max(each["ts"] + each["dur"] for each in events if each["cat"] == "cuda_runtime")
+    copy = launched("Memcpy DtoH (Device -> Pageable)", host, end, end + 2, cat="gpu_memcpy", correlation=9_999)
+    copy[0] |= {"name": "cudaMemcpyAsync", "dur": end + 3 - host}
+    run = run_of(tmp_path, [step(3, 0, end + 5), *events, *copy], backend="nccl")
+    (call,) = blocking_calls(run.traces[0])
+    assert call.row not in {each.row for each in full_queues(run.traces[0])}
+
+
+def test_a_graph_is_one_launch(tmp_path: Path) -> None:
+    """Five graphs of 600 kernels: no queue is full, however many kernels wait."""
+    events = [step(3, 0, 40_000)]
+    for number in range(5):
+        call, *_ = launched("cudaGraphLaunch", 50 * number, 0, 0, correlation=number)
+        events.append(call | {"name": "cudaGraphLaunch", "dur": 50})
+        for kernel in range(600):
+            start = 6_000 * number + 10 * kernel + 60
+            events += launched("gemm", 0, start, start + 10, correlation=number)[1:]
+    assert full_queues(run_of(tmp_path, events, backend="nccl").traces[0]) == ()
+
+
 def test_recorded_steps_are_played_to_the_nanosecond(tmp_path: Path) -> None:
     table = replayed(run_of(tmp_path, EVENTS, backend="nccl"))
     assert table["span_ns"].tolist() == table["replayed_ns"].tolist() == [280_000]
