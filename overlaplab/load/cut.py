@@ -168,7 +168,8 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     rank outside of them. The rows are:
 
     - device events in that time, and the calls that launched them
-    - host events in that time, back to the first such call, and what they launched
+    - host events in that time, back to the first such call, and what they launched; on a GPU until the launch of what
+      ends the last step, as what the host does before it is part of that step
     - both also for as long as communication among these lasts
     - on each stream the last event to end before, since the rank was ready then
     - the start of the following step
@@ -185,10 +186,13 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
     called = np.where(calls >= 0, starts[calls], _NEVER)
     span = min(within[0], *(w.start_ns for w in windows)), max(within[1], *(w.end_ns for w in windows))
+    after = _following(trace, steps)
+    opens = host[1] if after is None else int(called[device & (starts == after.start_ns)].min(initial=_NEVER))
+    opens = host[1] if opens == _NEVER else opens
     for _ in range(2):
         rows = device & (starts <= span[1]) & (ends >= span[0])
         host = min(host[0], int(called[rows].min(initial=_NEVER))), host[1]
-        hosts = host if device.any() else span  # without devices, `span` also covers longer communication
+        hosts = (host[0], max(host[1], opens)) if device.any() else span  # without devices, `span` covers communication
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
         communicates = rows & (counting_as(trace, Work.COMMUNICATION))
@@ -198,7 +202,6 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
         )
     rows = rows | _neighbours(trace, steps)
     rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
-    after = _following(trace, steps)
     if after is None:  # the trace may be a slice itself, which marks the end of its last step
         rows = rows | matching(events["name"], lambda text: text.startswith(NEXT_STEP))
     else:

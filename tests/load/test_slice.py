@@ -11,11 +11,13 @@ from typing import Any
 import fsspec
 import pandas as pd
 import pytest
+from made.hosts import loop
 from made.traces import event, gloo, launched, op, run_of, step, write
 from pandas.testing import assert_frame_equal
 from samples import sample_run
 
 from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
+from overlaplab.evidence.host_work import host_work
 from overlaplab.load import slice_run
 from overlaplab.selection import Selection
 
@@ -107,6 +109,17 @@ def test_gpu_steps(tmp_path: Path, first: int, last: int) -> None:
     part = load_run(tmp_path / "part")
     assert_same_figures(part, whole, list(range(first, last)))
     assert sorted(summary(part)["step"].unique().tolist()) == list(range(first, last))
+
+
+def test_what_a_host_does_before_the_next_kernel_comes_along(tmp_path: Path) -> None:
+    """Loading for the next step is part of a step on a GPU, which ends with the next one's first kernel."""
+    events = loop(pause_us=100)
+    begun = next(each["ts"] for each in events if each["name"] == "ProfilerStep#4")
+    events.append(event("decoding", begun + 10, begun + 90, cat="user_annotation"))
+    run = run_of(tmp_path / "run", events, backend="nccl")
+    slice_run(run, 3, 4, tmp_path / "part")
+    for each in (run, load_run(tmp_path / "part")):
+        assert [label.fields["name"] for label in host_work(each.traces[0])] == ["decoding"]
 
 
 def test_arrows_come_along(tmp_path: Path) -> None:

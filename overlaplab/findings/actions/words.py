@@ -102,7 +102,7 @@ def host_work(case: Case) -> str:
     """Less of what the host does between the passes."""
     if case.what == DATA_LOADING:
         return "loading data in the background (num_workers of its DataLoader)"
-    return f"less of {shorten(str(case.what), 40)} between the passes"
+    return f"less of “{shorten(str(case.what), 40)}” between the passes"
 
 
 def device_waits(case: Case) -> str:
