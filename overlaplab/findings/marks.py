@@ -32,7 +32,7 @@ def exposed_name(row: Mapping[Any, Any]) -> str:
 def mark_word(mark: Mark) -> str:
     """What a kind of mark is called in the legend; of exposed time the cause, in words. Gaps may be long or short."""
     if mark is Mark.GAP:
-        return "host paused, or short pauses (compute gap)"
+        return "pauses, long or short (compute gap)"
     return cause_words(CAUSE_MARKS[mark]) if mark in CAUSE_MARKS else mark.value
 
 
