@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.trained.parameters(), lr=1e-4)
         self.train: Callable[[], Any] = self.step
         if name == "launches" and mended and not tiny:
-            self.train = self._captured()
+            self.train = self._capture()
         if name == "loader":
             workers = {"num_workers": 4, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
             self.samples = iter(_endless(DataLoader(Slow(self.x), batch_size=None, **workers)))
@@ -112,7 +112,7 @@ class Loop:
         return ddp
 
     def step(self) -> None:
-        """Of training."""
+        """One step of training."""
         passes = 4 if self.name.endswith("microbatches") else 1
         if self.name == "loader":
             self.x = next(self.samples).to(self.x)
@@ -137,7 +137,7 @@ class Loop:
             with torch.profiler.record_function("saving") if self.name == "saving" else nullcontext():
                 time.sleep(0.02)
 
-    def _captured(self) -> Callable[[], Any]:
+    def _capture(self) -> Callable[[], Any]:
         """A step as a CUDA graph (PyTorch's notes on CUDA graphs, "Whole-network capture")."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -152,11 +152,11 @@ class Loop:
 
 
 def _endless(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for _ in cycle([0]):
+    while True:
         yield from loader
 
 
-def recorded(loop: Loop, out: Path) -> float:
+def record_loop(loop: Loop, out: Path) -> float:
     """Record some steps; the seconds of one that nothing records, before."""
     for _ in range(WARMUP):
         loop.train()
@@ -192,8 +192,8 @@ def main(
     on = torch.device(device, 0) if device == "cuda" else torch.device(device)
     if device == "cuda":
         torch.cuda.set_device(on)
-    known = out / "steps.json"  # of an earlier call, too
-    steps: dict[str, float] = json.loads(known.read_text()) if known.exists() else {}
+    timed = out / "steps.json"  # of an earlier call, too
+    steps: dict[str, float] = json.loads(timed.read_text()) if timed.exists() else {}
 
     def record(names: Sequence[str]) -> None:
         for number, name, mended in product(range(recordings), names, (False, True)):
@@ -201,14 +201,14 @@ def main(
                 continue
             folder = out / f"{name}-{'mended' if mended else 'faulty'}-{number}"
             try:
-                seconds = recorded(Loop(name, on, mended=mended), folder)
+                seconds = record_loop(Loop(name, on, mended=mended), folder)
             except Exception as error:  # what else there is, is recorded
                 print(f"{folder.name}: {type(error).__name__}: {error}", flush=True)
                 continue
             steps[folder.name] = seconds
             print(f"{folder.name}: {seconds * 1e3:.2f} ms", flush=True)
             gc.collect()
-            known.write_text(json.dumps(steps, indent=1))
+            timed.write_text(json.dumps(steps, indent=1))
 
     record(ALONE)
     comm = connect(on, Link.parse(LINK))

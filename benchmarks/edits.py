@@ -75,16 +75,13 @@ def main(
         else:
             pairs = [[record(loop, out, number, mended) for mended in (False, True)] for number in range(recordings)]
         for setting in settings if pairs else ():
-            print(line(loop, setting, pairs, unrecorded(out, loop) if gpu else None), flush=True)
+            print(line(loop, setting, pairs, unrecorded_step_ms(out, loop) if gpu else None), flush=True)
 
 
-def unrecorded(out: Path, loop: str) -> tuple[float, float]:
+def unrecorded_step_ms(out: Path, loop: str) -> tuple[float, float]:
     """A step that nothing records, with the fault and without, in ms."""
     steps = json.loads((out / "steps.json").read_text())
-    before, after = (
-        median(took for run, took in steps.items() if run.startswith(f"{loop}-{side}-"))
-        for side in ("faulty", "mended")
-    )
+    before, after = (median(took for run, took in steps.items() if run.startswith(loop + side)) for side in SIDES)
     return before * 1e3, after * 1e3
 
 

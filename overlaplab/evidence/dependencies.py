@@ -210,12 +210,12 @@ def full_queues(trace: Trace) -> tuple[Blocking, ...]:
     found, calls = device_events(trace), launchers(trace)
     took, blocking = trace.events["dur_ns"].to_numpy(np.int64), {call.row for call in blocking_calls(trace)}
     full: list[Blocking] = []
-    for stream in {own.stream for own in found}:
-        own_calls: dict[int, int] = {}  # a graph launches many events at once
-        for place, own in enumerate(found):
-            if own.stream == stream and own.called_ns != UNKNOWN_NS:
-                own_calls.setdefault(int(calls[own.row]), place)
-        rows, places = (np.array(each, dtype=np.int64) for each in (list(own_calls), list(own_calls.values())))
+    launched: dict[int, dict[int, int]] = defaultdict(dict)  # by stream and call; a graph's launches many events
+    for place, event in enumerate(found):
+        if event.called_ns != UNKNOWN_NS:
+            launched[event.stream].setdefault(int(calls[event.row]), place)
+    for place_of_call in launched.values():
+        rows, places = (np.array(list(each), dtype=np.int64) for each in (place_of_call, place_of_call.values()))
         if len(rows) <= _QUEUE:
             continue
         called, begun = (np.array([getattr(found[n], name) for n in places]) for name in ("called_ns", "start_ns"))

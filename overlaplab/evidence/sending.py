@@ -43,7 +43,7 @@ class Sending:
 
 @once_per_trace
 def sendings(trace: Trace) -> list[Sending]:
-    """Of all units of FSDP2, and all buckets whose gradients are known."""
+    """Those of every unit of FSDP2, and of every bucket whose gradients are known."""
     return [*_of_units(trace), *_of_buckets(trace)]
 
 

@@ -100,9 +100,9 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
         setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
-        known, why = (None, told(run, what)) if isinstance(what, OverlaplabError) else (what, "")
+        option, why = (None, told(run, what)) if isinstance(what, OverlaplabError) else (what, "")
         link = bool(require_device(run).members)
-        for line in findings.device_folded(known, why, first=not is_of_one_size(run), link=link):
+        for line in findings.device_folded(option, why, first=not is_of_one_size(run), link=link):
             st.text(line)
     with st.spinner("Playing the run's hosts and streams with each setting"):
         return setting == Setting(), device_parts(run, setting, recorded, findings.note(manifest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -13,6 +13,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, W
 
 __all__ = [
     "balanced",
+    "between_marks",
     "evened",
     "without_device_waits",
     "without_host_work",
@@ -65,25 +66,27 @@ def without_pauses(program: Program) -> list[Move]:
 
 def without_host_work(program: Program, name: str) -> list[Move]:
     """Nothing is done between the marks `host` and `host_end` of this name."""
-    moves: list[Move] = []
-    inside = False
-    for move in program:
-        if isinstance(move, Mark) and move.word in ("host", "host_end") and move.name == name:
-            inside = move.word == "host"
-        if not (inside and isinstance(move, Work)):
-            moves.append(move)
-    return moves
+    return [move for move, inside in between_marks(program, "host", {name}) if not (inside and isinstance(move, Work))]
 
 
 def without_launch_overhead(program: Program) -> list[Move]:
     """The host of a GPU launches in no time; what it does between passes by name, and its pauses, stay."""
-    moves: list[Move] = []
+    return [
+        Work(move.paused_ns, move.paused_ns) if isinstance(move, Work) and not inside else move
+        for move, inside in between_marks(program, "host")
+    ]
+
+
+def between_marks(program: Program, word: str, names: Collection[str] | None = None) -> Iterator[tuple[Move, bool]]:
+    """Each move, and whether it lies between the marks `<word>` and `<word>_end` of one of these names, or of any.
+
+    Such ranges do not overlap.
+    """
     inside = False
     for move in program:
-        if isinstance(move, Mark) and move.word in ("host", "host_end"):
-            inside = move.word == "host"
-        moves.append(Work(move.paused_ns, move.paused_ns) if isinstance(move, Work) and not inside else move)
-    return moves
+        if isinstance(move, Mark) and move.word in (word, f"{word}_end"):
+            inside = move.word == word and (names is None or move.name in names)
+        yield move, inside
 
 
 def without_device_waits(program: Program) -> list[Move]:

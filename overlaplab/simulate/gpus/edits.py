@@ -12,9 +12,15 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import updates_of
 from overlaplab.simulate.edits.collectives import GRADIENTS, halved
-from overlaplab.simulate.edits.hosts import balanced, evened, without_device_waits, without_launch_overhead
+from overlaplab.simulate.edits.hosts import (
+    balanced,
+    between_marks,
+    evened,
+    without_device_waits,
+    without_launch_overhead,
+)
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
-from overlaplab.simulate.player import Launch, Mark, Move, Note, Program, Wait, Work
+from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work
 from overlaplab.simulate.transfers import transfers
 
 __all__ = ["balance", "even_work", "half_the_bytes", "last_pass", "no_device_waits", "no_launch_overhead"]
@@ -63,17 +69,9 @@ def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
 
 def _without_sending(host: Program, places: set[str]) -> tuple[list[Move], set[Hashable]]:
     """A host that does nothing for these buckets, and the places of what it launched for them."""
-    moves: list[Move] = []
-    launched: set[Hashable] = set()
-    inside = False
-    for move in host:
-        if isinstance(move, Mark) and move.word in ("sending", "sending_end"):
-            inside = move.word == "sending" and move.name in places
-        if inside and isinstance(move, Note):
-            launched.add(move.key[2])  # type: ignore[index]
-        if not (inside and isinstance(move, Work)):
-            moves.append(move)
-    return moves, launched
+    marked = list(between_marks(host, "sending", places))
+    launched: set[Hashable] = {move.key[2] for move, inside in marked if inside and isinstance(move, Note)}  # type: ignore[index]
+    return [move for move, inside in marked if not (inside and isinstance(move, Work))], launched
 
 
 def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable]) -> list[Move]:
