@@ -11,11 +11,16 @@ results=$2
 name=$(basename "$folder")
 most=${MOST_BYTES:-50331648}
 
-mkdir -p "$results"
-rm -f "$results/$name.tar".?
+new="$results/.new.$$"
+rm -rf "$results"/.new.*
+mkdir -p "$new"
 (cd "$(dirname "$folder")" && find "$name" -type f -printf '%s %p\n' | sort -n | cut -d ' ' -f 2- | tar --warning=no-file-changed -cf - -T -) |
-    head -c "$most" | split -b $(((most + 3) / 4)) -a 1 -d - "$results/$name.tar."
-packed=$(cat "$results/$name.tar".? 2>/dev/null | wc -c)
+    head -c "$most" | split -b $(((most + 3) / 4)) -a 1 -d - "$new/$name.tar."
+# Only now does the older packing go: whoever is ended meanwhile leaves it whole.
+rm -f "$results/$name.tar".?
+mv "$new/$name.tar".? "$results/"
+rmdir "$new"
+packed=$(cat "$results/$name.tar".? | wc -c)
 if [ "$packed" -ge "$most" ]; then
     echo "$name: only the first $most bytes are packed; the largest files are cut off" >&2
 fi

@@ -111,15 +111,16 @@ class Recording:
                 yield name
                 self.sizes.pop(name, None)
                 ended = _line_comes(process, until)
-                if ended:
-                    self.sizes[name] = sum(path.stat().st_size for path in (self.out / name).iterdir())
-                    took = f"{time.monotonic() - began:.0f} s"
-                    print(f"{name}: {steps} steps, {self.sizes[name]} bytes, {took}", flush=True)
-                elif not (self.out / name / "run.json").exists():  # a trace without it would look like a run
+                took_s = time.monotonic() - began
+                if (
+                    not ended and not (self.out / name / "run.json").exists()
+                ):  # a trace without it would look like a run
                     shutil.rmtree(self.out / name, ignore_errors=True)
                 self.pack()
                 if not ended:
                     return
+                self.sizes[name] = sum(path.stat().st_size for path in (self.out / name).iterdir())
+                print(f"{name}: {steps} steps, {self.sizes[name]} bytes, {took_s:.0f} s", flush=True)
                 allowed_s, began = self.run_s, time.monotonic()
         finally:
             _end(process)

@@ -383,6 +383,9 @@ def test_what_was_recorded_is_kept_if_the_script(samples: Samples, tmp_path: Pat
     os.mkfifo(ready)
     with samples.start("--packed", str(packed), HANGS="bucketed-cap-5", READY=str(ready)) as process:
         child = ready.read_text().strip()
+        assert process.stdout is not None
+        packed_names = [process.stdout.readline().split(":")[0] for _ in range(2)]  # a run is named once it is packed
+        assert packed_names == ["naive", "per-param"]
         process.terminate() if ends == "is stopped" else process.kill()
         if ends == "is killed":
             os.kill(int(child), signal.SIGKILL)

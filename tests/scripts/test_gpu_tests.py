@@ -410,3 +410,22 @@ def test_packed_files_are_few_and_small(tmp_path: Path) -> None:
     joined = b"".join(tar.read_bytes() for tar in tars)
     found = subprocess.run(["tar", "x", "-O", "traces/a/small one"], input=joined, capture_output=True)
     assert found.stdout == b"small"
+
+
+def test_packing_that_is_ended_leaves_what_was_packed(tmp_path: Path) -> None:
+    """`split` is what ends: whole folders of results were lost so."""
+    folder, results, tools = tmp_path / "traces", tmp_path / "results", tmp_path / "tools"
+    folder.mkdir()
+    tools.mkdir()
+    (folder / "a").write_text("first")
+    pack = ["sh", str(ROOT / "scripts" / "pack.sh"), str(folder), str(results)]
+    assert run(pack, 60) == (0, "")
+    before = (results / "traces.tar.0").read_bytes()
+    (tools / "split").write_text("#!/bin/sh\nkill -9 $PPID\n")
+    (tools / "split").chmod(0o755)
+    (folder / "b").write_text("second")
+    assert run(pack, 60, PATH=f"{tools}:{os.environ['PATH']}")[0] != 0
+    assert (results / "traces.tar.0").read_bytes() == before
+    assert run(pack, 60) == (0, "")
+    assert b"second" in (results / "traces.tar.0").read_bytes()
+    assert [path.name for path in results.iterdir()] == ["traces.tar.0"]
