@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["best_cap", "pick_link", "share", "tables"]
-
 Figures = dict[str, Any]
 
 SHARE = 0.7

@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # benchmarks of the engine run where it is not installed
     import overlaplab
     from overlaplab.simulate.programs.setting import Setting
 
-__all__ = ["line", "record"]
-
 _OPTIONS = ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate")
 
 

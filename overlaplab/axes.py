@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["AXES", "PIPELINE", "TENSOR", "axis_of"]
-
 PIPELINE, TENSOR = "pp", "tp"
 
 AXES: Mapping[str, str] = {

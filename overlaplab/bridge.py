@@ -3,8 +3,6 @@
 import importlib
 from typing import Any
 
-__all__ = ["from_engine"]
-
 
 def from_engine(name: str, module: str = "overlaplab_engine") -> Any:
     """`name` from a module of the engine; ImportError says which extra is missing.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["OVERHEAD", "SHORT_PAUSE_NS", "Cause"]
-
 SHORT_PAUSE_NS = 100_000
 """Compute gaps that are shorter come between any two operators: the host did not pause."""
 OVERHEAD = "short pauses between operators (framework overhead)"

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["REGISTRY", "Column", "Unit", "column", "columns"]
-
 Unit: TypeAlias = Literal["text", "flag", "count", "ns", "ms", "bytes", "GB/s", "ratio"]
 """What a table holds. People are shown ns as ms, bytes as kB or MB, and ratios, from 0 to 1, as percentages."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from hta.common.trace import Trace as HtaTrace
     from hta.trace_analysis import TraceAnalysis
 
-__all__ = ["trace_analysis"]
-
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 _LAUNCH = "cudaLaunchKernel"
 """The name by which HTA recognises launches on a host."""

@@ -11,24 +11,6 @@ import msgspec
 
 from overlaplab.traits import TRAITS, Traits
 
-__all__ = [
-    "Bucket",
-    "Held",
-    "Link",
-    "Manifest",
-    "Mesh",
-    "Model",
-    "Parameter",
-    "Pipeline",
-    "Sleep",
-    "Stage",
-    "Swept",
-    "Unit",
-    "played_phantoms",
-    "traits_of",
-]
-
-
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 """A count, or bytes; limited so that sums of thousands fit into 64 bits."""
 

@@ -19,8 +19,6 @@ import pytest
 if TYPE_CHECKING:
     from overlaplab.events import Run
 
-__all__ = ["Gate", "overlaplab_gate"]
-
 _SHOWN = 2000
 """Characters of a failed command's errors that are shown."""
 

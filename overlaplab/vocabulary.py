@@ -10,32 +10,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from urllib.parse import quote, unquote
 
-__all__ = [
-    "ANNOTATION_CATEGORIES",
-    "CPU_BACKENDS",
-    "DEVICE_COPY_CATEGORIES",
-    "DEVICE_KERNEL_CATEGORIES",
-    "FSDP2_ROOT",
-    "OPERATOR_CATEGORIES",
-    "PREDICTED",
-    "STAGE_WORDS",
-    "SYNC_CATEGORY",
-    "Rule",
-    "category_of_uncategorised",
-    "collective_kind",
-    "fsdp2_range",
-    "is_device_category",
-    "is_host_category",
-    "is_runtime_category",
-    "label_fields",
-    "label_list",
-    "label_text",
-    "layer_of",
-    "names_a_device",
-    "root_of",
-    "unit_of_root",
-]
-
 
 class Rule(StrEnum):
     """Which events decide what a rank did at a moment (docs/design.md, "Which rule applies")."""

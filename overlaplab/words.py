@@ -11,28 +11,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-__all__ = [
-    "amount",
-    "count",
-    "duration",
-    "gradient_word",
-    "joined",
-    "kind_word",
-    "last_gradient",
-    "ms",
-    "numbers_named",
-    "percent",
-    "rank_word",
-    "sentence",
-    "shorten",
-    "size",
-    "size_exact",
-    "to_ms",
-    "unit_name",
-    "unit_of",
-    "visible",
-]
-
 
 @overload
 def to_ms(ns: float) -> float: ...

@@ -33,7 +33,8 @@ from overlaplab.sections import tables as shown
 from overlaplab.simulate import advise, bound
 from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.timeline.timeline import timeline_events, timeline_window
+from overlaplab.timeline.timeline import timeline_events
+from overlaplab.timeline.window_statistics import timeline_window
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "sweep" / "cap-25"
 RING = SAMPLE.parents[1] / "ring"

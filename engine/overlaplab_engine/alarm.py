@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Alarm", "blocked_ns", "counts", "waited_ns", "waiting", "wake_on_time"]
-
 MARGIN_NS = 20_000
 """Sleeps are asked to end this much early, so that a late wake-up still meets the deadline."""
 MOST_LATE_NS = 200_000

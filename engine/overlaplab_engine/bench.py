@@ -27,8 +27,6 @@ from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.trace_file import write_json
 from overlaplab_engine.worker import run
 
-__all__ = ["ALGORITHMS", "main", "measured"]
-
 WARM_UP = 2
 
 ALGORITHMS: dict[str, Callable[[Communicator, torch.Tensor], Any]] = {

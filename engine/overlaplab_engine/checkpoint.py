@@ -44,17 +44,6 @@ from overlaplab_engine.recording.trace_file import whole, write_json
 from overlaplab_engine.strategies import Strategy
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 
-__all__ = [
-    "full_state",
-    "load_full",
-    "load_full_state",
-    "load_sharded",
-    "require_checkpoint",
-    "require_place",
-    "save_full",
-    "save_sharded",
-]
-
 FORMAT_VERSION = 1
 HEADER = "checkpoint.json"
 """The engine's own file in a sharded checkpoint, beside torch.distributed.checkpoint's; written last."""

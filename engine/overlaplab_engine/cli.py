@@ -20,8 +20,6 @@ from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, require_microbatches
 from overlaplab_engine.strategy_names import StrategyName
 
-__all__ = ["AUTO_LINK", "main"]
-
 _ASKED = "_OVERLAPLAB_COMPLETE"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

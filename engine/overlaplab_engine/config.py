@@ -13,8 +13,6 @@ from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategy_names import StrategyName
 
-__all__ = ["AUTO_LINK", "ON_GPUS", "Bytes", "Config", "Device", "Dtype", "Option", "defaults"]
-
 
 class Device(StrEnum):
     """Where to compute."""

@@ -8,8 +8,6 @@ from overlaplab_engine.config import Device
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.nvidia import Nvidia, nvidia
 
-__all__ = ["NoGpu", "cuda_error", "gpus", "no_gpu", "on_gpus", "visible"]
-
 
 @dataclass(frozen=True, slots=True)
 class NoGpu:

@@ -11,8 +11,6 @@ from overlaplab_engine.devices import cuda_error, no_gpu, visible
 from overlaplab_engine.nvidia import Nvidia, nvidia
 from overlaplab_engine.recording.device_events import cause, probe
 
-__all__ = ["facts"]
-
 
 def facts() -> dict[str, Any]:
     """`nvidia` (see `overlaplab_engine.nvidia`) and `torch`: null if not installed, `{"error"}` if it does not load.

@@ -1,7 +1,5 @@
 """The error class for everything that a user can fix."""
 
-__all__ = ["EngineError"]
-
 
 class EngineError(Exception):
     """Bad configuration, ranks that disagree, or a run that cannot go on; one line that names the remedy."""

@@ -19,8 +19,6 @@ from typing import NoReturn
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import is_lost_peer
 
-__all__ = ["FAULT", "MANAGED", "end", "tell"]
-
 FAULT = 2
 """Exit code for bad input and other errors."""
 MANAGED = "OVERLAPLAB_LAUNCHER"

@@ -11,11 +11,10 @@ from enum import StrEnum
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from torch._C._profiler import _RecordFunctionFast as Span
-
-__all__ = ["Span", "Word", "at_borders", "instant", "label", "parse", "span"]
+from torch._C._profiler import _RecordFunctionFast
 
 PREFIX = "engine::"
+Span = _RecordFunctionFast
 
 
 class Word(StrEnum):

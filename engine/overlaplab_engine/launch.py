@@ -19,8 +19,6 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.faults import FAULT, MANAGED
 from overlaplab_engine.recording.trace_file import sweep
 
-__all__ = ["launch"]
-
 ENTRY = ("-P", "-m", "overlaplab_engine")
 """The arguments of Python that run a rank. -P: modules in the current folder are not imported."""
 

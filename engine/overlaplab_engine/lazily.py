@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazily"]
-
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`, for names and the modules below it that hold them.

@@ -6,8 +6,6 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Gpu", "Nvidia", "nvidia"]
-
 _KERNEL_MODULE = Path("/proc/driver/nvidia")
 _QUERY = "name,memory.total,compute_cap,driver_version"
 _TIMEOUT_S = 30.0

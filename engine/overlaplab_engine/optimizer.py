@@ -9,8 +9,6 @@ import torch
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 
-__all__ = ["MOMENTS", "AdamW", "SleepingAdamW", "gradient"]
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's running means of a parameter's gradients and of their squares, by torch's names."""
 

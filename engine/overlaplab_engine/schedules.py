@@ -5,8 +5,6 @@ from enum import StrEnum
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Schedule", "cut", "parse_stages", "ranks_for", "require_microbatches", "stages_of_rank"]
-
 
 class Schedule(StrEnum):
     """The order in which a rank works on microbatches; torch.distributed.pipelining has each."""

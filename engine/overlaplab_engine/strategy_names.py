@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["StrategyName"]
-
 
 class StrategyName(StrEnum):
     """The strategies by their names on the command line."""

@@ -45,8 +45,6 @@ from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, l
 from overlaplab_engine.strategies import Options, Strategy, class_of, make
 from overlaplab_engine.strategies.sharding.optimizers import local_of
 
-__all__ = ["record", "train_step"]
-
 _DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT64: torch.float64}
 
 

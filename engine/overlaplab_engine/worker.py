@@ -13,8 +13,6 @@ from overlaplab_engine import faults
 from overlaplab_engine.config import Config
 from overlaplab_engine.train import record
 
-__all__ = ["finish", "run", "work"]
-
 
 def work(config: Config, argv: list[str]) -> NoReturn:
     """Record on this rank and end the process."""

@@ -18,7 +18,7 @@ from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
-from overlaplab.analyses.exposed import CAUSES, Cause, exposed, exposed_moments
+from overlaplab.analyses.exposed import CAUSES, exposed, exposed_moments
 from overlaplab.analyses.idle import host_role, idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.late_rank import is_chronic, late_rank_phases, late_steps, latest_rank
@@ -40,6 +40,7 @@ from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import rows_of, worst_step
+from overlaplab.causes import Cause
 from overlaplab.costs import Theory
 
 __all__ = [

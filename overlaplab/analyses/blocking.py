@@ -11,8 +11,6 @@ from overlaplab.intervals import EMPTY, subtract, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["COLUMNS", "blocking"]
-
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     **dict.fromkeys(("exposed_comm_ns", "blocking_ns", "not_blocking_ns", "unresolved_ns"), "int64"),

@@ -8,8 +8,6 @@ from overlaplab.events import Run, processor_counts, window_bounds, windows_at
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["COLUMNS", "delays"]
-
 COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     **dict.fromkeys(("unit", "phase"), "object"),

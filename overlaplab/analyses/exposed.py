@@ -31,9 +31,6 @@ from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["CAUSES", "COLUMNS", "Cause", "exposed", "exposed_moments"]
-
-
 _ORDER = tuple(cause for cause in Cause if cause is not Cause.UNHIDEABLE)
 _KEYS = ("place", "row", "cause")
 _LABELS = {"index": "collective", "kind": "kind", "what": "what", "axis": "axis", "late_rank": "late_rank"}

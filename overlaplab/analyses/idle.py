@@ -37,8 +37,6 @@ from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["COLUMNS", "KERNEL_DELAY_NS", "HostRole", "host_role", "idle", "idle_gaps"]
-
 HostRole: TypeAlias = Literal["computes", "launches", "launches graphs"]
 """What a host does for a step: on a CPU it computes; for a device it launches kernels, perhaps as CUDA graphs."""
 

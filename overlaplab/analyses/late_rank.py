@@ -14,8 +14,6 @@ from overlaplab.evidence.passes import passes_of
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
 
-__all__ = ["CHRONIC", "is_chronic", "late_rank_phases", "late_steps", "latest_rank"]
-
 CHRONIC = 0.8
 """Of the steps: a rank that is the latest in fewer is not late as such."""
 

@@ -35,8 +35,6 @@ from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.load import load_run
 
-__all__ = ["load_ranks"]
-
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),

@@ -17,8 +17,6 @@ from overlaplab.evidence.pipelines import idle_by_schedule
 from overlaplab.evidence.selection import measured_traces, selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["OF_CAUSE", "Scalars", "scalars"]
-
 Scalars: TypeAlias = Mapping[str, float | None]
 OF_CAUSE = {"exposed." + re.sub(r"\W", "_", cause): cause for cause in CAUSES}
 """Figures that are the exposed time of one cause: `exposed.tail`, `exposed.straggler_wait`."""

@@ -9,8 +9,6 @@ from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, 
 from overlaplab.intervals import within
 from overlaplab.vocabulary import Rule
 
-__all__ = ["slowdowns"]
-
 _TYPES = {"name": "object", "pairs": "int64", "alone_ns": "int64", "beside_ns": "int64", "slowdown": "float64"}
 _ALONE, _BESIDE = 0.1, 0.9
 """Of a kernel's time: it ran alone with at most, beside communication with at least so much of it."""

@@ -14,8 +14,6 @@ from overlaplab.costs import fit_line, ring_factor, students_t
 from overlaplab.costs.link import ROUNDS
 from overlaplab.events import Run
 
-__all__ = ["Fitted", "fitted_lines", "transfer_lines"]
-
 _TYPES = {
     **dict.fromkeys(("ranks", "kind"), "object"),
     **dict.fromkeys(("latency_ns", "bus_gb_per_s", "deviation", "r_squared"), "Float64"),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.findings import Loop
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 Row: TypeAlias = Mapping[Any, Any]

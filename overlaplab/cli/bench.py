@@ -18,8 +18,6 @@ from overlaplab.cli.shared import need_engine, print_json, show
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import shorten
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 ENGINE = "overlaplab_engine.bench"

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 from overlaplab.words import count
 
-__all__ = ["Check", "Facts", "Verdict", "checks"]
-
 Facts: TypeAlias = dict[str, Any]
 """`doctor.facts`."""
 

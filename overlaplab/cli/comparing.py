@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlaplab.cli.options import EVERYTHING, OPENING, Every, Json, Opening, RunPaths, Selection, grouped
+from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPaths, grouped
 from overlaplab.cli.shared import load, print_json, runs_at, show
 from overlaplab.errors import OverlaplabError
+from overlaplab.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
     from overlaplab.analyses import Condition, Judged, Scalars
-
-__all__ = ["app"]
 
 app = typer.Typer()
 

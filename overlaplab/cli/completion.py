@@ -9,8 +9,6 @@ from pathlib import Path
 from overlaplab.folders import is_trace_name, run_folders
 from overlaplab.traits import TRAITS
 
-__all__ = ["ASKED", "STRATEGIES", "record_asked", "runs_like", "strategies_like"]
-
 STRATEGIES = tuple(TRAITS)
 """What the engine's --strategy takes."""
 

@@ -22,8 +22,6 @@ from overlaplab.cli.shared import print_json, progress_bar, show
 from overlaplab.dashboard.server import PORT
 from overlaplab.words import count, shorten
 
-__all__ = ["app", "facts"]
-
 app = typer.Typer()
 
 ENGINE = "overlaplab_engine.doctor"

@@ -21,8 +21,6 @@ from overlaplab.words import shorten
 if TYPE_CHECKING:
     from overlaplab.events import Run
 
-__all__ = ["CAPPED", "ENGINE", "Engine", "options_of", "settings", "with_defaults"]
-
 ENGINE = (sys.executable, "-P", "-m", "overlaplab_engine")
 """The command that records. -P: no module is taken from the current folder, whatever its files are called."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from overlaplab.cli.options import EVERYTHING, OPENING, Every, Json, Opening, RunPath, Selection, grouped
+from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPath, grouped
 from overlaplab.cli.shared import load, print_json, show
-
-__all__ = ["app"]
+from overlaplab.selection import EVERYTHING, Selection
 
 app = typer.Typer()
 

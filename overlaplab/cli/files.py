@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli.options import EVERYTHING, OPENING, Opening, RunPath, RunPaths, Selection, grouped
+from overlaplab.cli.options import OPENING, Opening, RunPath, RunPaths, grouped
 from overlaplab.cli.shared import load, need, progress, runs_at, show
 from overlaplab.errors import OverlaplabError
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import count
-
-__all__ = ["app"]
 
 app = typer.Typer()
 

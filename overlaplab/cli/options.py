@@ -11,20 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from overlaplab.cli.completion import STRATEGIES, runs_like, strategies_like
-from overlaplab.selection import EVERYTHING, Selection
-
-__all__ = [
-    "EVERYTHING",
-    "OPENING",
-    "Every",
-    "Json",
-    "Opening",
-    "RunPath",
-    "RunPaths",
-    "Selection",
-    "Strategy",
-    "grouped",
-]
+from overlaplab.selection import Selection
 
 RunPath = Annotated[
     str,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.simulate.predictions.planned import PlannedStep
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}

@@ -16,8 +16,6 @@ from overlaplab.errors import OverlaplabError
 if TYPE_CHECKING:
     from overlaplab.manifest import Link
 
-__all__ = ["OPTIONS", "app"]
-
 app = typer.Typer()
 
 

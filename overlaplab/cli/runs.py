@@ -18,8 +18,6 @@ from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import count
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

@@ -17,8 +17,6 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.words import shorten
 
-__all__ = ["CAP", "Script", "require_names", "setting", "settings"]
-
 RECORD = "OVERLAPLAB_RECORD"
 """The environment variable that tells a Recorder where to write."""
 CAP = "bucket_cap_mb"

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.report.documents import Document
 
-__all__ = ["load", "need", "need_engine", "print_json", "progress", "progress_bar", "runs_at", "show"]
-
-
 SCHEMA_VERSION = 2
 """Of the documents of `--json`: rises where a key goes or changes its meaning, and stays where one is added."""
 

@@ -20,8 +20,6 @@ from overlaplab.cli.shared import progress_bar
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import shorten
 
-__all__ = ["Recorder", "Recording", "ended", "in_rounds", "parse_caps", "record_all"]
-
 ENDING_S = 30.0
 """How long an interrupted recording may take to end its ranks."""
 

@@ -11,8 +11,6 @@ from overlaplab.costs.recorded_plan import RecordedPlan
 from overlaplab.costs.transformer import Attention, Transformer
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["AskedPlan"]
-
 T = TypeVar("T")
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from overlaplab.manifest import Carried, LinkStep, Manifest
 
-__all__ = ["ENOUGH_STEPS", "Attained", "attained_steps", "link_attained"]
-
 MOST_RATIO = 1.05
 """A step's collectives may together take this multiple of their modelled time."""
 MOST_LATE = 0.10

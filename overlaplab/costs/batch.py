@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["Batch", "planned_batch"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -11,8 +11,6 @@ from typing import Literal, TypeAlias
 from overlaplab.costs.link import transfer_ns
 from overlaplab.manifest import Link
 
-__all__ = ["Algorithm", "collective_ns", "collective_times", "tree_ns", "two_level_ns"]
-
 Algorithm: TypeAlias = Literal["auto", "ring", "tree", "two-level"]
 
 

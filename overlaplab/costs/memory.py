@@ -7,15 +7,6 @@ from math import prod
 from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
-__all__ = [
-    "element_bytes",
-    "formula",
-    "gathered_bytes",
-    "parameter_bytes",
-    "prefetched_bytes",
-    "reduced_bytes",
-]
-
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
 

@@ -6,8 +6,6 @@ from overlaplab.costs.memory import parameter_bytes, reduced_bytes
 from overlaplab.manifest import Manifest, Unit, traits_of
 from overlaplab.vocabulary import FSDP2_ROOT
 
-__all__ = ["copied_bytes"]
-
 
 def copied_bytes(manifest: Manifest) -> dict[str, int]:
     """Bytes that a rank copies per step, without padding: `down` its part of each microbatch's gradients, as they were

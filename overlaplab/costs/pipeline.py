@@ -6,25 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "ACTS",
-    "BACKWARD",
-    "FORWARD",
-    "INPUT",
-    "PER_RANK",
-    "RECEIVES",
-    "SENDS",
-    "WEIGHT",
-    "Action",
-    "Turn",
-    "bubble",
-    "held",
-    "order",
-    "rank_of",
-    "starts",
-    "turns",
-]
-
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "backward_input", "backward_weight"
 ACTS, SENDS, RECEIVES = "acts", "sends", "receives"
 PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zbv": 2}

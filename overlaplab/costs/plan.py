@@ -9,8 +9,6 @@ from overlaplab.costs.states import PRECISIONS, Held, Precision, fits_from, held
 from overlaplab.costs.transformer import Attention, Transformer
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

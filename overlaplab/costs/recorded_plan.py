@@ -10,8 +10,6 @@ from overlaplab.costs.transformer import Transformer
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest, Model
 
-__all__ = ["Difference", "RecordedPlan", "recorded_plan"]
-
 _ROUNDED = 0.01
 """How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-__all__ = ["PRECISIONS", "STAGES", "Held", "Precision", "fits_from", "held", "quick_look"]
-
 STAGES = (0, 1, 2, 3)
 """ZeRO's: nothing is sharded, optimizer states are, gradients too, parameters too."""
 

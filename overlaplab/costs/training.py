@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from overlaplab.costs.batch import Batch
 
-__all__ = ["Training"]
-
 _NS_PER_S, _S_PER_HOUR = 10**9, 3600
 
 

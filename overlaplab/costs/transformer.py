@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["Attention", "Transformer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:

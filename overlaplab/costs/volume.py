@@ -11,8 +11,6 @@ from overlaplab.manifest import Manifest, Unit
 from overlaplab.traits import Traits
 from overlaplab.vocabulary import layer_of
 
-__all__ = ["Theory", "theory"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:

@@ -17,8 +17,6 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import recorded_caps
 
-__all__ = ["caps_beside", "runs_beside"]
-
 _MOST = 12  # runs compared unless the user chooses more
 _MOST_OF_SWEEP = 24  # as many as stay open (`data.open_run`): six caps, four times each
 _RECORDING = re.compile(r"cap-[0-9.]+(?:-([0-9]{1,9}))?$")

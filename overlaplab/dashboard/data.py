@@ -21,8 +21,6 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
 from overlaplab.sections.run_tables import RunTables
 
-__all__ = ["Opened", "close_upload", "manifest_of", "open_run", "uploads"]
-
 T = TypeVar("T")
 
 _NEVER: Any = object()

@@ -10,8 +10,6 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-__all__ = ["csv_button", "csv_of", "download_buttons", "png_of"]
-
 _WIDTH = 1100  # pixels, of which the PNG has twice as many
 _BACKGROUND = {True: "#0E1117", False: "#FFFFFF"}  # Streamlit's own
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -14,8 +14,6 @@ from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.words import shorten
 
-__all__ = ["HERE", "Entry", "confined", "find_runs", "look", "manifest_told", "run_word", "stamp"]
-
 HERE = "."
 """The name of the opened folder itself."""
 

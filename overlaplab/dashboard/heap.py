@@ -10,8 +10,6 @@ from threading import Lock
 
 from altair.utils import schemapi
 
-__all__ = ["Resting", "rest_modules"]
-
 _SLOW_S = 0.01
 _THAWED_S = 60.0
 _FIRST_PAGE = Lock()

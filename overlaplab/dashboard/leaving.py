@@ -12,8 +12,6 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from overlaplab.dashboard.uploads import Uploads
 
-__all__ = ["clear_when_left", "wait_until_left"]
-
 _LOOK_S = 10.0
 _GRACE_S = 120.0
 """For so long a browser may be away, as when its machine sleeps, and find all as it was."""

@@ -27,40 +27,6 @@ from typing import Any, NoReturn, TypeVar
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-__all__ = [
-    "COMMUNICATION",
-    "EVENT",
-    "FROM",
-    "RANK",
-    "RANKS",
-    "RUN",
-    "RUNS",
-    "SETTING",
-    "STEP",
-    "TO",
-    "begin",
-    "choose",
-    "communication_rule",
-    "control_used",
-    "event_of_query",
-    "go_to_timeline",
-    "is_fresh",
-    "keep_at_once",
-    "keep_spot",
-    "kept",
-    "number",
-    "numbers",
-    "setting_of",
-    "settle",
-    "start",
-    "taken",
-    "timeline_link",
-    "warn_of_setting",
-    "warn_of_spot",
-    "window_of_query",
-    "write",
-]
-
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
 COMMUNICATION = "communication"
 RUNS = "runs"

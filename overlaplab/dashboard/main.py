@@ -22,8 +22,6 @@ from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import dark, opened_folder
 
-__all__ = ["main"]
-
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
 @media (min-width: 1000px) {.block-container {padding-top: 1.25rem;}}

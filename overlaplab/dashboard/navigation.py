@@ -12,8 +12,6 @@ from streamlit.navigation.page import StreamlitPage
 
 from overlaplab.dashboard.data import Opened, open_run
 
-__all__ = ["WITHOUT_RUN", "all_pages", "list_pages"]
-
 _VIEWS = Path(__file__).with_name("views")
 _TITLES = {
     "summary": "Summary",

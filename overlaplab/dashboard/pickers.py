@@ -11,8 +11,6 @@ import streamlit as st
 from overlaplab.dashboard import links
 from overlaplab.events import Run
 
-__all__ = ["one_window", "pick_communication", "pick_ranks", "pick_step"]
-
 
 def pick_ranks(run: Run) -> frozenset[int] | None:
     """Ranks chosen in the side bar; None for all."""

@@ -7,8 +7,6 @@ import socket
 import sys
 from pathlib import Path
 
-__all__ = ["HOST", "PORT", "SETTINGS", "command", "free_port"]
-
 HOST = "127.0.0.1"
 PORT = 8501
 """Where the dashboard listens unless told otherwise."""

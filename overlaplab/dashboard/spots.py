@@ -11,8 +11,6 @@ from overlaplab.analyses import rows_of
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.links import go_to_timeline, timeline_link
 
-__all__ = ["show_collective", "show_in_step", "show_spot"]
-
 _ROOM_NS = 20_000  # on both sides of what is short
 
 

@@ -11,8 +11,6 @@ from overlaplab.dashboard.uploads import MOST_FILES, MOST_MB, PREFIX
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import shorten
 
-__all__ = ["close_button", "upload_form"]
-
 
 def upload_form() -> None:
     """Draw the form; what it takes becomes the chosen run. Stands before the run's control in the script."""

@@ -15,8 +15,6 @@ from overlaplab.folders import MANIFEST_NAME, is_trace_name
 from overlaplab.load.file.inflate import Source
 from overlaplab.words import shorten
 
-__all__ = ["MOST_FILES", "MOST_INFLATED", "MOST_MB", "PREFIX", "Uploaded", "Uploads"]
-
 PREFIX = "/uploaded "
 """How uploaded runs' names begin: no run below a folder has such a name."""
 MOST_FILES = 64

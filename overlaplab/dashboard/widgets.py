@@ -23,37 +23,10 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
-from overlaplab.dashboard.pickers import one_window, pick_ranks, pick_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.formats import as_shown
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import count, shorten
-
-__all__ = [
-    "chosen_rows",
-    "dark",
-    "error_line",
-    "first_sentences",
-    "lead",
-    "nothing_counts",
-    "nothing_to_show",
-    "one_window",
-    "open_page",
-    "opened_folder",
-    "page_head",
-    "pick_ranks",
-    "pick_step",
-    "run_or_stop",
-    "show_block",
-    "show_blocks",
-    "show_choice",
-    "show_page",
-    "show_section",
-    "show_table",
-    "show_warnings",
-    "small_head",
-    "what_to_do",
-]
 
 _FORMATS = {"ns": "%.3f", "ms": "%.3f", "bytes": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "ratio": "%.1f"}
 _ROOM = 930  # pixels that a table has in a window of 1280

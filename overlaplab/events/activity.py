@@ -27,19 +27,6 @@ from overlaplab.vocabulary import (
     is_runtime_category,
 )
 
-__all__ = [
-    "Activity",
-    "Sign",
-    "activity",
-    "classify",
-    "counting_as",
-    "damaged_as",
-    "damaged_rows",
-    "device_sign",
-    "longest_names",
-    "rule_of",
-]
-
 _WORKS = tuple(Work)
 _MOST_NAMES = 8
 

@@ -15,8 +15,6 @@ from overlaplab.events.rules import Work, reads_like_communication
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
-__all__ = ["early_kernels", "only_ends_recorded", "said_to_communicate", "unknown_communication"]
-
 _GRAIN_NS = 10_000
 """Rounded times, and programmatic dependent launch from Hopper on, let a kernel begin a few µs early."""
 

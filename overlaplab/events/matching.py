@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["matching", "thread_numbers"]
-
 
 def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:
     """Which rows of a categorical column hold a text that the predicate accepts. It is called once per category."""

@@ -16,8 +16,6 @@ from overlaplab.events.run import Trace, empty_table, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
 
-__all__ = ["COUNT_COLUMNS", "processor_counts", "stolen"]
-
 COUNT_COLUMNS = {
     **dict.fromkeys(("thread", "start_ns", "end_ns", "ran_ns", "delayed_ns"), "int64"),
     **dict.fromkeys(("unit", "phase"), "object"),

@@ -12,19 +12,6 @@ from enum import StrEnum
 
 from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
 
-__all__ = [
-    "DEVICE_RULES",
-    "HOST_RULES",
-    "DeviceRule",
-    "HostRule",
-    "Part",
-    "Work",
-    "device_rule",
-    "device_work",
-    "host_rule",
-    "reads_like_communication",
-]
-
 
 class Work(StrEnum):
     """What a rank does at a time: what an event counts as."""

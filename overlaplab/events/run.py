@@ -12,25 +12,6 @@ import pandas as pd
 
 from overlaplab.manifest import Manifest, played_phantoms
 
-__all__ = [
-    "COLLECTIVE_COLUMNS",
-    "DAMAGED",
-    "EVENT_COLUMNS",
-    "INPUT_COLUMNS",
-    "SYNC_COLUMNS",
-    "Group",
-    "Run",
-    "Tables",
-    "Trace",
-    "empty_table",
-    "extent",
-    "known_of",
-    "once_per_run",
-    "once_per_trace",
-    "table_of",
-]
-
-
 Value = TypeVar("Value")
 
 DAMAGED = "damaged"

@@ -20,21 +20,6 @@ from overlaplab.intervals import reduce_ranges, total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 from overlaplab.words import numbers_named
 
-__all__ = [
-    "NEXT_STEP",
-    "Window",
-    "found_windows",
-    "host_steps",
-    "main_stream",
-    "recording_start",
-    "step_windows",
-    "unmarked_iterations",
-    "window_bounds",
-    "window_warnings",
-    "windows",
-    "windows_at",
-]
-
 NEXT_STEP = "overlaplab::next_step"
 """How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
 _STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # 18 digits fit into 64 bits

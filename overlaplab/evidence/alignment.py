@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FEWEST", "LIMIT_NS", "NEAR_NS", "Fit", "align", "alike", "allows_one_group", "overlapping", "shows_wait"]
-
 LIMIT_NS = 1_000_000
 """The ends of one collective lie no further apart (docs/design.md, "Matching")."""
 

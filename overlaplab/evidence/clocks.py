@@ -15,8 +15,6 @@ from overlaplab.evidence.alignment import FEWEST
 from overlaplab.evidence.matching import matched
 from overlaplab.evidence.recorded import recorded
 
-__all__ = ["LEAST_OFFSET_NS", "clocks", "corrections", "zero_of"]
-
 LEAST_OFFSET_NS = 200_000
 """Smaller offsets are not corrected."""
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter")

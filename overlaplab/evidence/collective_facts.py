@@ -22,8 +22,6 @@ from overlaplab.evidence.waits import kernels_of, numbered
 from overlaplab.intervals import within
 from overlaplab.vocabulary import Rule
 
-__all__ = ["collective_facts", "could_start"]
-
 _FIELDS = (
     *("index", "kind", "what", "axis", "late_rank", "start_ns", "end_ns", "moves_ns", "matched", "message"),
     *("of_pipeline", "link", "group"),

@@ -24,8 +24,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
 from overlaplab.vocabulary import is_runtime_category
 
-__all__ = ["Blocking", "DeviceEvent", "blocking_calls", "device_events", "full_queues", "longest_wait"]
-
 _EMULATED = ("emulated_link_begin", "emulated_link_wait")
 """The kernels at the beginning and the end of a collective (engine/overlaplab_engine/network/device_clock.py)."""
 _BLOCKS = re.compile(r"synchroni[sz]e|memcpy", re.I)

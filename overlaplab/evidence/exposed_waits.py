@@ -19,8 +19,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
 from overlaplab.intervals import Intervals, subtract, union
 
-__all__ = ["ExposedWaits", "exposed_waits"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExposedWaits:

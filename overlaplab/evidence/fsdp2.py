@@ -22,8 +22,6 @@ from overlaplab.evidence.launches import Launch, bytes_of
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import FSDP2_ROOT, fsdp2_range, unit_of_root
 
-__all__ = ["Passes", "fsdp2_gathers", "fsdp2_ranges_of", "fsdp2_scatters", "sized", "unit_sizes"]
-
 
 @once_per_trace
 def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:

@@ -14,8 +14,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.intervals import Intervals, union, within
 from overlaplab.vocabulary import Rule, is_runtime_category
 
-__all__ = ["host_waits"]
-
 _WORDS = ("wait", "gather_wait", "param_gather_wait")
 _SYNCHRONISES = re.compile(r"synchroni[sz]e", re.I)
 

@@ -18,8 +18,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.intervals import Intervals, subtract, union
 from overlaplab.vocabulary import is_runtime_category
 
-__all__ = ["DATA_LOADING", "host_pauses", "host_work"]
-
 DATA_LOADING = "enumerate(DataLoader)"
 """What torch calls the range in which a loop waits for its next batch."""
 _OTHERS = (

@@ -22,8 +22,6 @@ from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, paired, paired_messa
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 from overlaplab.vocabulary import Rule
 
-__all__ = ["matched", "steps_and_labels"]
-
 _IDENTITY = (
     "launch_ns",
     "start_ns",

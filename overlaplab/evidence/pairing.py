@@ -18,8 +18,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
-__all__ = ["DOUBTFUL_NS", "ROOTED", "SAME_BYTES", "UNLIKE", "paired", "paired_messages", "paired_named", "pairs_of"]
-
 DOUBTFUL_NS = 100_000
 """A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
 ranks within 7 µs. With ends further apart it is not used for waits and bandwidths."""

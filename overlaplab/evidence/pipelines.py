@@ -12,8 +12,6 @@ from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.evidence.selection import launched_in
 from overlaplab.vocabulary import STAGE_WORDS
 
-__all__ = ["IdleBySchedule", "actions_in", "idle_by_schedule", "pipelines"]
-
 
 @dataclass(frozen=True, slots=True)
 class IdleBySchedule:

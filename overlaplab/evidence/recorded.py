@@ -37,8 +37,6 @@ from overlaplab.evidence.labels import Label, labels_of
 from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
-__all__ = ["RECORDED_COLUMNS", "UNKNOWN_NS", "recorded", "recorded_of_events"]
-
 UNKNOWN_NS = int(np.iinfo(np.int64).min)
 """An unknown time."""
 

@@ -19,8 +19,6 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
-__all__ = ["COPIED_BACK", "Sending", "collective_places", "sendings"]
-
 COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """The range in which DDP copies a gradient back, where it is no view of its bucket."""
 _REDUCED = "FSDP::post_backward_reduce"

@@ -16,8 +16,6 @@ from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
 
-__all__ = ["period_of", "step_kinds", "step_signatures"]
-
 _AS_MANY_BYTES = 1.5
 """Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
 _FEWEST_ALTERNATING = 6

@@ -15,8 +15,6 @@ import numpy as np
 
 from overlaplab.events import Trace, calls_of, launchers, once_per_trace
 
-__all__ = ["StreamWaits", "missing_wait_fields", "stream_waits"]
-
 _LAUNCH, _RECORD = "launch", "record"
 _STREAM_WAITS, _EVENT_SYNC, _STREAM_SYNC, _CONTEXT_SYNC = (
     "Stream Wait Event",

@@ -23,8 +23,6 @@ from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded
 from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
 
-__all__ = ["Exposed", "arrivals", "exposed_parts", "kernels_of", "numbered"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:

@@ -28,18 +28,6 @@ from overlaplab.traits import BUCKETS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, duration, joined, ms, percent, size_exact, to_ms
 
-__all__ = [
-    "advice_lines",
-    "advice_refused",
-    "advice_sentences",
-    "advised",
-    "cutting_limit_ns",
-    "neighbour",
-    "option_words",
-    "record_options",
-    "verified_finding",
-]
-
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `simulate.advise`."""
 

@@ -18,18 +18,6 @@ from overlaplab.findings.runs import note
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
-__all__ = [
-    "Tile",
-    "about",
-    "cause_parts",
-    "causes_title",
-    "marks_note",
-    "marks_title",
-    "rest_line",
-    "step_marks",
-    "tiles",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:

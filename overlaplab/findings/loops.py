@@ -11,8 +11,6 @@ from overlaplab.manifest import Manifest, Swept, traits_of
 from overlaplab.traits import BUCKETS, UNITS, Traits
 from overlaplab.vocabulary import root_of
 
-__all__ = ["UNKNOWN_LOOP", "Loop", "loop_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:

@@ -16,18 +16,6 @@ from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import ms, shorten, to_ms
 
-__all__ = [
-    "extrapolation",
-    "figure_line",
-    "gain_finding",
-    "gain_line",
-    "hops_unknown",
-    "interval_line",
-    "not_predicted",
-    "prediction_lead",
-    "refuse_to_predict",
-]
-
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
 _OPTIONS |= {"schedule": "schedule {}", "microbatches": "{} microbatches", "without_parameter": "without {}"}

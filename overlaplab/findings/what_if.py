@@ -16,25 +16,6 @@ from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import count, joined, ms, percent
 
-__all__ = [
-    "BEST_FOUND",
-    "BEST_POSSIBLE",
-    "best_buckets_reading",
-    "caps_predicted_title",
-    "depths_advice",
-    "depths_predicted_title",
-    "device_folded",
-    "held_predicted_title",
-    "lanes_title",
-    "not_told",
-    "ranks_predicted_title",
-    "setting_words",
-    "throughput_predicted_title",
-    "what_if_advice",
-    "what_if_headline",
-    "what_if_notes",
-]
-
 BEST_FOUND = "best buckets found"
 """The name of the line at `what_if.best_found_ns`."""
 BEST_POSSIBLE = "best buckets possible"

@@ -7,8 +7,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-__all__ = ["deflate"]
-
 deflate: Any = zlib
 with suppress(ImportError):
     deflate = import_module("isal.isal_zlib")

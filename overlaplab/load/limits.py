@@ -6,8 +6,6 @@ import os
 
 from overlaplab.errors import OverlaplabError
 
-__all__ = ["MAX_EVENTS", "MAX_RATIO", "MAX_TRACES", "Limit"]
-
 
 class Limit:
     """A number, unless the environment says another."""

@@ -13,8 +13,6 @@ from overlaplab.load.places import Located
 from overlaplab.load.ranks import traces_of
 from overlaplab.load.reading import read_here
 
-__all__ = ["Opened", "Opening"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:

@@ -17,8 +17,6 @@ from overlaplab.load.file import TraceFile
 from overlaplab.load.merged import rank_masks
 from overlaplab.load.places import Located
 
-__all__ = ["assigned", "named", "names_rank", "one_recording", "traces_of"]
-
 _RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d{1,18})(?!\d)|worker(\d{1,18})(?:_|(?:\.\d+)?\.pt\.trace\.json)", re.I)
 """torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
 _MOST = 10**18

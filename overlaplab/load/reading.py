@@ -17,8 +17,6 @@ from overlaplab.load.file import NotATraceError, TraceFile, read_trace
 from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import Located, stream
 
-__all__ = ["Advance", "read_all", "read_here", "work_on_each"]
-
 Advance = Callable[[float, int], None]
 """`advance(done, files)`, at the start and after each file; within a large one that this process reads, fractions."""
 
@@ -30,7 +28,8 @@ Given = TypeVar("Given", covariant=True)
 class Work(Protocol[Given]):
     """What is done with a file; `progress(part)` is called while a large one is read."""
 
-    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Given: ...
+    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Given:
+        """What came of it."""
 
 
 WORTH_BYTES = 300_000_000

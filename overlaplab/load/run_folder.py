@@ -25,8 +25,6 @@ from overlaplab.load.ranks import assigned, named, names_rank, one_recording
 from overlaplab.load.reading import Advance, read_all, work_on_each
 from overlaplab.manifest import Manifest
 
-__all__ = ["holds_trace", "load_manifest", "load_run", "load_sweep"]
-
 FORMAT_VERSION = 1
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _MANIFEST = msgspec.json.Decoder(Manifest)

@@ -13,8 +13,6 @@ from overlaplab.report.bundle import themed
 from overlaplab.report.cells import Cells, cells
 from overlaplab.sections.blocks import Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 
-__all__ = ["Drawn", "Shown", "Unfolded", "drawn", "shown"]
-
 _ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 """The wheel alone scrolls the page."""
 _HINT = "Ctrl + wheel zooms, drag pans, double-click shows all."

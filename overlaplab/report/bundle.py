@@ -15,8 +15,6 @@ import altair as alt
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT
 
-__all__ = ["asset", "columnar", "data_island", "fill", "libraries", "policy", "style", "themed"]
-
 
 def asset(name: str) -> str:
     """A file that lies beside this module."""

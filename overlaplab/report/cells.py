@@ -8,8 +8,6 @@ from overlaplab.formats import texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.words import sentence
 
-__all__ = ["Cells", "cells"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:

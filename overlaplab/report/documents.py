@@ -66,20 +66,6 @@ from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.simulate.undisturbed import mean_over_steps
 
-__all__ = [
-    "advice_document",
-    "bench_document",
-    "buckets_document",
-    "collectives_document",
-    "compare_document",
-    "exposed_document",
-    "pipeline_document",
-    "plan_document",
-    "predict_document",
-    "schedule_document",
-    "summary_document",
-]
-
 Document: TypeAlias = dict[str, Any]
 
 _BLOCKING = ("blocking_ns", "not_blocking_ns", "unresolved_ns")

@@ -13,9 +13,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Trace
-from overlaplab.timeline.timeline import Timeline
-
-__all__ = ["Ends", "arrows_of_collectives", "arrows_of_events"]
+from overlaplab.timeline.marks import Timeline
 
 Ends = dict[int, list[str]]
 """By row of a trace's events: the ends there as the first members of a JSON object, without time and place."""

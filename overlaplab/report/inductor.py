@@ -18,8 +18,6 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.load.file.dtypes import DTYPE_BYTES
 
-__all__ = ["write_inductor_estimates"]
-
 _DTYPES = {
     "float64": "Double",
     "float32": "Float",

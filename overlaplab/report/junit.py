@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 from overlaplab import findings
 from overlaplab.analyses.across_runs.regression import Condition, Judged
 
-__all__ = ["junit_xml", "not_judged_xml"]
-
 
 def junit_xml(found: Sequence[Judged], path: str) -> bytes:
     """One test case per condition; `path` is the run's, and stands as their class name."""

@@ -15,8 +15,6 @@ from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
 
-__all__ = ["gate_markdown", "not_judged_markdown"]
-
 _SHOWN = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns", "overlap_ratio")
 
 

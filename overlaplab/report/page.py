@@ -26,8 +26,6 @@ from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import shorten, visible
 
-__all__ = ["report_page"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:

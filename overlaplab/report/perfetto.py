@@ -27,9 +27,7 @@ from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_event
 from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.threads import numbered, threads_of
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.timeline.timeline import Timeline
-
-__all__ = ["write_perfetto"]
+from overlaplab.timeline.marks import Timeline
 
 OWN = "overlaplab"
 """The category of what is no event of the trace: no rule counts it when the file is read again."""

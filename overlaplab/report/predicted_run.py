@@ -18,8 +18,6 @@ from overlaplab.folders import MANIFEST_NAME
 from overlaplab.manifest import Mesh
 from overlaplab.simulate.predictions.event import BY_HAND, COMPUTES, LANES, LINK, Event
 
-__all__ = ["write_run"]
-
 _WORLD = {"pg_name": "0", "pg_desc": "default_pg"}
 """The group of all ranks."""
 _THREADS = {COMPUTES: "computes, launches and waits", LINK: "link"}

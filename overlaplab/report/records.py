@@ -6,8 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["plain_value", "records"]
-
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as plain Python values, null for what is missing."""

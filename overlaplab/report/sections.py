@@ -24,8 +24,6 @@ from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, p
 from overlaplab.sections.summary import summary_section
 from overlaplab.timeline.timeline import timeline_view
 
-__all__ = ["Comparison", "comparison", "sections"]
-
 _MOST_RANKS = 8
 """More ranks' lanes are no picture that anybody reads."""
 

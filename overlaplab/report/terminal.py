@@ -23,22 +23,6 @@ from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible
 
-__all__ = [
-    "advise",
-    "buckets",
-    "collectives",
-    "compare",
-    "exposed",
-    "pipeline",
-    "plain",
-    "predict",
-    "schedule",
-    "summary",
-    "terminal_table",
-    "warnings",
-    "warnings_of",
-]
-
 Printed: TypeAlias = Table | Text | str
 
 _FEW_KERNELS = 5

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from overlaplab.events import Trace, thread_numbers
 from overlaplab.report.nesting import nesting_tracks
 
-__all__ = ["FIRST_THREAD", "Threads", "numbered", "threads_of"]
-
 Integers = NDArray[np.int64]
 
 FIRST_THREAD = 1000

@@ -11,8 +11,6 @@ from typing import BinaryIO
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 
-__all__ = ["refuse_target", "whole_file"]
-
 
 def refuse_target(path: Path, runs: list[Run]) -> None:
     """Raise `OverlaplabError` where `path` cannot be written: a folder, one of the runs' own files, or in no folder."""

@@ -9,8 +9,6 @@ from overlaplab.columns import columns
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.words import size_exact
 
-__all__ = ["bench_rows"]
-
 
 def bench_rows(table: pd.DataFrame, ranks: int) -> TableBlock:
     """Rows of `analyses.bench_collectives`, the algorithms side by side."""

@@ -15,8 +15,6 @@ from overlaplab.words import sentence
 if TYPE_CHECKING:
     import altair as alt  # takes longer to import than a terminal's tables take to print
 
-__all__ = ["MOST_ROWS", "Bar", "Bars", "Block", "Chart", "Folded", "Lines", "Section", "TableBlock", "Tiles"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:

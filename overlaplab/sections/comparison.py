@@ -15,8 +15,6 @@ from overlaplab.formats import as_held
 from overlaplab.sections.blocks import Block, Chart, Section
 from overlaplab.sections.tables import batches_rows, compare_rows, costs_rows, sweep_rows
 
-__all__ = ["batches_section", "costs_section", "step_times_section", "sweep_section"]
-
 
 def sweep_section(table: pd.DataFrame, links: pd.DataFrame, note: str | None) -> Section:
     """Rows of `sweep` and `sweep_links`: the step by cap, and when each bucket is on the link."""

@@ -16,8 +16,6 @@ from overlaplab.events import Run
 from overlaplab.sections.blocks import Chart, Section, TableBlock
 from overlaplab.simulate.predictions.planned import PlannedStep, planned_step
 
-__all__ = ["plan_rows", "plan_section", "planned_training", "recorded_of"]
-
 _BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes")
 
 

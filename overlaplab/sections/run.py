@@ -20,18 +20,6 @@ from overlaplab.sections.blocks import Block, Chart, Lines, Section, Tiles
 from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 
-__all__ = [
-    "buckets_section",
-    "collectives_section",
-    "gathers_limit",
-    "gathers_section",
-    "pipeline_section",
-    "pipeline_waits_section",
-    "strips",
-    "timeline_section",
-    "window_section",
-]
-
 
 def timeline_section(view: View, where: str, ranks: int, note: str | None, found: findings.Diagnosis | None) -> Section:
     """A window of the timeline that nobody can zoom far into; `where` names it. `ranks`: how many there are.

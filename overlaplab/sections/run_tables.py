@@ -15,9 +15,8 @@ from overlaplab.findings import Diagnosis, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.timeline.timeline import Timeline, timeline_events
-
-__all__ = ["RunTables", "one_window", "pipeline_of", "pipeline_waits_of", "window_of"]
+from overlaplab.timeline.marks import Timeline
+from overlaplab.timeline.timeline import timeline_events
 
 T = TypeVar("T")
 

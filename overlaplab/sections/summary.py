@@ -17,8 +17,6 @@ from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, S
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.words import ms, sentence
 
-__all__ = ["action_bars", "cause_bars", "summary_section"]
-
 
 def summary_section(of: RunTables, found: Diagnosis, note: str | None) -> Section:
     """What stands under the headline of `found`, a diagnosis of this run."""

@@ -21,34 +21,6 @@ from overlaplab.timeline.marks import Mark
 from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import kind_word, last_gradient, shorten, to_ms
 
-__all__ = [
-    "advice_rows",
-    "batches_rows",
-    "buckets_rows",
-    "causes_rows",
-    "collectives_rows",
-    "compare_rows",
-    "copies_rows",
-    "costs_rows",
-    "gathers_rows",
-    "held_rows",
-    "kernels_rows",
-    "kinds_rows",
-    "late_ranks_rows",
-    "lines_rows",
-    "median_kinds_rows",
-    "pipeline_ranks_rows",
-    "pipeline_rows",
-    "pipeline_waits_rows",
-    "schedule_rows",
-    "sent_rows",
-    "slowdown_rows",
-    "spots_rows",
-    "summary_rows",
-    "sweep_rows",
-    "window_rows",
-]
-
 _ADVICE = columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes")
 _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),

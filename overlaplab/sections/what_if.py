@@ -25,8 +25,6 @@ from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram
 from overlaplab.traits import TRAITS
 
-__all__ = ["Asked", "Parts", "advised_cap_mb", "caps_tried", "what_if_parts"]
-
 _RANKS = (2, 4, 8, 16, 32, 64, 128)
 
 

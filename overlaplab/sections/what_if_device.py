@@ -17,8 +17,6 @@ from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
-__all__ = ["device_parts"]
-
 
 def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str | None) -> Parts:
     """What the page consists of; `recorded`: rows of `recorded_caps`. Raises `OverlaplabError` where it cannot be."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["CAP_MB", "MIB", "assign"]
-
 MIB = 1 << 20
 CAP_MB = 25.0
 """What the engine and torch's DDP take where no cap is given."""

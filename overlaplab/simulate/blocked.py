@@ -16,8 +16,6 @@ from overlaplab.evidence.labels import Label, Span
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
 
-__all__ = ["Blocked", "Launched", "blocked", "blocked_fsdp2", "name_of"]
-
 _WAITS = {"wait": None, "gather_wait": "gather", "param_gather_wait": "parameters"}
 _DONE = {"bucket_done": "bucket", "scatter_done": "scatter"}
 _IN_TURN = ("activations", "replicas")

@@ -27,8 +27,6 @@ from overlaplab.events.preempted import processor_counts
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["Displaced", "displaced_over_used", "used_by", "with_displaced", "without_displaced"]
-
 Displaced = Callable[[str, int], int]
 """ns of computation displaced by a collective of this kind and so many bytes; 0 where that was not measured."""
 _MOST = 0.9

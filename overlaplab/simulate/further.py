@@ -12,8 +12,6 @@ import numpy.typing as npt
 from overlaplab.simulate.player import End, Launch, Move, Program, Wait
 from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 
-__all__ = ["Skew", "drawn", "draws", "with_further"]
-
 Skew: TypeAlias = Literal["recorded", "lognormal"]
 
 

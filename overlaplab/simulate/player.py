@@ -27,8 +27,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["End", "Launch", "Mark", "Move", "Note", "Played", "Program", "StuckError", "Wait", "Work", "play"]
-
 
 @dataclass(frozen=True, slots=True)
 class Work:

@@ -30,8 +30,6 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.simulate.recorded_collectives import collectives_of, end_in_order, have_all_arrived, with_times
 from overlaplab.vocabulary import Rule, label_list
 
-__all__ = ["MOST_RANKS", "Recorded", "plain_programs", "recorded_programs"]
-
 _ROLES = {
     "bucket_launch": "bucket",
     "scatter_launch": "scatter",

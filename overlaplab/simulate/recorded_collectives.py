@@ -17,8 +17,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered
 from overlaplab.manifest import traits_of
 
-__all__ = ["collectives_of", "end_in_order", "have_all_arrived", "with_times"]
-
 
 def collectives_of(run: Run) -> pd.DataFrame:
     """Rows of `numbered` that were carried, with what they have in a `Launch`: `hops`, `members` and `lane`, or None.

@@ -9,8 +9,6 @@ from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs
 from overlaplab.simulate.player import play
 from overlaplab.simulate.recorded import recorded_programs
 
-__all__ = ["replayed"]
-
 _TYPES = {"rank": "Int64", "step": "Int64", "span_ns": "int64", "replayed_ns": "int64"}
 
 

@@ -14,18 +14,6 @@ from overlaplab.evidence.step_kinds import period_of, step_kinds
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import Rule
 
-__all__ = [
-    "TIE",
-    "as_good_as_the_best",
-    "disturbed",
-    "mean_over_steps",
-    "mean_step_ns",
-    "recorded_spans_ns",
-    "step_weights",
-    "undisturbed_spans_ns",
-    "undisturbed_steps",
-]
-
 TIE = 0.01
 """Of a step: settings that differ by no more are taken for equally fast."""
 

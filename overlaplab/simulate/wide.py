@@ -21,15 +21,6 @@ import numpy.typing as npt
 from overlaplab.intervals import Intervals, union
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work
 
-__all__ = [
-    "WidePlayed",
-    "WideProgram",
-    "play_wide",
-    "retimed",
-    "widen",
-    "worked",
-]
-
 Times: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -16,8 +16,6 @@ from overlaplab.evidence.recorded import recorded_of_events
 from overlaplab.evidence.waits import numbered
 from overlaplab.vocabulary import OPERATOR_CATEGORIES
 
-__all__ = ["CollectiveDetails", "EventDetails", "LaunchDetails", "Peer", "event_details"]
-
 _NOTE = "record_param_comms"
 """The event inside c10d's call that holds the arguments."""
 

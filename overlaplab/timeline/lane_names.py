@@ -16,8 +16,6 @@ from overlaplab.evidence.recorded import recorded, recorded_of_events
 from overlaplab.timeline.marks import Mark
 from overlaplab.vocabulary import label_fields
 
-__all__ = ["Counted", "lane_names"]
-
 _AUTOGRAD = "autograd::engine::evaluate_function"
 """What torch's engine calls around each operator's backward."""
 _OF_HOOKS = ("gradient_ready", "bucket_ready", "backward")

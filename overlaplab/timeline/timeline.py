@@ -18,24 +18,11 @@ from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
 from overlaplab.evidence.clocks import clocks, zero_of
-from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, touching
 from overlaplab.timeline.marks import Lane, Mark, Timeline, encoded, mark_names, marks_table
 from overlaplab.timeline.rank_lanes import rank_lanes
-from overlaplab.timeline.window_statistics import WindowStatistics, chosen_lanes, timeline_window, window_totals
-
-__all__ = [
-    "MARK_LIMIT",
-    "Mark",
-    "Timeline",
-    "View",
-    "WindowStatistics",
-    "event_details",
-    "timeline_events",
-    "timeline_view",
-    "timeline_window",
-]
+from overlaplab.timeline.window_statistics import chosen_lanes, window_totals
 
 MARK_LIMIT = 1500
 """The default number of marks in a view: a browser redraws them within a third of a second."""

@@ -9,9 +9,6 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
 
-__all__ = ["Hops", "Message", "chunks_of"]
-
-
 BLOCK = 1 << 15
 """Elements added at once on a CPU: for so few torch starts no threads, which would inherit this one's priority
 (at::internal::GRAIN_SIZE, ATen/Parallel.h)."""

@@ -19,8 +19,6 @@ from overlaplab_engine.collectives.hops import Hops, Message
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
 
 @torch.no_grad()
 def all_reduce(comm: Communicator, tensor: torch.Tensor, *, bucket: int = 0) -> None:

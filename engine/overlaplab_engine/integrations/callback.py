@@ -8,8 +8,6 @@ from torch import nn
 
 from overlaplab_engine.recording.recorder import Recorder
 
-__all__ = ["InCallbacks"]
-
 
 class InCallbacks:
     """A Recorder that callbacks start, step, pause and close."""

@@ -8,8 +8,6 @@ from torch import nn
 
 from overlaplab_engine.recording.recorder import Recorder
 
-__all__ = ["AccelerateRecorder"]
-
 
 class AccelerateRecorder(Recorder):
     """A Recorder whose `step()` may be called after each microbatch: it counts those that step the optimizer."""

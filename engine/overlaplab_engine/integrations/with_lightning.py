@@ -11,8 +11,6 @@ if TYPE_CHECKING or "pytorch_lightning" not in sys.modules:
 else:  # the same library under its older name, with classes of its own
     from pytorch_lightning import Callback
 
-__all__ = ["LightningRecorder"]
-
 
 class LightningRecorder(Callback):  # type: ignore[misc]
     """A callback: `Trainer(…, callbacks=[LightningRecorder("runs/mine")])`.

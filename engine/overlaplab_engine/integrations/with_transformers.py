@@ -7,8 +7,6 @@ from transformers import TrainerCallback, TrainerControl
 
 from overlaplab_engine.integrations.callback import InCallbacks
 
-__all__ = ["TransformersRecorder"]
-
 
 class TransformersRecorder(TrainerCallback):  # type: ignore[misc]
     """A callback: `Trainer(…, callbacks=[TransformersRecorder("runs/mine")])`.

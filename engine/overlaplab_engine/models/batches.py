@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Batches", "place"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:

@@ -11,8 +11,6 @@ from functools import partial
 import torch
 from torch import nn
 
-__all__ = ["defer", "hollow", "materialise"]
-
 _VALUES = "deferred_values"
 """The attribute of a deferred parameter that makes its values."""
 

@@ -34,14 +34,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 
 from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
-from overlaplab_engine.labels import Span
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import Unit
-
-__all__ = ["Clock", "half_a_backward", "put_to_sleep", "unit_times"]
 
 GRADIENT = 1e-3
 """Every element of every gradient."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Sleep", "UnitTime"]
-
 GFLOPS = 50
 """Times that are not given are those of a processor with so many GFLOP/s."""
 UPDATE_NS = 3

@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 
-__all__ = ["Transformer", "initial_values"]
-
 
 class Attention(nn.Module):
     """Causal self-attention over heads."""

@@ -18,8 +18,6 @@ from torch import nn
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Unit", "UnitPolicy", "by_block", "by_size", "policy", "reads_parameters_in_backward", "units_of"]
-
 
 @dataclass(slots=True)
 class Unit:

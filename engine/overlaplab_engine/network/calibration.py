@@ -15,8 +15,6 @@ from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
 
-__all__ = ["LATENCIES_US", "choose_link", "floor_ns", "keeps", "next_slower"]
-
 LATENCIES_US = (500, 1000, 2000, 5000, 10_000, 20_000)
 """What is tried, in µs; few and far apart, so that repeated measurements choose the same."""
 ROUNDS = 20

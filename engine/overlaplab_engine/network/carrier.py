@@ -35,14 +35,6 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.network.wire import BOTH_WAYS, Wire
 
-__all__ = [
-    "Carried",
-    "Carrier",
-    "comm_span",
-    "create_work_from_future",
-    "urgent_threads",
-]
-
 dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
 create_work_from_future: Callable[[Any], Any] = _distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 

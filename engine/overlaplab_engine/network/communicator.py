@@ -28,8 +28,6 @@ from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.network.streams import CommStreams
 
-__all__ = ["Communicator", "Place", "Work", "all_gather_single", "connect", "is_lost_peer"]
-
 Place = tuple[tuple[int, int], ...]
 """How many collectives each group has launched, and how many messages were carried."""
 

@@ -13,8 +13,6 @@ import torch
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["DeviceClock"]
-
 PTX = """
 .version 6.3
 .target sm_70

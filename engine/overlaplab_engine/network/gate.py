@@ -21,8 +21,6 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network import gate_keeper
 from overlaplab_engine.network.gate_keeper import CLOSING, OPEN, PAGE, READY, RELEASED
 
-__all__ = ["Gate"]
-
 STARTING_S = 30.0
 """How long the keeper may take to start."""
 ENDING_S = 10.0

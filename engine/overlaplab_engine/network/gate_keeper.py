@@ -18,8 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["BEGUN", "CLOSING", "OPEN", "ORDER", "PAGE", "READY", "RELEASED", "keep", "order"]
-
 PAGE = 4096
 """Bytes of the shared page."""
 

@@ -17,8 +17,6 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.gate import Gate
 from overlaplab_engine.network.gate_keeper import BEGUN, ORDER, PAGE, RELEASED, order
 
-__all__ = ["HostClock"]
-
 # From cuda.h. Version 2 of the operations (CUDA 11.7) needs no option of the driver's kernel module.
 CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122
 CU_MEMHOSTREGISTER_DEVICEMAP = 2

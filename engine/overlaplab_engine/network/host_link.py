@@ -20,8 +20,6 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
 
-__all__ = ["Copy", "HostLink", "UnderWay", "Way", "allocates_on_host", "host_memory", "on_host"]
-
 _depth = 0
 
 

@@ -18,8 +18,6 @@ from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.host_link import Way
 
-__all__ = ["HostStreams", "StreamCopy"]
-
 
 class StreamCopy:
     """A copy on its stream; keep the destination as it is until it is waited for."""

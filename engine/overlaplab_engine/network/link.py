@@ -12,8 +12,6 @@ from fractions import Fraction
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["HOST_LINK", "Kind", "Link", "LinkWait"]
-
 
 class Kind(StrEnum):
     """The kind of a collective, as spelled in labels and run.json."""

@@ -5,8 +5,6 @@ from math import prod
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Mesh"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:

@@ -34,8 +34,6 @@ from overlaplab_engine.network.carrier import (
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.wire import OUT
 
-__all__ = ["Messages"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:

@@ -21,8 +21,6 @@ import torch.distributed
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Phantoms"]
-
 dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
 
 BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}

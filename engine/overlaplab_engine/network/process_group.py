@@ -27,8 +27,6 @@ from overlaplab_engine.network.wire import IN, OUT, Wire
 
 dist: Any = torch.distributed  # its type stubs lack most of the names that a process group needs
 
-__all__ = ["BACKEND", "EmulatedLinkGroup", "Emulation", "register"]
-
 BACKEND = "emulated"
 
 

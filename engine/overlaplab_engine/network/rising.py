@@ -12,8 +12,6 @@ from overlaplab_engine.network.communicator import all_gather_single
 from overlaplab_engine.network.host_link import HostLink, Way
 from overlaplab_engine.network.process_group import EmulatedLinkGroup
 
-__all__ = ["Rising"]
-
 
 class Rising:
     """FSDP2's all-gather (its interface `AllGather`): the shard first comes up from the host."""

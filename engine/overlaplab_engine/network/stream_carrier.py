@@ -27,8 +27,6 @@ from overlaplab_engine.network.device_clock import DeviceClock
 from overlaplab_engine.network.host_clock import HostClock
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 
-__all__ = ["Clock", "StreamCarrier", "link_clock"]
-
 
 class Clock(Protocol):
     """Records the beginning and the end of each collective on a stream, in slots from 0."""

@@ -26,8 +26,6 @@ import torch
 
 from overlaplab_engine.network.link import Kind
 
-__all__ = ["CommStreams", "StreamWork"]
-
 
 class StreamWork:
     """A collective on its stream; see [Note: events]."""

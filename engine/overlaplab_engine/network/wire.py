@@ -16,8 +16,6 @@ from collections.abc import Callable, Hashable
 
 from overlaplab_engine.network.link import Link
 
-__all__ = ["BOTH_WAYS", "IN", "OUT", "Wire"]
-
 OUT, IN = 1, 2
 """The two directions of a link, as bits."""
 BOTH_WAYS = OUT | IN

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from overlaplab_engine.network.carrier import Carried
 
-__all__ = ["ENOUGH_STEPS", "LinkStep", "attained_steps", "is_attained", "link_step"]
-
 MOST_RATIO = 1.05
 """A step's collectives may together take this multiple of their modelled time."""
 MOST_LATE = 0.10

@@ -14,15 +14,14 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.recording import processor
 from overlaplab_engine.strategies.gradients.hooks import before_backward
-
-__all__ = ["UnitBorders"]
 
 FORWARD, BACKWARD = "forward", "backward"
 

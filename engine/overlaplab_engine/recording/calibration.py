@@ -20,8 +20,6 @@ from overlaplab_engine.recording.borders import BACKWARD, FORWARD, UnitBorders
 from overlaplab_engine.recording.memory import keeping
 from overlaplab_engine.strategies import Strategy
 
-__all__ = ["Idle", "calibration", "idle_collectives", "probe_ns", "unit_passes"]
-
 SIZES = 5
 ROUNDS = 5
 LEAST_BYTES = 4096

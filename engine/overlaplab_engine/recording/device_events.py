@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Probe", "cause", "holds_device_events", "nothing_seen", "probe"]
-
 _DEVICE_EVENT = re.compile(rb'"cat": ?"(?:kernel|gpu_memcpy|gpu_memset)"')
 _ERROR = re.compile(r"failed with error (CUPTI_ERROR_\w+)")
 _CAUSES = {

@@ -10,16 +10,6 @@ import torch
 
 from overlaplab_engine.models.units import Unit
 
-__all__ = [
-    "FORMAT_VERSION",
-    "hardware",
-    "hardware_of_rank",
-    "named_parameters",
-    "named_units",
-    "versions",
-    "whole_shape",
-]
-
 FORMAT_VERSION = 1
 """The version of run.json's format."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from overlaplab_engine.alarm import counts
 
-__all__ = ["MachineStep", "Reading", "between", "marked"]
-
 MUCH_DELAY = 0.20
 """Of a step: a rank whose computation waits longer for a core is on a busy machine, whoever has the cores."""
 SOME_DELAY = 0.05

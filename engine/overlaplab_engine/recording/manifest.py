@@ -18,8 +18,6 @@ from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_pa
 from overlaplab_engine.recording.machine import MachineStep, marked
 from overlaplab_engine.strategies import Strategy
 
-__all__ = ["Outcome", "collectives", "manifest", "sleeps_on_schedule"]
-
 
 @dataclass(frozen=True, slots=True)
 class Before:

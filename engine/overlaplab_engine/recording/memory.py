@@ -12,8 +12,6 @@ from overlaplab_engine.strategies import Strategy
 from overlaplab_engine.strategies.sharding.optimizers import local_of
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 
-__all__ = ["Kept", "held_bytes", "keeping"]
-
 
 class Kept:
     """What autograd keeps of a forward pass for the backward pass, besides parameters."""

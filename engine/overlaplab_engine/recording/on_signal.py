@@ -11,8 +11,6 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["Asked"]
-
 MARGIN = 10
 """How many steps later it is due: more than one rank may be ahead of another."""
 

@@ -21,8 +21,6 @@ from overlaplab_engine.config import Bytes
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.host_link import allocates_on_host
 
-__all__ = ["Peak", "largest_batch"]
-
 MOST = 1 << 20
 """The largest batch that is tried."""
 

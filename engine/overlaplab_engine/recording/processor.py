@@ -14,8 +14,6 @@ from overlaplab_engine import labels
 from overlaplab_engine.alarm import counts
 from overlaplab_engine.labels import Word
 
-__all__ = ["mark", "tells"]
-
 
 def tells() -> bool:
     """Whether the kernel counts for this thread."""

@@ -31,8 +31,6 @@ from overlaplab_engine.recording.recording import Recording, error_line
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.strategies.gradients.ddp_buckets import CommHook, Hook, unnamed_because
 
-__all__ = ["Recorder"]
-
 OUT = "OVERLAPLAB_RECORD"
 """The environment variable that names the run's directory, whatever the script says."""
 

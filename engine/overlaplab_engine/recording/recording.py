@@ -38,8 +38,6 @@ from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, l
 from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels, CommHook, unnamed_because
 from overlaplab_engine.strategies.gradients.hooks import before_backward
 
-__all__ = ["Recording", "error_line"]
-
 MIB = 1 << 20
 TRIES = 4
 """A recording ends after this multiple of the steps that were asked for, if pauses split too many of them."""

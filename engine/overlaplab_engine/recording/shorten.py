@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["shortened"]
-
 _TS = re.compile(rb'^    "ts": ([\d.]+)', re.MULTILINE)
 _UNTIMED = re.compile(rb'"ph": "M"|"cat": "(?:kernel|gpu_mem\w+)"')
 """Names of threads; and what runs on a GPU, which may be later than the step that launched it."""

@@ -18,8 +18,6 @@ from overlaplab_engine.strategies.gradients.ddp_buckets import uncompiled
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 
-__all__ = ["Root", "Subject"]
-
 _HOLDERS = (DistributedDataParallel, FSDPModule)
 _WRAPPERS = re.compile(r"(?:^|\.)(?:_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
 """Name components inserted by checkpointing and compiling; readers of FSDP2's ranges drop them too."""

@@ -14,29 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
 from overlaplab_engine.recording.shorten import shortened
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
-
-__all__ = [
-    "MANIFEST",
-    "NO_STEP",
-    "TRACE",
-    "TraceFile",
-    "clear",
-    "experimental_config",
-    "label_gradients",
-    "sweep",
-    "whole",
-    "write_json",
-]
 
 TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"

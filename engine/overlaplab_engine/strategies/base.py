@@ -22,8 +22,6 @@ from overlaplab_engine.network.link import HOST_LINK, Link
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategies.gradients.buckets import Gradients
 
-__all__ = ["REGISTERED", "Options", "Strategy", "Traits", "register", "require_same_model"]
-
 MIB = 1 << 20
 
 

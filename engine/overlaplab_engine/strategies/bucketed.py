@@ -6,8 +6,6 @@ from overlaplab_engine.network.communicator import Work
 from overlaplab_engine.strategies.averaging.in_buckets import InBuckets
 from overlaplab_engine.strategies.base import Traits, register
 
-__all__ = ["Bucketed"]
-
 
 @register
 class Bucketed(InBuckets):

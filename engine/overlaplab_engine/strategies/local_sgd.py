@@ -23,8 +23,6 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 
-__all__ = ["LocalSGD"]
-
 _KEEPS_NO_STATE = "local-sgd: each rank has a state of its own, and none is kept; leave --save and --resume out"
 
 

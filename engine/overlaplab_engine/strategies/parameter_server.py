@@ -33,8 +33,6 @@ from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.shards import Layout
 
-__all__ = ["AsynchronousServer", "ParameterServer"]
-
 
 @register
 class ParameterServer(Strategy):

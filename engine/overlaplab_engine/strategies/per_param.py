@@ -17,8 +17,6 @@ from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.gradients.buckets import InOrder, Marks
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
-__all__ = ["PerParam"]
-
 
 @register
 class PerParam(Strategy):

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
@@ -26,7 +27,7 @@ from torch.distributed.pipelining.schedules import (
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.sleeping import half_a_backward
@@ -35,8 +36,6 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.schedules import Schedule, cut, require_microbatches, stages_of_rank
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
-
-__all__ = ["Pipeline"]
 
 _OWN = ("pp", "schedule", "stages", "microbatches")
 """The options that no other strategy takes."""

@@ -9,8 +9,6 @@ from overlaplab_engine.collectives import ring
 from overlaplab_engine.strategies.averaging.by_hand import ByHand
 from overlaplab_engine.strategies.base import Traits, register
 
-__all__ = ["Ring"]
-
 
 @register
 class Ring(ByHand):

@@ -27,10 +27,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 from torch.nn import functional
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Traits, register
@@ -45,8 +46,6 @@ from overlaplab_engine.strategies.tensor_parallel.layers import (
     shared_layers,
     tensor_group,
 )
-
-__all__ = ["TensorParallel"]
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 

@@ -19,8 +19,6 @@ from overlaplab_engine.strategies.base import Options, Strategy, Traits, registe
 from overlaplab_engine.strategies.gradients.buckets import Marks
 from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels
 
-__all__ = ["TorchDDP"]
-
 
 @register
 class TorchDDP(Strategy):

@@ -40,8 +40,6 @@ from overlaplab_engine.strategies.sharding.absent import read_early
 from overlaplab_engine.strategies.sharding.fsdp2_copies import Landing
 from overlaplab_engine.strategies.sharding.optimizers import local_of, part_of
 
-__all__ = ["TorchFSDP2"]
-
 _OWN = ("keep_last", "reshard_after_forward", "param_dtype", "reduce_dtype", "hsdp", "offload", "host_link")
 """Options that other strategies refuse."""
 

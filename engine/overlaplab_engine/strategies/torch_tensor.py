@@ -34,8 +34,6 @@ from overlaplab_engine.strategies.tensor_parallel.layers import (
     tensor_group,
 )
 
-__all__ = ["TorchTensorParallel"]
-
 
 @register
 class TorchTensorParallel(CutsLayers):

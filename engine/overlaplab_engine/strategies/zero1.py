@@ -7,8 +7,6 @@ and an all-gather of updated parameters send as much as an all-reduce (§7.1).
 from overlaplab_engine.strategies.base import Traits, register
 from overlaplab_engine.strategies.sharding.partitioned import Partitioned, ShardedBucket
 
-__all__ = ["Zero1"]
-
 
 @register
 class Zero1(Partitioned):

@@ -14,8 +14,6 @@ from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.gradients.buckets import InOrder
 from overlaplab_engine.strategies.sharding.partitioned import Partitioned, ShardedBucket
 
-__all__ = ["Zero2"]
-
 IN_FLIGHT = 2
 """Full buckets that may wait for the network, before the backward pass waits for them: so many take up memory."""
 

@@ -58,8 +58,6 @@ from overlaplab_engine.strategies.sharding.agreement import OrderAgreement
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit
 
-__all__ = ["Zero3"]
-
 IN_FLIGHT = 1
 """Units whose full gradients may wait for the network, before the backward pass waits for them."""
 

@@ -19,8 +19,6 @@ from overlaplab.events import Run
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["Baseline", "baseline", "recordings_before", "require_causes", "stored_baseline"]
-
 _FORMAT = "overlaplab baseline"
 _VERSION = 2
 """1: exposed time has other causes, as what held up the host was all time before it, waits included."""

@@ -17,8 +17,6 @@ from overlaplab.manifest import Manifest, traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
-__all__ = ["largest_batches"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Published:

@@ -40,8 +40,6 @@ import numpy.typing as npt
 
 from overlaplab.analyses.across_runs.spread import Steps, spread
 
-__all__ = ["FEWEST_RECORDINGS", "LEVEL", "chance", "is_fastest", "tiers"]
-
 LEVEL = 0.05
 """Of cases: how often equals may be told apart."""
 FEWEST_RECORDINGS = 4

@@ -10,8 +10,6 @@ import numpy as np
 from overlaplab.analyses.across_runs.spread import Steps
 from overlaplab.analyses.across_runs.tiers import LEVEL, chance
 
-__all__ = ["FEWEST_TO_VERIFY", "Verified", "verified"]
-
 FEWEST_TO_VERIFY = 3
 """Recordings of either setting: fewer cannot be told apart at the level of `tiers`, even if the direction is given."""
 

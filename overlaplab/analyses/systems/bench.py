@@ -10,8 +10,6 @@ import pandas as pd
 from overlaplab.costs import hops_ns, ring_factor
 from overlaplab.manifest import Link
 
-__all__ = ["bench_collectives", "bench_side_by_side", "link_of"]
-
 
 def bench_collectives(measured: Mapping[str, Any]) -> pd.DataFrame:
     """One row per size and algorithm, of what the engine's `bench` wrote.

@@ -17,8 +17,6 @@ from overlaplab.intervals import Intervals, intersect, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
-__all__ = ["copies"]
-
 _COLUMNS = ("rank", "step", "way", "count", "bytes", "theory_bytes", "copy_ns", "hidden_ns")
 
 

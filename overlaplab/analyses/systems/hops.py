@@ -13,8 +13,6 @@ from overlaplab.evidence.labels import labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["chunks_after_hops", "hops"]
-
 _NUMBERS = ("bucket", "hop", "sends", "to", "receives", "source", "bytes")
 _COLUMNS = ("rank", "step", "bucket", "kind", "hop", "sends", "to", "receives", "source", "bytes", "start_ns", "end_ns")
 _MOMENTS = ("hop", "rank", "chunk", "ranks", "arrived")

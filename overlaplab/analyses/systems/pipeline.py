@@ -21,8 +21,6 @@ from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["pipeline", "pipeline_held", "pipeline_ranks", "pipeline_steps"]
-
 _ACTIONS = {
     **dict.fromkeys(("pipeline", "rank", "step", "stage"), "Int64"),
     "action": "object",

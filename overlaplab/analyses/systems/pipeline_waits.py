@@ -23,8 +23,6 @@ from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import clip, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["pipeline_waits"]
-
 _COLUMNS = {
     **dict.fromkeys(("rank", "place", "step", "span_ns", "busy_ns", "bubble_ns"), "Int64"),
     "bubble": "Float64",

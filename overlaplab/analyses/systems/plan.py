@@ -7,8 +7,6 @@ import pandas as pd
 from overlaplab.costs.plan import Plan
 from overlaplab.costs.states import STAGES
 
-__all__ = ["PLAN_PARTS", "plan_over_ranks", "plan_stages"]
-
 PLAN_PARTS = ("parameters", "gradients", "optimizer", "activations")
 """What memory is needed for."""
 _MOST_RANKS = 1024

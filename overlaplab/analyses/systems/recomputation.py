@@ -13,8 +13,6 @@ from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
 
-__all__ = ["recomputation"]
-
 _COLUMNS = {"rank": "Int64", "step": "Int64", "module": "object", "passes": "int64", "recompute_ns": "int64"}
 
 

@@ -14,8 +14,6 @@ from overlaplab.evidence.labels import labels_of
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 
-__all__ = ["staleness"]
-
 _COLUMNS = ("rank", "step", "worker", "staleness", "start_ns", "end_ns")
 
 

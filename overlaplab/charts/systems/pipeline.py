@@ -14,8 +14,6 @@ from overlaplab.charts.theme import LINE, Palette, colours, finish, labels_width
 from overlaplab.findings import pipeline_held_title
 from overlaplab.words import to_ms
 
-__all__ = ["pipeline", "pipeline_held"]
-
 _PARTS = {
     "bubble": "bubble",
     "forward": "forward",

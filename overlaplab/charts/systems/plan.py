@@ -10,8 +10,6 @@ from overlaplab.charts.parts import Layer, dashed_lines, tooltip
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.words import size_exact, unit_of
 
-__all__ = ["planned_memory"]
-
 
 def planned_memory(
     table: pd.DataFrame, *, limit: int | None, planned: int, title: str, dark: bool = False, note: str | None = None

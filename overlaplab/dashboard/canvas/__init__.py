@@ -17,7 +17,7 @@ import streamlit as st
 
 from overlaplab.charts.theme import palette
 from overlaplab.dashboard.canvas.packing import Packed, pack, part_colours
-from overlaplab.timeline.timeline import Timeline
+from overlaplab.timeline.marks import Timeline
 
 __all__ = ["CanvasState", "timeline_canvas"]
 

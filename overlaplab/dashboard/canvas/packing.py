@@ -28,10 +28,8 @@ from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import Palette
 from overlaplab.findings import mark_name, mark_word
 from overlaplab.intervals import subtract
-from overlaplab.timeline.timeline import Mark, Timeline
+from overlaplab.timeline.marks import Mark, Timeline
 from overlaplab.words import shorten
-
-__all__ = ["SLOTS", "Packed", "pack", "part_colours"]
 
 SLOTS = 800
 """Slots of the overview, over the whole run."""

@@ -6,8 +6,9 @@ import pandas as pd
 
 from overlaplab import findings
 from overlaplab.dashboard.data import Opened
+from overlaplab.dashboard.pickers import one_window
 from overlaplab.dashboard.spots import show_in_step
-from overlaplab.dashboard.widgets import nothing_to_show, one_window, open_page, show_page
+from overlaplab.dashboard.widgets import nothing_to_show, open_page, show_page
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import buckets_section
 from overlaplab.sections.run_tables import window_of

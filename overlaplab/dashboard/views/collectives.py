@@ -5,8 +5,9 @@ from __future__ import annotations
 from overlaplab import findings
 from overlaplab.analyses import stragglers_of
 from overlaplab.dashboard.data import Opened
+from overlaplab.dashboard.pickers import pick_step
 from overlaplab.dashboard.spots import show_collective
-from overlaplab.dashboard.widgets import chosen_rows, nothing_to_show, open_page, pick_step, show_page
+from overlaplab.dashboard.widgets import chosen_rows, nothing_to_show, open_page, show_page
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import collectives_section
 

@@ -6,11 +6,11 @@ import streamlit as st
 
 from overlaplab import findings
 from overlaplab.dashboard.data import Opened
+from overlaplab.dashboard.pickers import one_window
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
     first_sentences,
     nothing_counts,
-    one_window,
     run_or_stop,
     show_blocks,
     show_warnings,

@@ -15,22 +15,13 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_button
-from overlaplab.dashboard.widgets import (
-    dark,
-    lead,
-    nothing_counts,
-    open_page,
-    pick_ranks,
-    pick_step,
-    show_table,
-    show_warnings,
-    what_to_do,
-)
+from overlaplab.dashboard.pickers import pick_ranks, pick_step
+from overlaplab.dashboard.widgets import dark, lead, nothing_counts, open_page, show_table, show_warnings, what_to_do
 from overlaplab.formats import as_shown, texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run import window_section
 from overlaplab.timeline.event_details import event_details
-from overlaplab.timeline.timeline import Timeline
+from overlaplab.timeline.marks import Timeline
 from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.words import shorten
 

@@ -15,12 +15,12 @@ from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, manifest_of, open_run
 from overlaplab.dashboard.folder import run_word
+from overlaplab.dashboard.pickers import one_window
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     error_line,
     lead,
     nothing_to_show,
-    one_window,
     open_page,
     show_block,
     show_blocks,

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from overlaplab.analyses.across_runs.regression import Judged
 from overlaplab.words import count, ms
 
-__all__ = ["failed_line", "gate_title", "judged_sentence"]
-
 
 def failed_line(found: Judged) -> str:
     """A condition that failed, in one line: what the figure did or is, then the condition."""

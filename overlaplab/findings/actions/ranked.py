@@ -16,17 +16,6 @@ from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
 from overlaplab.words import ms, percent
 
-__all__ = [
-    "ACTIONS_TITLE",
-    "Advised",
-    "certainty_words",
-    "explain_actions",
-    "listed_actions",
-    "predicted_words",
-    "ranked_actions",
-    "short_words",
-]
-
 Row: TypeAlias = Mapping[Any, Any]
 _LESS = 0.5
 """Of its gain counts, in the order, what costs more than a changed line or option."""

@@ -12,8 +12,6 @@ from overlaplab.causes import Cause
 from overlaplab.findings.actions import words
 from overlaplab.findings.actions.words import Words
 
-__all__ = ["ACTIONS", "Action"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:

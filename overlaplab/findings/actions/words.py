@@ -16,8 +16,6 @@ from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.words import count, kind_word, rank_word, shorten
 
-__all__ = ["SCHEDULES", "Case", "cap_words", "cause_words", "first_bucket_words", "pipeline_words"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

@@ -29,19 +29,6 @@ from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
 from overlaplab.words import ms, numbers_named, percent, rank_word
 
-__all__ = [
-    "CauseShare",
-    "Diagnosis",
-    "diagnose",
-    "exposed_lead",
-    "gathered_ahead",
-    "outliers_finding",
-    "place_name",
-    "what_to_do",
-    "where_chosen",
-    "why_and_what_to_do",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:

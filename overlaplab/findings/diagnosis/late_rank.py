@@ -8,8 +8,6 @@ from overlaplab.analyses.late_rank import is_chronic, latest_rank
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import count, joined, ms, shorten
 
-__all__ = ["late_reason"]
-
 _PHASES = {
     "before": "before its forward pass it works for",
     "forward": "its forward passes take",

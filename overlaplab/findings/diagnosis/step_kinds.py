@@ -8,8 +8,6 @@ from overlaplab.analyses.worst import damaged_steps, without_outliers, without_s
 from overlaplab.evidence.step_kinds import period_of
 from overlaplab.words import count, ms, numbers_named
 
-__all__ = ["kind_name", "kinds_finding", "steps_of_kind"]
-
 
 def steps_of_kind(table: pd.DataFrame, step: int | None) -> pd.DataFrame:
     """The rows of `overlaplab.summary` whose steps are of the same kind as this one."""

@@ -13,8 +13,6 @@ from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, zero_of
 from overlaplab.evidence.pairing import DOUBTFUL_NS, ROOTED
 from overlaplab.words import count, ms, shorten
 
-__all__ = ["OTHER_RANKS", "Unseen", "as_recorded", "late_starts", "started_late", "unseen", "why_waits_unknown"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:

@@ -10,8 +10,6 @@ from overlaplab.costs import tree_until
 from overlaplab.manifest import Link
 from overlaplab.words import count, joined, size_exact
 
-__all__ = ["bench_finding", "bench_remarks"]
-
 
 def bench_finding(table: pd.DataFrame) -> str:
     """Which algorithm is fastest at which sizes: rows of `analyses.bench_collectives`."""

@@ -6,8 +6,6 @@ import pandas as pd
 
 from overlaplab.words import count, ms, size
 
-__all__ = ["hops_remark", "hops_title"]
-
 
 def hops_title(moments: pd.DataFrame) -> str:
     """After which hop the sum was complete anywhere, and on all ranks: rows of `analyses.chunks_after_hops`."""

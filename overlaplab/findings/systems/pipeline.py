@@ -13,18 +13,6 @@ from overlaplab.findings.thresholds import LITTLE_GAIN, PIPELINE_PART, UNEVEN_ST
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, joined, ms, percent, rank_word
 
-__all__ = [
-    "NO_PIPELINE",
-    "PIPELINE_UNLABELLED",
-    "pipeline_advice",
-    "pipeline_held_title",
-    "pipeline_lead",
-    "pipeline_note",
-    "pipeline_tiles",
-    "pipeline_title",
-    "pipeline_waits_lead",
-]
-
 NO_PIPELINE = (
     "No stages of a pipeline are labelled in this run. No group that sends messages is described as a pipeline's."
 )

@@ -13,8 +13,6 @@ from overlaplab.findings.runs import PREDICTED, note
 from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.words import amount, count, joined, ms, percent, shorten, size_exact
 
-__all__ = ["plan_advice", "plan_lead", "plan_notes", "plan_predicted", "plan_title", "require_planned", "require_told"]
-
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
 
 

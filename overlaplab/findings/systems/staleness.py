@@ -6,8 +6,6 @@ import pandas as pd
 
 from overlaplab.words import count
 
-__all__ = ["staleness_remark", "staleness_title"]
-
 
 def staleness_title(table: pd.DataFrame) -> str:
     """The mean and the largest staleness, from rows of `overlaplab.analyses.staleness`."""

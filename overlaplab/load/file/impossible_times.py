@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from overlaplab.events import calls_of, matching
 from overlaplab.vocabulary import is_device_category, is_host_category
 
-__all__ = ["impossible_times"]
-
 MAX_CLOCK_OFFSET_NS = 1_000_000_000
 """A host's and its device's clock differ by less, beyond what they differ throughout the recording."""
 MAX_BEHIND_NS = 60_000_000_000

@@ -13,8 +13,6 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.load.deflate import deflate
 from overlaplab.load.limits import MAX_RATIO
 
-__all__ = ["Source"]
-
 CHUNK_BYTES = 1 << 20
 _PACKED_BYTES = 1 << 18
 """Read at once of a gzip file: a decompressor copies what it has not used yet for every chunk."""

@@ -30,8 +30,6 @@ from overlaplab.vocabulary import (
     names_a_device,
 )
 
-__all__ = ["Gathered"]
-
 _COMPLETE, _INSTANT, _ARROW, _BEGIN, _END = range(1, 6)
 _PHASES: dict[str | None, int] = {
     "X": _COMPLETE,

@@ -27,8 +27,6 @@ from overlaplab.load.file.slices import NoTraceError, Slices
 from overlaplab.load.file.tables import Gathered
 from overlaplab.load.limits import MAX_EVENTS
 
-__all__ = ["NotATraceError", "TraceFile", "read_trace"]
-
 _TOLD_SLICES = 16
 
 

@@ -36,8 +36,6 @@ from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_
 from overlaplab.simulate.transfers import beyond
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
 
-__all__ = ["OPTIONS", "advise", "best_cap_mb", "fits"]
-
 OPTIONS = ("first_bucket", "cap", "cap_and_first_bucket", "buckets", "prefetch")
 """What can be changed: the first bucket's cap, the cap, both, the sizes of all buckets, the units gathered ahead."""
 _TYPES = {

@@ -15,8 +15,6 @@ from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 
-__all__ = ["DepthPlayed", "best_depth", "depths_played"]
-
 _MOST = 4
 """Units further ahead than recorded: each is held in full, so few have the memory for more."""
 

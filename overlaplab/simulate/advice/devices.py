@@ -34,8 +34,6 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import as_good_as_the_best, mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
-__all__ = ["SettingPlayed", "Times", "best_setting", "device_remedies", "device_settings", "edit_remedies"]
-
 _MOST_CAPS = 5
 """Of DDP that are played."""
 _MOST_STRETCHES = 20_000

@@ -8,8 +8,6 @@ from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.replayed import replayed
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
-__all__ = ["gains_miss_ns"]
-
 
 @once_per_run
 def gains_miss_ns(run: Run) -> int | None:

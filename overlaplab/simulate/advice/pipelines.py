@@ -16,8 +16,6 @@ from overlaplab.simulate.pipelines.recorded import recorded_shapes
 from overlaplab.simulate.pipelines.shape import Shape
 from overlaplab.simulate.pipelines.times import UPDATE
 
-__all__ = ["pipeline_remedies"]
-
 _MORE = (2, 4)
 """Times as many microbatches."""
 _OF_ONE_STAGE = ("gpipe", "1f1b")

@@ -51,8 +51,6 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
-__all__ = ["gains", "remedies"]
-
 _COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
     "remedy": "object",

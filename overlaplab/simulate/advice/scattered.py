@@ -21,8 +21,6 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 
-__all__ = ["CapPlayed", "best_scattered_cap", "scattered_caps"]
-
 _MOST = 8
 """Caps that are tried: programs of zero1 and zero2 are made anew for each."""
 

@@ -19,8 +19,6 @@ from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
 from overlaplab.simulate.undisturbed import as_good_as_the_best, mean_step_ns
 
-__all__ = ["UnitsPlayed", "best_units", "units_played"]
-
 _TOGETHER = (2, 4, 8)
 """Units as one."""
 

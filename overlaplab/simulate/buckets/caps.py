@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 
 from overlaplab.simulate.assign import MIB, assign
 
-__all__ = ["CapRange", "cap_for", "cap_ranges", "closing_caps"]
-
 Name = TypeVar("Name", bound=Hashable)
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Cutting", "best_cutting", "best_cuttings", "last_end", "transfer_table"]
-
 
 def best_cutting(
     ready_ns: Sequence[int], num_bytes: Sequence[int], transfer_ns: Callable[[int], int]

@@ -22,8 +22,6 @@ from overlaplab.simulate.buckets.cutting import Cutting, best_cutting, best_cutt
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.programs.buckets import Buckets, Recutting, recut
 
-__all__ = ["Least", "least_of"]
-
 Times = npt.NDArray[np.int64]
 
 

@@ -29,8 +29,6 @@ from overlaplab.simulate.programs.buckets import Recutting, recutting, takes_beh
 from overlaplab.simulate.programs.times import behind
 from overlaplab.simulate.undisturbed import TIE, step_weights
 
-__all__ = ["BucketSearch", "BucketsPlayed", "bucket_search"]
-
 Times = npt.NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
 _PASSES = 3

@@ -14,18 +14,6 @@ from dataclasses import replace
 from overlaplab.simulate.edits.steps import mean_step_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = [
-    "asynchronous",
-    "earlier",
-    "halved",
-    "last_pass_only",
-    "left_out",
-    "merged",
-    "other_collectives",
-    "spared",
-    "wait_a_step_later",
-]
-
 _LONG = 0.02
 """Of a step: what occupies the link for longer may hold up what is queued behind it."""
 

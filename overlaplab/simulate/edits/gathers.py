@@ -6,8 +6,6 @@ from bisect import bisect_right
 
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait
 
-__all__ = ["prefetched"]
-
 
 def prefetched(program: Program) -> list[Move]:
     """Each gather launched when the unit before is about to be used, in the same pass of the same microbatch."""

@@ -11,16 +11,6 @@ import numpy as np
 from overlaplab.simulate.edits.steps import work_by_step
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = [
-    "balanced",
-    "between_marks",
-    "evened",
-    "without_device_waits",
-    "without_host_work",
-    "without_launch_overhead",
-    "without_pauses",
-]
-
 
 def balanced(programs: Sequence[Program], late: int) -> list[Program]:
     """The work of the rank at place `late` as the others' (their median), between any two other moves.

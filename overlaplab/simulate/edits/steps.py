@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from overlaplab.simulate.player import End, Program, Work
 
-__all__ = ["mean_step_ns", "work_by_step"]
-
 
 def work_by_step(program: Program) -> list[int]:
     """The work before the first step, and in each."""

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["larger_units", "unit_order"]
-
 Takes = Callable[[str, int], int | None]
 """T of a kind and bytes; None where that is unknown."""
 

@@ -34,8 +34,6 @@ from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
 from overlaplab.simulate.player import Launch
 from overlaplab.simulate.transfers import UNSTEADY
 
-__all__ = ["Recut", "gradient_sizes", "is_of_one_size", "recut"]
-
 _GRAIN_NS = 2_000
 """An event that begins so much before a bucket ends may have waited for it: clocks agree to within this."""
 _FEWEST = 3

@@ -10,8 +10,6 @@ from overlaplab.evidence.dependencies import DeviceEvent
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.player import Launch
 
-__all__ = ["Edit", "Held", "Moved", "Sent", "held"]
-
 Held: TypeAlias = Literal["launch", "event", "stream"]
 """What an event waited for last: the call that launched it, another stream's event, the one before it on its own."""
 

@@ -23,8 +23,6 @@ from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work
 from overlaplab.simulate.transfers import transfers
 
-__all__ = ["balance", "even_work", "half_the_bytes", "last_pass", "no_device_waits", "no_launch_overhead"]
-
 Programs = Sequence[Program]
 
 

@@ -26,8 +26,6 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.edit import Edit, Moved, held
 from overlaplab.vocabulary import FSDP2_ROOT, root_of
 
-__all__ = ["prefetched"]
-
 
 def prefetched(run: Run, ahead: int) -> tuple[Edit, ...]:
     """Of each trace, with every unit gathered so many units ahead; none where that is what was recorded.

@@ -20,9 +20,6 @@ from overlaplab.evidence.sending import collective_places
 from overlaplab.simulate.gpus.streams import played_together
 from overlaplab.vocabulary import label_list
 
-__all__ = ["BucketedPass", "bucketed_passes"]
-
-
 _PADDING = 1024
 """Bytes that a bucket of the engine may have beside its gradients: flags of which there are, and padding."""
 

@@ -18,8 +18,6 @@ from overlaplab.intervals import Intervals, clip, total, union
 from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, noted_times
 from overlaplab.simulate.player import Move, Note, Played, Work, play
 
-__all__ = ["slowed"]
-
 _MOST = 20
 """Rounds of playing and adjusting: what a kernel takes changes what it runs beside."""
 

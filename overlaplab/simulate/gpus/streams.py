@@ -31,15 +31,6 @@ from overlaplab.simulate.gpus.edit import Edit, Moved, Sent
 from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work
 from overlaplab.vocabulary import Rule
 
-__all__ = [
-    "DevicePrograms",
-    "device_programs",
-    "edited_programs",
-    "is_played_together",
-    "noted_times",
-    "played_together",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrograms:

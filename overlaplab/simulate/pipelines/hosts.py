@@ -16,8 +16,6 @@ from statistics import fmean
 from overlaplab.simulate.pipelines.shape import Host
 from overlaplab.simulate.player import Launch, Mark, Move, Wait
 
-__all__ = ["Hosted", "hosted"]
-
 
 @dataclass(frozen=True, slots=True)
 class Hosted:

@@ -13,8 +13,6 @@ from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.shape import Labelled
 from overlaplab.simulate.pipelines.times import UPDATE
 
-__all__ = ["is_layer", "labelled_layers", "labels_within"]
-
 
 def labelled_layers(
     trace: Trace, window: Window, known: Pipeline, took: Mapping[int, Mapping[str, int]]

@@ -19,8 +19,6 @@ from overlaplab.simulate.pipelines.shape import Host, Shape
 from overlaplab.simulate.pipelines.times import UPDATE
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
 
-__all__ = ["Replica", "bare_moves", "pipeline_moves", "play_pipeline", "step_ns"]
-
 
 @dataclass(frozen=True, slots=True)
 class Replica:

@@ -28,8 +28,6 @@ from overlaplab.simulate.pipelines.shape import PLAYED, Bucket, Host, Labelled, 
 from overlaplab.simulate.pipelines.times import UPDATE
 from overlaplab.simulate.player import Launch, Move
 
-__all__ = ["recorded_shapes"]
-
 
 @once_per_run
 def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:

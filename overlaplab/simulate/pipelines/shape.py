@@ -36,14 +36,6 @@ from overlaplab.costs.pipeline import (
 from overlaplab.manifest import Link
 from overlaplab.simulate.pipelines.times import UPDATE, actions_ns, mean_times, scaled_times, split_backward
 
-__all__ = [
-    "PLAYED",
-    "Bucket",
-    "Host",
-    "Labelled",
-    "Shape",
-]
-
 PLAYED = tuple(PER_RANK)
 """The schedules that can be played."""
 

@@ -12,9 +12,6 @@ from overlaplab.costs.pipeline import (
     WEIGHT,
 )
 
-__all__ = ["UPDATE", "actions_ns", "mean_times", "scaled_times", "split_backward"]
-
-
 UPDATE = "update"
 """Beside the kinds of actions: the optimizer's work."""
 

@@ -15,8 +15,6 @@ from overlaplab.simulate.player import Launch
 from overlaplab.simulate.predictions.event import BY_HAND, INSTANT_NS, LANES, Event
 from overlaplab.vocabulary import label_text
 
-__all__ = ["Hop", "HopEvents", "chunk_bytes", "hops_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Hop:

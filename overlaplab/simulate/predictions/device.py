@@ -43,14 +43,6 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_text
 
-__all__ = [
-    "DevicePrediction",
-    "device_interval",
-    "device_manifest",
-    "predict_device",
-    "require_device",
-]
-
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
 

@@ -35,21 +35,6 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import Rule, label_fields
 
-__all__ = [
-    "DEPTHS",
-    "DeviceAnswer",
-    "Option",
-    "answer",
-    "by_cap",
-    "by_depth",
-    "lanes",
-    "least_ns",
-    "option",
-    "option_or_why",
-    "sure",
-    "whole_bytes",
-]
-
 Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
 DEPTHS = (1, 2, 3, 4)
 """Units gathered ahead that are tried."""

@@ -24,21 +24,6 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.transfers import beyond
 from overlaplab.simulate.undisturbed import undisturbed_spans_ns, undisturbed_steps
 
-__all__ = [
-    "DIFFERENCES_MISS",
-    "REPEATS_DIFFER",
-    "Interval",
-    "by_step",
-    "extrapolated",
-    "gain_half_ns",
-    "interval",
-    "interval_of",
-    "measured_steps",
-    "recorded_caps",
-    "repeats_deviation",
-    "replay_interval",
-]
-
 REPEATS_DIFFER = 0.027
 """Mean difference between two recordings of one setting, of their step time: 120 pairs with steps of half a second, on
 an idle CPU (`benchmarks/real_predictions.py`). The shorter steps of `traces/sweep` differ by 5.6 %, as they tell."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BY_HAND", "COMPUTES", "INSTANT_NS", "LANES", "LINK", "Event"]
-
 COMPUTES, LINK, BY_HAND = 1, 2, 3
 """The thread that computes, launches and waits, the link's own, and the one that makes hops by hand."""
 LANES = 1 << 16

@@ -29,8 +29,6 @@ from overlaplab.simulate.predictions.instants import (
 )
 from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
 
-__all__ = ["played_events"]
-
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _PART_NS = 1_000_000
 """Of work in which the rank is idle now and then, an operator is no longer."""

@@ -10,19 +10,6 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Mark, Program, Wait, Work
 from overlaplab.vocabulary import label_text
 
-__all__ = [
-    "NAME_FIELDS",
-    "bucket_gradients",
-    "dtype_of",
-    "freed_labels",
-    "gradient_bytes",
-    "label_fields_of",
-    "ordered_fields",
-    "ready_labels",
-    "silent_waits",
-    "unit_of",
-]
-
 NAME_FIELDS = {
     "bucket": ("bucket",),
     "parameters": ("bucket",),

@@ -15,8 +15,6 @@ from overlaplab.simulate.predictions.predict import manifests_beside, predict
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import Rule
 
-__all__ = ["PlannedStep", "planned_step"]
-
 _MOST_RANKS = 100_000
 """More do not fit into memory at once."""
 

@@ -37,8 +37,6 @@ from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 
-__all__ = ["Prediction", "changes", "manifests_beside", "predict"]
-
 _OF_A_RECORDING = frozenset(
     {
         *("link_steps", "link_attained", "link_floor_ns", "collectives", "attempt", "attempts", "machine"),

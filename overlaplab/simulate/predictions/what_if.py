@@ -33,23 +33,6 @@ from overlaplab.simulate.wide import Times, WidePlayed, WideProgram, play_wide, 
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 
-__all__ = [
-    "Step",
-    "best_found_ns",
-    "by_cap",
-    "by_ranks",
-    "far",
-    "held_bytes",
-    "interval",
-    "lanes",
-    "mean_step_ns",
-    "measured_step",
-    "played",
-    "told",
-    "typical_step",
-    "why_not",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:

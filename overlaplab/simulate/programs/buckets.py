@@ -31,8 +31,6 @@ from overlaplab.simulate.programs.times import transfer_of
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import beyond
 
-__all__ = ["Buckets", "Recutting", "recut", "recutting", "takes_behind"]
-
 Buckets = Sequence[Sequence[str]]
 """The gradients of each bucket by their names, in order of launch."""
 

@@ -21,8 +21,6 @@ from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
 from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.transfers import takes_ns, transfers
 
-__all__ = ["EDITS", "Edit", "edit_of", "edited", "edited_on_devices", "host_works", "late_rank"]
-
 Programs: TypeAlias = Sequence[Program]
 Asked: TypeAlias = tuple[str, str | None]
 """An edit's name, and its value."""

@@ -10,8 +10,6 @@ from overlaplab.costs.memory import element_bytes
 from overlaplab.manifest import Manifest, Parameter
 from overlaplab.vocabulary import layer_of
 
-__all__ = ["Model", "owned", "padded"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:

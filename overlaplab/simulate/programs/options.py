@@ -13,8 +13,6 @@ from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
 
-__all__ = ["Options", "has_first_bucket", "options_of"]
-
 DDP_FIRST_MB = 1.0
 """The first bucket of torch's DDP where no cap is given (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""
 

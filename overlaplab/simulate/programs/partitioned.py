@@ -10,8 +10,6 @@ from overlaplab.simulate.assign import assign
 from overlaplab.simulate.programs.model import owned, padded
 from overlaplab.simulate.programs.strategy import Strategy
 
-__all__ = ["Zero1", "Zero2"]
-
 IN_FLIGHT = 2
 """Buckets of zero2 that may wait for the network (engine/overlaplab_engine/strategies/zero2.py)."""
 

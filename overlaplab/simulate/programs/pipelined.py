@@ -18,8 +18,6 @@ from overlaplab.simulate.pipelines.shape import PLAYED, Shape
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
 
-__all__ = ["pipeline_of", "pipeline_programs"]
-
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""
 _INTERLEAVED = "interleaved-1f1b"

@@ -16,8 +16,6 @@ from statistics import fmean, median_low
 from overlaplab.simulate.displaced import Displaced, without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-__all__ = ["Profile", "Step", "median_rank", "profile_of", "wake_ns"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Step:

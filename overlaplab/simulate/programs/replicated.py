@@ -10,8 +10,6 @@ from overlaplab.simulate.player import Program, Work
 from overlaplab.simulate.programs.profile import Step
 from overlaplab.simulate.programs.strategy import Strategy
 
-__all__ = ["Bucketed", "Naive", "ParameterServer", "PerParam", "Ring", "TorchDDP", "Tree"]
-
 
 class Naive(Strategy):
     """After the backward pass one gradient after the other, each waited for, in order of definition."""

@@ -15,8 +15,6 @@ from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.vocabulary import Rule
 
-__all__ = ["require_plain_steps", "require_ranks", "require_recorded"]
-
 
 def require_recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
     """What must be there; raises `OverlaplabError` with the reason if it is not."""

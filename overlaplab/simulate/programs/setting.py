@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from overlaplab.manifest import Link
 
-__all__ = ["Setting"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:

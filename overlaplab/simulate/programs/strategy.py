@@ -18,8 +18,6 @@ from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.programs.profile import Profile, Step
 from overlaplab.simulate.programs.times import Transfer
 
-__all__ = ["Strategy"]
-
 NORM_BYTES = 4
 """Of the norm of all gradients (`Strategy.clip` in engine/overlaplab_engine/strategies/base.py)."""
 

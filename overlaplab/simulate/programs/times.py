@@ -16,8 +16,6 @@ from overlaplab.simulate.player import Launch, Move, Program
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.transfers import transfers
 
-__all__ = ["Transfer", "behind", "elsewhere_ns", "transfer_of"]
-
 
 class Transfer(Protocol):
     """T in ns of a kind of collective and its bytes; `hops` as in `Launch`."""

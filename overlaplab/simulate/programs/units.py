@@ -10,8 +10,6 @@ from overlaplab.simulate.programs.model import owned, padded
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.vocabulary import FSDP2_ROOT, layer_of
 
-__all__ = ["TorchFSDP2", "Zero3"]
-
 IN_FLIGHT = 1
 """Units of zero3 whose gradients may wait for the network (engine/overlaplab_engine/strategies/zero3.py)."""
 

@@ -10,8 +10,6 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.averaging.in_buckets import InBuckets
 from overlaplab_engine.strategies.base import Options
 
-__all__ = ["ByHand"]
-
 
 class ByHand(InBuckets):
     """As `bucketed`, but the collective is made of messages, whose hops the trace shows one by one.

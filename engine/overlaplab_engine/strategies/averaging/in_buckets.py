@@ -18,8 +18,6 @@ from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.gradients.buckets import Bucket, InOrder, assign
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
-__all__ = ["InBuckets"]
-
 
 class InBuckets(Strategy):
     """Hooks mark gradients ready; a full bucket's all-reduce is launched at once; one wait after the backward pass.

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
+from torch._C._profiler import _RecordFunctionFast as Span
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Span, Word
-
-__all__ = ["Bucket", "Gradients", "InOrder", "Marks", "assign"]
+from overlaplab_engine.labels import Word
 
 Handle = TypeVar("Handle")
 

@@ -24,8 +24,6 @@ from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.strategies.gradients.buckets import Marks
 
-__all__ = ["BucketLabels", "CommHook", "Hook", "uncompiled", "unnamed_because"]
-
 Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 """A comm hook, as `DistributedDataParallel.register_comm_hook` takes it."""
 

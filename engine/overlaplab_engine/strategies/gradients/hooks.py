@@ -9,8 +9,6 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["after_accumulation", "after_backward", "aliased", "before_backward", "differentiable"]
-
 _NODE = "overlaplab_node"
 """The attribute of an alias that holds autograd's node of it."""
 

@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["absent", "present", "read_early"]
-
 _ON_READ = "overlaplab_on_read"
 """The attribute of an absent parameter that is called before it is read."""
 

@@ -16,8 +16,6 @@ with a clear error and no deadlock, and on a GPU the host waits for no device.
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 
-__all__ = ["OrderAgreement"]
-
 TIMEOUT_S = 60.0
 """How long a rank that leaves the order of the pass before waits for the others to do the same."""
 

@@ -11,8 +11,6 @@ from torch.distributed.tensor import DTensor
 from overlaplab_engine.network.host_link import Copy, HostLink, Way, host_memory
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
-__all__ = ["Landing"]
-
 
 class Landing:
     """One unit's reduced gradients, which go down to the host."""

@@ -8,8 +8,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from overlaplab_engine.errors import EngineError
 
-__all__ = ["local_of", "mark_part", "part_of"]
-
 _PART = "overlaplab_part"
 """The attribute of a tensor that is only a part of a parameter."""
 _WHOLE = (LBFGS, Adafactor, Muon)

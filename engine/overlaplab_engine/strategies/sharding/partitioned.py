@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options
@@ -24,8 +25,6 @@ from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.absent import absent, present, read_early
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 from overlaplab_engine.strategies.sharding.shards import Flat, Layout
-
-__all__ = ["Partitioned", "ShardedBucket"]
 
 
 @dataclass(slots=True)

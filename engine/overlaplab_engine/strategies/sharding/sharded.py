@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast as Span
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.network.host_link import UnderWay, Way, host_memory, on_host
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.sharding.shards import Flat, Piece
-
-__all__ = ["Part", "Sharded"]
 
 
 @dataclass(frozen=True, slots=True)

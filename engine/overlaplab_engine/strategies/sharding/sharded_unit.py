@@ -13,18 +13,17 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import torch
+from torch._C._profiler import _RecordFunctionFast as Span
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import Span, Word
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import hollow, materialise
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.gradients.buckets import Gradients
 from overlaplab_engine.strategies.sharding.absent import absent, present
 from overlaplab_engine.strategies.sharding.shards import Flat, Layout
-
-__all__ = ["ShardedUnit"]
 
 
 class ShardedUnit:

@@ -14,8 +14,6 @@ from overlaplab_engine.network.host_link import host_memory
 from overlaplab_engine.strategies.gradients.buckets import Gradients
 from overlaplab_engine.strategies.sharding.optimizers import part_of
 
-__all__ = ["Flat", "Layout", "Piece"]
-
 
 class Layout:
     """Where parameters lie in a flat buffer, and which part of it is this rank's."""

@@ -7,8 +7,6 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Strategy
 
-__all__ = ["CutsLayers", "refused_by"]
-
 
 def refused_by(strategy: str) -> Mapping[str, str]:
     """What a strategy of this name refuses if it cuts layers, see `Strategy.refuses`."""

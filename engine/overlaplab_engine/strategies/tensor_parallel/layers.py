@@ -13,15 +13,6 @@ from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import require_same_model
 
-__all__ = [
-    "COLUMNS",
-    "ROWS",
-    "cut_parameters",
-    "reduce_together",
-    "shared_layers",
-    "tensor_group",
-]
-
 COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.output", "down")
 """A layer's modules whose weights are cut: by columns of the transposed weight, as papers write it, and by rows."""
 
