@@ -24,7 +24,18 @@ from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
 from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
 from overlaplab.evidence.host_waits import host_waits
-from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
+from overlaplab.evidence.moments import (
+    GRAIN_NS,
+    NEVER_NS,
+    STALL_NS,
+    WAKE_NS,
+    Does,
+    Facts,
+    Moments,
+    first_of,
+    last_moving,
+    owned,
+)
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, union, within
@@ -180,7 +191,9 @@ def _of_trace(
     yield from _in_pipeline(moments.where(scheduled & messages), idle)
     along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
     yield Cause.SEND, moments.where(along)
-    yield from _decide_causes(facts, moments.where(~along & ~(scheduled & messages)), excess, host_waits(trace))
+    stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
+    others = moments.where(~along & ~(scheduled & messages))
+    yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
 
 def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
@@ -199,7 +212,7 @@ def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Ite
 
 
 def _decide_causes(
-    facts: Facts, moments: Moments, excess_ns: NDArray[np.int64], blocked: Intervals
+    facts: Facts, moments: Moments, excess_ns: NDArray[np.int64], blocked: Intervals, stall_ns: int
 ) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
@@ -209,7 +222,7 @@ def _decide_causes(
     unattributed = remaining.row < 0
     yield Cause.UNKNOWN, remaining.where(unattributed)
     remaining = remaining.where(~unattributed)
-    elsewhere = _held_up(facts, remaining, blocked)
+    elsewhere = _held_up(facts, remaining, blocked, stall_ns)
     yield Cause.GAP, remaining.where(elsewhere)
     remaining = remaining.where(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
@@ -217,10 +230,13 @@ def _decide_causes(
     yield from _delayed(facts, remaining.where(~blocks))
 
 
-def _held_up(facts: Facts, moments: Moments, blocked: Intervals) -> NDArray[np.bool_]:
+def _held_up(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
     """Rule 3: the rank was not waiting for communication, by when it computes again."""
     over = facts["end_ns"][moments.row]
-    goes_on = over - GRAIN_NS > moments.resumes
+    early_ns = over - moments.resumes
+    stalled = (facts["gradients"] & facts["edge"])[moments.row]
+    stalled &= (early_ns <= stall_ns) & (early_ns < moments.end - moments.start)
+    goes_on = (early_ns > GRAIN_NS) & ~stalled
     ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
     ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
