@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab.events import Run, Trace, Window, activity, table_of
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.labels import Label, Span, labels_of
+from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import length_before, subtract
 from overlaplab.selection import EVERYTHING, Selection
@@ -58,7 +58,7 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    busy, labels, ran = activity(trace), labels_of(trace), executions(trace)
+    busy, labels, ran = activity(trace), engine_labels(trace), executions(trace)
     exposed_before = length_before(subtract(busy.communication, busy.compute))
     labelled = _synchronising(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
@@ -110,7 +110,7 @@ def _of_labels(
     for label in labels:
         for name in _arriving(label):
             number += 1
-            arrived[name] = number, ran.reached(label.start_ns)
+            arrived[name] = number, ran.done_ns(label.start_ns)
         if label.word == "bucket_ready":
             names = label_list(label.fields["parameters"])
             ready[label.fields["bucket"]] = label, {name: arrived.pop(name, None) for name in names}
@@ -156,7 +156,7 @@ def _of_ddp(
             "index": bucket.index,
             "bytes": bucket.launch.bytes,
             "parameters": (None,) * len(held),
-            "gradient_ready_ns": tuple(ran.reached(gradient.at_ns) - step.start_ns for gradient in held),
+            "gradient_ready_ns": tuple(ran.done_ns(gradient.at_ns) - step.start_ns for gradient in held),
             "last_parameter": None,
             "arrivals": tuple(gradient.number for gradient in held),
             "shapes": tuple(gradient.shape for gradient in held),
@@ -186,7 +186,7 @@ def _times(
 ) -> dict[str, Any]:
     """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
-        "ready_ns": None if ready_ns is None else ran.reached(ready_ns) - step.start_ns,
+        "ready_ns": None if ready_ns is None else ran.done_ns(ready_ns) - step.start_ns,
         "launch_ns": launch.start_ns - step.start_ns,
         "start_ns": bounds and bounds[0] - step.start_ns,
         "end_ns": bounds and bounds[1] - step.start_ns,

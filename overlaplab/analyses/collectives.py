@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
-from overlaplab.evidence.arguments import axes_of
+from overlaplab.evidence.arguments import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
@@ -81,7 +81,7 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 @once_per_run
 def _all(run: Run) -> pd.DataFrame:
-    every = numbered(run)
+    every = numbered_arrivals(run)
     table: Fields = {str(name): column.to_numpy() for name, column in every.items() if name != "rank"}
     steps = _place(table, run)
     columns = table | {"rank": every["rank"].array, "step": steps} | _measured(table, every["rank"], run)
@@ -90,7 +90,7 @@ def _all(run: Run) -> pd.DataFrame:
         known = table[name] != UNKNOWN_NS
         columns[name] = _nullable(table[name] - (0 if name in ("wait_ns", "exposed_ns") else origin), known)
     columns["group_size"], columns["bytes"] = (_nullable(table[name], table[name] != -1) for name in ("size", "bytes"))
-    table["axis"] = axes_of(table["group_description"])
+    table["axis"] = group_axes(table["group_description"])
     for name in ("group", "group_description", "axis", "kind", "dtype"):
         columns[name] = or_none(table[name], table[name] != "")
     return as_table(columns | {"unmatched": table["reason"]})

@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.analyses.collectives import collectives
 from overlaplab.axes import axis_of
 from overlaplab.events import Run, Trace, activity
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -44,7 +44,7 @@ def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFram
 def _of_trace(
     run: Run, trace: Trace, launched: pd.DataFrame, timed: pd.DataFrame, window: Intervals
 ) -> list[dict[str, Any]]:
-    busy, zero = activity(trace), zero_of(run, trace)
+    busy, zero = activity(trace), run_zero_ns(run, trace)
     identity = ["group", "group_description", "kind"]
     mine = [
         t[(t["rank"] == trace.rank) | t["rank"].isna()].fillna(dict.fromkeys(identity, "")) for t in (launched, timed)

@@ -19,12 +19,22 @@ from numpy.typing import NDArray
 
 from overlaplab.causes import Cause
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
-from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
+from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows
 from overlaplab.evidence.host_waits import host_waits
-from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, WAKE_NS, Does, Facts, Moments, first_of, last_moving, owned
+from overlaplab.evidence.moments import (
+    GRAIN_NS,
+    NEVER_NS,
+    WAKE_NS,
+    Does,
+    Facts,
+    Moments,
+    attribute_moments,
+    last_moving,
+    split_after,
+)
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, union, within
@@ -67,7 +77,7 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     groups = grouped_by(moments["place"], moments["cause"], moments["row"])
     table = _added_up(moments, groups)
     order = np.lexsort((table["start_ns"], -table["exposed_ns"], table["place"]))
-    return found.named(taken(table, order))
+    return found.named(take_rows(table, order))
 
 
 def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -79,7 +89,7 @@ def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame
     if not found.parts:
         return empty_table(COLUMNS)
     moments = found.moments()
-    moments = taken(moments, np.lexsort((moments["start_ns"], moments["place"])))
+    moments = take_rows(moments, np.lexsort((moments["start_ns"], moments["place"])))
     keys = np.column_stack([moments[name] for name in _KEYS])
     goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (moments["start_ns"][1:] == moments["end_ns"][:-1])
     return found.named(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
@@ -89,9 +99,9 @@ def _added_up(moments: Facts, groups: Groups) -> Facts:
     """One row per group of moments: the sum of their times, from the first start to the last end."""
     first = groups.first(np.ones(len(groups.of_row), dtype=bool))
     return {name: moments[name][first] for name in _KEYS} | {
-        "exposed_ns": groups.reduced(np.add, moments["exposed_ns"]),
-        "start_ns": groups.reduced(np.minimum, moments["start_ns"]),
-        "end_ns": groups.reduced(np.maximum, moments["end_ns"]),
+        "exposed_ns": groups.reduce(np.add, moments["exposed_ns"]),
+        "start_ns": groups.reduce(np.minimum, moments["start_ns"]),
+        "end_ns": groups.reduce(np.maximum, moments["end_ns"]),
     }
 
 
@@ -149,7 +159,7 @@ def _found(run: Run, selection: Selection) -> _Found:
             if len(part.row):
                 row = np.where(part.row >= 0, part.row + before, -1)
                 parts.append((cause, replace(part, row=row, step=part.step + len(steps))))
-        steps += [(trace.rank, window.step, zero_of(run, trace)) for window in windows]
+        steps += [(trace.rank, window.step, run_zero_ns(run, trace)) for window in windows]
         for name, values in labels.items():
             values += facts[name].tolist()
     return _Found(steps, labels, parts)
@@ -170,17 +180,17 @@ def _of_trace(
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
     bounds = window_bounds(windows)
     excess = np.maximum(within(moving, *bounds) - within(compute, *bounds), 0)
-    moments = owned(facts, subtract(communication, compute), compute, *bounds)
+    moments = attribute_moments(facts, subtract(communication, compute), compute, *bounds)
     if (waits := exposed_waits(trace)) is not None:
-        moments, needless = moments.divided(waits.not_blocking)
-        yield Cause.GAP, needless.where(needless.row >= 0)
-        yield Cause.UNKNOWN, needless.where(needless.row < 0)
+        moments, needless = moments.split_by(waits.not_blocking)
+        yield Cause.GAP, needless.select(needless.row >= 0)
+        yield Cause.UNKNOWN, needless.select(needless.row < 0)
     scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
     messages = np.append(facts["matched"] & facts["message"], False)[moments.row]
-    yield from _in_pipeline(moments.where(scheduled & messages), idle)
+    yield from _in_pipeline(moments.select(scheduled & messages), idle)
     along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
-    yield Cause.SEND, moments.where(along)
-    yield from _decide_causes(facts, moments.where(~along & ~(scheduled & messages)), excess, host_waits(trace))
+    yield Cause.SEND, moments.select(along)
+    yield from _decide_causes(facts, moments.select(~along & ~(scheduled & messages)), excess, host_waits(trace))
 
 
 def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
@@ -190,12 +200,12 @@ def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Ite
         np.array([0 if step is None else getattr(step, name) for step in idle], dtype=np.int64)
         for name in ("bubble_ns", "imbalance_ns")
     )
-    bubble, remaining = first_of(moments.where(waits), bubble_ns)
+    bubble, remaining = split_after(moments.select(waits), bubble_ns)
     yield Cause.BUBBLE, bubble
-    imbalance, remaining = first_of(remaining, imbalance_ns)
+    imbalance, remaining = split_after(remaining, imbalance_ns)
     yield Cause.IMBALANCE, imbalance
     yield Cause.SEND, remaining
-    yield Cause.SEND, moments.where(~waits)
+    yield Cause.SEND, moments.select(~waits)
 
 
 def _decide_causes(
@@ -203,18 +213,18 @@ def _decide_causes(
 ) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
-    yield Cause.STRAGGLER, moments.where(waits)
-    remaining, excess = last_moving(moments.where(~waits), excess_ns)
+    yield Cause.STRAGGLER, moments.select(waits)
+    remaining, excess = last_moving(moments.select(~waits), excess_ns)
     yield Cause.LINK, excess
     unattributed = remaining.row < 0
-    yield Cause.UNKNOWN, remaining.where(unattributed)
-    remaining = remaining.where(~unattributed)
+    yield Cause.UNKNOWN, remaining.select(unattributed)
+    remaining = remaining.select(~unattributed)
     elsewhere = _held_up(facts, remaining, blocked)
-    yield Cause.GAP, remaining.where(elsewhere)
-    remaining = remaining.where(~elsewhere)
+    yield Cause.GAP, remaining.select(elsewhere)
+    remaining = remaining.select(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
-    yield Cause.BLOCKING, remaining.where(blocks)
-    yield from _delayed(facts, remaining.where(~blocks))
+    yield Cause.BLOCKING, remaining.select(blocks)
+    yield from _delayed(facts, remaining.select(~blocks))
 
 
 def _held_up(facts: Facts, moments: Moments, blocked: Intervals) -> NDArray[np.bool_]:
@@ -244,14 +254,14 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     remaining, queued = remaining.split(launched[remaining.row] - queued_ns)
     yield Cause.QUEUED, queued
     edge = facts["edge"][remaining.row]
-    yield Cause.TAIL, remaining.where(edge)
-    remaining = remaining.where(~edge)
+    yield Cause.TAIL, remaining.select(edge)
+    remaining = remaining.select(~edge)
     gradients = facts["gradients"][remaining.row]
-    yield Cause.BLOCKING, remaining.where(gradients)
-    remaining = remaining.where(~gradients)
+    yield Cause.BLOCKING, remaining.select(gradients)
+    remaining = remaining.select(~gradients)
     moves = remaining.does == Does.MOVES
-    yield Cause.LINK, remaining.where(moves)
-    yield Cause.UNKNOWN, remaining.where(~moves)
+    yield Cause.LINK, remaining.select(moves)
+    yield Cause.UNKNOWN, remaining.select(~moves)
 
 
 def _length_in_step(moments: Moments, asking: Moments) -> NDArray[np.int64]:

@@ -31,7 +31,7 @@ from overlaplab.events import (
     rule_of,
     window_bounds,
 )
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
@@ -76,7 +76,7 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
                 {
                     "rank": trace.rank,
                     "step": pd.array([window.step for window in windows], dtype="Int64"),
-                    "start_ns": starts - zero_of(run, trace),
+                    "start_ns": starts - run_zero_ns(run, trace),
                     "span_ns": ends - starts,
                     "idle_ns": idle_ns,
                     "host_wait_ns": host,

@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.analyses.collectives import collectives
 from overlaplab.events import Run, Trace, Work, activity, counting_as, once_per_run, rule_of, step_windows
 from overlaplab.evidence.host_work import host_pauses, host_work
-from overlaplab.evidence.passes import passes_of
+from overlaplab.evidence.passes import pass_labels
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
 
@@ -107,7 +107,7 @@ def _has_as_many_kernels(run: Run, rank: int) -> bool:
 
 def _spent(trace: Trace) -> dict[tuple[str, str | None], int]:
     """By phase and name how long the rank works in a mean step, in ns; empty where passes are unknown."""
-    busy, windows, passes = activity(trace), step_windows(trace), passes_of(trace)
+    busy, windows, passes = activity(trace), step_windows(trace), pass_labels(trace)
     if not windows or not any(label.word == "forward" for label in passes):
         return {}
     waits = subtract(busy.communication, busy.compute)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.evidence.waits import exposed_parts
@@ -49,7 +49,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     tables, damaged = [], []
     for trace in measured_traces(run, selection):
         windows = selected_windows(trace, selection)
-        starts = window_bounds(windows)[0] - zero_of(run, trace)
+        starts = window_bounds(windows)[0] - run_zero_ns(run, trace)
         steps = pd.Series([window.step for window in windows], dtype="Int64")
         tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
         damaged += [window.damaged for window in windows]

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from overlaplab.events import Trace, once_per_trace, step_windows
 from overlaplab.evidence.ddp import autograd_passes, forward_passes, optimizer_steps
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.labels import Label, Span, labels_of
+from overlaplab.evidence.labels import Label, Span, engine_labels
 
 PASSES = ("forward", "backward", "optimizer")
 
 
 @once_per_trace
-def passes_of(trace: Trace) -> tuple[Label, ...]:
+def pass_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `forward`, `backward` and `optimizer`, in order of start, as the engine writes them.
 
     A trace without a label `forward` gets those of DDP, by torch's own ranges: a forward pass is a range
@@ -23,7 +23,7 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     of the last one and of the buckets launched by the Recorder's labels within, for which DDP waits before it returns.
     It sends gradients (`sync=1`) if there are such buckets. Empty without DDP, and without the Recorder's labels.
     """
-    labels = labels_of(trace)
+    labels = engine_labels(trace)
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
     launches = [label for label in labels if label.word == "bucket_launch"]
@@ -34,12 +34,12 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     passes = [
         *_number_passes(trace, "forward", forwards),
         *_extend_to_buckets(backwards, launches, executions(trace)),
-        *updates_of(trace),
+        *update_labels(trace),
     ]
     return tuple(sorted(passes, key=lambda label: label.start_ns))
 
 
-def updates_of(trace: Trace) -> tuple[Label, ...]:
+def update_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `optimizer`, by torch's own ranges, which any loop has."""
     return tuple(_label("optimizer", span, {}) for span in optimizer_steps(trace))
 

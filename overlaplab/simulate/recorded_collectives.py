@@ -11,19 +11,19 @@ import pandas as pd
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.manifest import traits_of
 
 
 def collectives_of(run: Run) -> pd.DataFrame:
-    """Rows of `numbered` that were carried, with what they have in a `Launch`: `hops`, `members` and `lane`, or None.
+    """Rows of `numbered_arrivals` that were carried, with `hops`, `members` and `lane` of a `Launch`, or None.
 
     The hops of a bucket are one collective.
     """
-    rows = numbered(run)
+    rows = numbered_arrivals(run)
     rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
     traits = traits_of(run.manifest)
     if traits is not None and traits.hops is not None:
@@ -85,7 +85,7 @@ _COLUMNS = ("trace", "match", "kind", "bytes", "launch_ns", "start_ns", "end_ns"
 
 
 def _averaged_by_hand(run: Run) -> pd.DataFrame:
-    """One row per trace and bucket whose all-reduce `ring` or `tree` made, with columns as `numbered` has.
+    """One row per trace and bucket whose all-reduce `ring` or `tree` made, with columns as `numbered_arrivals` has.
 
     Its launch is when the hops of the bucket could begin on the rank, unless those of another were under way; it ends
     with the rank's last hop. Empty where the ranks' hops are of different buckets.
@@ -103,7 +103,7 @@ def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
     for place, trace in enumerate(run.traces):
         ran, offset = executions(trace), int(corrections(run)[place])
         seen: Counter[str] = Counter()
-        for label in labels_of(trace):
+        for label in engine_labels(trace):
             hops = ran.hops(label)
             if not hops:
                 continue

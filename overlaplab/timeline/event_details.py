@@ -13,7 +13,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, classify, launchers, matching, step_windows, thread_numbers
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.recorded import recorded_of_events
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.vocabulary import OPERATOR_CATEGORIES
 
 _NOTE = "record_param_comms"
@@ -169,7 +169,7 @@ def _collective(run: Run, place: int, row: int) -> CollectiveDetails | None:
     of_trace = int(recorded_of_events(run.traces[place])[row])
     if of_trace < 0:
         return None
-    known = numbered(run)
+    known = numbered_arrivals(run)
     here = (known["trace"] == place) & (known["row"] == of_trace)
     index = int(known.loc[here, "index"].iloc[0])
     table = collectives(run)

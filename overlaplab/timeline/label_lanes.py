@@ -15,9 +15,9 @@ from overlaplab.analyses.sharding.scatters import scatters
 from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.systems.hops import hops
 from overlaplab.events import Run, Trace, rule_of
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.manifest import traits_of
 from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import Rule
@@ -56,7 +56,7 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
         for label, table, marks_of in tables:
             marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[_step(row["step"])])]
             if label == f"{verb}s":
-                marks += _updated_parameters(trace, zero_of(run, trace), verb)
+                marks += _updated_parameters(trace, run_zero_ns(run, trace), verb)
             if marks:
                 lanes.append(_lane(label, marks, known.get(place, {})))
         found.append(lanes)
@@ -110,7 +110,7 @@ def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
 
 def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
     """zero1's and zero2's gathers, and local-sgd's averages."""
-    launched = [label for label in labels_of(trace) if label.word == "param_gather_launch"]
+    launched = [label for label in engine_labels(trace) if label.word == "param_gather_launch"]
     if not launched or rule_of(trace) is Rule.UNRECORDED:
         return []
     ran = executions(trace)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import AXES, axis_of
 from overlaplab.events import Trace, Work, counting_as, matching, thread_numbers
-from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.timeline.marks import Mark
 from overlaplab.vocabulary import label_fields
 
@@ -98,7 +98,7 @@ def _axis(trace: Trace, lane: Counted) -> str:
 def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
     """Along which axes of the mesh these events communicate, as far as their groups' descriptions tell."""
     own = recorded_of_events(trace)[rows]
-    descriptions = recorded(trace)["group_description"].iloc[own[own >= 0]].unique()
+    descriptions = recorded_collectives(trace)["group_description"].iloc[own[own >= 0]].unique()
     found = {axis_of(str(description)) for description in descriptions}
     return [axis for axis in AXES if axis in found]
 

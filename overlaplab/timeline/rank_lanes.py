@@ -10,7 +10,7 @@ from pandas.api.types import union_categoricals
 from overlaplab.events import Run, Trace, Work, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.recorded import recorded_of_events
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
 from overlaplab.timeline.lane_names import Counted, lane_names
 from overlaplab.timeline.marks import Lane, Mark, encoded, mark_code, mark_of_collective, marks_table
@@ -64,8 +64,10 @@ def _phases(trace: Trace, zero: int) -> pd.DataFrame:
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     if rule_of(trace) is Rule.GPU:
         ran = executions(trace)
-        starts = np.array([at if (begun := ran.begun(at)) is None else begun for at in starts.tolist()], dtype=np.int64)
-        ends = np.maximum(starts, np.array([ran.reached(at) for at in ends.tolist()], dtype=np.int64))
+        starts = np.array(
+            [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()], dtype=np.int64
+        )
+        ends = np.maximum(starts, np.array([ran.done_ns(at) for at in ends.tolist()], dtype=np.int64))
     parts = np.array([mark_code(Mark(_word(name))) for name in events["name"]], dtype=np.int8)
     return marks_table(starts - zero, ends - zero, events["name"].astype(str), parts, event=rows)
 
@@ -133,7 +135,7 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     for work, mark in ((Work.COMPUTE, Mark.COMPUTE), (Work.MEMORY, Mark.MEMORY)):
         parts[counting_as(trace, work)[rows]] = mark_code(mark)
     communicates = counting_as(trace, Work.COMMUNICATION)[rows]
-    table = numbered(run)
+    table = numbered_arrivals(run)
     table = table[table["trace"] == place].set_index("row").sort_index()
     recorded_row = recorded_of_events(trace)[rows]
     collective = np.append(table["index"].to_numpy(np.int64), -1)[recorded_row]

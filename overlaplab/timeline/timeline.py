@@ -17,7 +17,7 @@ from pandas.api.types import union_categoricals
 from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
-from overlaplab.evidence.clocks import clocks, zero_of
+from overlaplab.evidence.clocks import clocks, run_zero_ns
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, touching
 from overlaplab.timeline.marks import Lane, Mark, Timeline, encoded, mark_names, marks_table
@@ -65,7 +65,7 @@ def timeline_events(
     steps: list[pd.DataFrame] = []
     activities: list[tuple[int | None, Activity, int]] = []
     for trace in run.traces:
-        zero = zero_of(run, trace)
+        zero = run_zero_ns(run, trace)
         activities.append((trace.rank, activity(trace), zero))
         own_steps = windows(trace)[["step", "start_ns", "end_ns"]]
         own_steps[["start_ns", "end_ns"]] -= zero

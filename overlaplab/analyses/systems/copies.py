@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.offload import copied_bytes
 from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import Intervals, intersect, total, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -52,7 +52,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
 
 
 def _copied(trace: Trace) -> list[Label]:
-    return [label for label in labels_of(trace) if label.word == "copy"]
+    return [label for label in engine_labels(trace) if label.word == "copy"]
 
 
 def _busy(trace: Trace, these: Sequence[Label]) -> Intervals:

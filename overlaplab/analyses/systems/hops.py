@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -35,7 +35,7 @@ def hops(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     ran = executions(trace)
     for step in steps:
-        for launch in launched_in(labels_of(trace), step):
+        for launch in launched_in(engine_labels(trace), step):
             for hop in ran.hops(launch):
                 numbers = {name: int(hop.fields[name]) if name in hop.fields else None for name in _NUMBERS}
                 times = {"start_ns": hop.start_ns - step.start_ns, "end_ns": hop.end_ns - step.start_ns}

@@ -219,9 +219,9 @@ def _times(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Starts and ends by the first rank's clock; on a GPU in device time."""
     ran = executions(trace)
-    begun = [ran.begun(label.start_ns) for _, label in actions]
+    begun = [ran.first_begin_ns(label.start_ns) for _, label in actions]
     starts = [label.start_ns if at is None else at for at, (_, label) in zip(begun, actions, strict=True)]
-    ends = [ran.reached(label.end_ns) for _, label in actions]
+    ends = [ran.done_ns(label.end_ns) for _, label in actions]
     return np.array(starts, dtype=np.int64) - offset, np.array(ends, dtype=np.int64) - offset
 
 

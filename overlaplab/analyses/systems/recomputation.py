@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
@@ -27,7 +27,7 @@ def recomputation(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    again = [label for label in labels_of(trace) if label.word == "recompute"]
+    again = [label for label in engine_labels(trace) if label.word == "recompute"]
     for step in steps:
         took: dict[str, list[int]] = {}
         for label in launched_in(again, step):
