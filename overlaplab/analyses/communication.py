@@ -51,7 +51,7 @@ def _of_trace(
     ]
     spans = dict(list(mine[1].dropna(subset=["start_ns"]).groupby(identity)))
     rows = []
-    for key, own in mine[0].groupby(identity):
+    for key, rows_of_key in mine[0].groupby(identity):
         ran = spans.get(key)
         inside = busy.communication[:0]
         if ran is not None:
@@ -62,8 +62,8 @@ def _of_trace(
                 "rank": trace.rank,
                 **{name: text or None for name, text in zip(identity, key, strict=True)},
                 "axis": axis_of(str(key[1])) or None,
-                "count": len(own),
-                "bytes": int(own["bytes"].sum()) if own["bytes"].notna().all() else None,
+                "count": len(rows_of_key),
+                "bytes": int(rows_of_key["bytes"].sum()) if rows_of_key["bytes"].notna().all() else None,
                 "busy_ns": total(inside),
                 "exposed_ns": total(subtract(inside, busy.compute)),
             }

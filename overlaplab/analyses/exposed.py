@@ -70,14 +70,14 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    found = _found(run, selection)
-    if not found.parts:
+    attribution = _attribute(run, selection)
+    if not attribution.parts:
         return empty_table(COLUMNS)
-    moments = found.moments()
+    moments = attribution.moments()
     groups = grouped_by(moments["place"], moments["cause"], moments["row"])
     table = _added_up(moments, groups)
     order = np.lexsort((table["start_ns"], -table["exposed_ns"], table["place"]))
-    return found.named(take_rows(table, order))
+    return attribution.to_table(take_rows(table, order))
 
 
 def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -85,14 +85,14 @@ def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame
 
     Moments of one cause and collective that follow each other without a gap are one.
     """
-    found = _found(run, selection)
-    if not found.parts:
+    attribution = _attribute(run, selection)
+    if not attribution.parts:
         return empty_table(COLUMNS)
-    moments = found.moments()
+    moments = attribution.moments()
     moments = take_rows(moments, np.lexsort((moments["start_ns"], moments["place"])))
     keys = np.column_stack([moments[name] for name in _KEYS])
     goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (moments["start_ns"][1:] == moments["end_ns"][:-1])
-    return found.named(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
+    return attribution.to_table(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
 
 
 def _added_up(moments: Facts, groups: Groups) -> Facts:
@@ -106,7 +106,7 @@ def _added_up(moments: Facts, groups: Groups) -> Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Attribution:
     """Exposed moments by cause, and what their collectives and steps are called."""
 
     steps: Sequence[tuple[int | None, int | None, int]]
@@ -131,21 +131,23 @@ class _Found:
             "end_ns": end,
         }
 
-    def named(self, found: Facts) -> pd.DataFrame:
+    def to_table(self, rows: Facts) -> pd.DataFrame:
         """Rows as of `moments`, with the columns of `exposed`."""
-        place, row, cause = (found[name] for name in _KEYS)
+        place, row, cause = (rows[name] for name in _KEYS)
         ranks, numbers, zeros = (np.array(values, dtype=object) for values in zip(*self.steps, strict=True))
-        told = {column: np.array([*self.labels[name], None], dtype=object)[row] for name, column in _LABELS.items()}
-        told["late_rank"] = or_none(told["late_rank"], cause == _ORDER.index(Cause.STRAGGLER))
+        columns = {column: np.array([*self.labels[name], None], dtype=object)[row] for name, column in _LABELS.items()}
+        columns["late_rank"] = or_none(columns["late_rank"], cause == _ORDER.index(Cause.STRAGGLER))
         for name in ("kind", "axis"):
-            told[name] = or_none(told[name], told[name] != "")
-        told |= {"cause": np.array(CAUSES, dtype=object)[cause], "rank": ranks[place], "step": numbers[place]}
+            columns[name] = or_none(columns[name], columns[name] != "")
+        columns |= {"cause": np.array(CAUSES, dtype=object)[cause], "rank": ranks[place], "step": numbers[place]}
         zero = zeros.astype(np.int64)[place]
-        told |= {"exposed_ns": found["exposed_ns"]} | {name: found[name] - zero for name in ("start_ns", "end_ns")}
-        return pd.DataFrame({name: pd.Series(told[name], dtype=dtype) for name, dtype in COLUMNS.items()}, copy=False)
+        columns |= {"exposed_ns": rows["exposed_ns"]} | {name: rows[name] - zero for name in ("start_ns", "end_ns")}
+        return pd.DataFrame(
+            {name: pd.Series(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}, copy=False
+        )
 
 
-def _found(run: Run, selection: Selection) -> _Found:
+def _attribute(run: Run, selection: Selection) -> _Attribution:
     parts: list[tuple[Cause, Moments]] = []
     steps: list[tuple[int | None, int | None, int]] = []
     labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
@@ -162,7 +164,7 @@ def _found(run: Run, selection: Selection) -> _Found:
         steps += [(trace.rank, window.step, run_zero_ns(run, trace)) for window in windows]
         for name, values in labels.items():
             values += facts[name].tolist()
-    return _Found(steps, labels, parts)
+    return _Attribution(steps, labels, parts)
 
 
 def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list[IdleBySchedule | None]:
@@ -224,7 +226,7 @@ def _decide_causes(
     remaining = remaining.select(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
     yield Cause.BLOCKING, remaining.select(blocks)
-    yield from _delayed(facts, remaining.select(~blocks))
+    yield from _split_delays(facts, remaining.select(~blocks))
 
 
 def _held_up(facts: Facts, moments: Moments, blocked: Intervals) -> NDArray[np.bool_]:
@@ -235,17 +237,17 @@ def _held_up(facts: Facts, moments: Moments, blocked: Intervals) -> NDArray[np.b
     ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
     slept &= within(blocked, over - 1, over) == 0
-    return np.asarray(goes_on | (_needless(facts, moments) & slept))
+    return np.asarray(goes_on | (_moves_needlessly(facts, moments) & slept))
 
 
-def _needless(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
-    """Which move gradients while the backward pass, which does not need them, is still running."""
+def _moves_needlessly(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+    """Mark moments that move gradients while the backward pass, which does not need them, is still running."""
     return np.asarray((facts["gradients"] & ~facts["edge"])[moments.row])
 
 
-def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
-    """Rules 5 to 7, then 8 to 11 for the remaining moments."""
-    remaining, behind = _behind(facts, moments)
+def _split_delays(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
+    """Apply rules 5 to 7, then 8 to 11 to the remaining moments."""
+    remaining, behind = _split_queued(facts, moments)
     yield Cause.QUEUED, behind
     launched = facts["end_ns"] - facts["late_ns"]
     remaining, late = remaining.split(launched[remaining.row])
@@ -271,16 +273,16 @@ def _length_in_step(moments: Moments, asking: Moments) -> NDArray[np.int64]:
     return groups.spread(np.add, lengths)[len(moments.row) :]
 
 
-def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
-    """The moments without those of rule 5, and those of rule 5, attributed to the collective that queues."""
+def _split_queued(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
+    """Split off the moments of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
-    until, asked = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
-    own = moments.row
-    at_once = np.append(starts, NEVER_NS)[follows] - ends[own] <= GRAIN_NS
+    until, earliest = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
+    row = moments.row
+    at_once = np.append(starts, NEVER_NS)[follows] - ends[row] <= GRAIN_NS
     for name in ("link", "group"):
         values = facts[name]
-        at_once |= (np.append(values, values[:1])[follows] == values[own]) & (values[own] != "")
-    waits = _needless(facts, moments) & at_once & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
-    before, after = moments.split(np.where(waits, asked, moments.end))
+        at_once |= (np.append(values, values[:1])[follows] == values[row]) & (values[row] != "")
+    waits = _moves_needlessly(facts, moments) & at_once & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
+    before, after = moments.split(np.where(waits, earliest, moments.end))
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))

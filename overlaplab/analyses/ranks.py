@@ -62,7 +62,7 @@ def load_ranks(
     executor: Executor | None = None,
     progress: Callable[[float, int], None] | None = None,
 ) -> Run:
-    """As `load_run`, for more ranks than one process holds: a worker reads a rank and works it out.
+    """Load a run as `load_run` does, with more ranks than one process holds: a worker reads a rank and works it out.
 
     What comes back are the rank's busy times, steps and collectives, some hundred kB. From these `summary`, `totals`,
     `exposed`, `blocking`, `idle`, `collectives`, `stragglers`, `communication_by` and `clocks` give the same tables as

@@ -67,7 +67,7 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     for trace in measured_traces(run, selection):
         parts = _breakdown(run, trace, selected_windows(trace, selection))
         sums = {name: [column.sum(skipna=False)] for name, column in parts.items()}
-        tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside(trace)))
+        tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside_ns(trace)))
     return _stack_ranks(tables, "rank", "outside_ns")
 
 
@@ -113,7 +113,7 @@ def _stack_ranks(tables: Sequence[pd.DataFrame], *identity: str) -> pd.DataFrame
     return table
 
 
-def _outside(trace: Trace) -> int:
+def _outside_ns(trace: Trace) -> int:
     start, end = activity(trace).extent
     inside = clip(union(*window_bounds(step_windows(trace))), start, end)
     return end - start - total(inside)

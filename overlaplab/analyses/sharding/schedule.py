@@ -83,11 +83,11 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "gather_launch_ns": gather.launch.start_ns,
         "gather_start_ns": start,
         "gather_end_ns": end,
-        "first_use_ns": _known(gather.first_use_ns, ran.first_begin_ns),
-        "last_use_ns": _known(gather.last_use_ns, ran.done_ns),
-        "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.first_begin_ns),
-        "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.done_ns),
-        "free_ns": _known(gather.free_ns, ran.done_ns),
+        "first_use_ns": _map_moment(gather.first_use_ns, ran.first_begin_ns),
+        "last_use_ns": _map_moment(gather.last_use_ns, ran.done_ns),
+        "backward_first_use_ns": _map_moment(gather.backward_first_use_ns, ran.first_begin_ns),
+        "backward_last_use_ns": _map_moment(gather.backward_last_use_ns, ran.done_ns),
+        "free_ns": _map_moment(gather.free_ns, ran.done_ns),
         "resharded_until_ns": _resharded_until_ns(gather, ran),
         "held_ns": _held_ns(gather.launch, ran),
     }
@@ -118,5 +118,5 @@ def _held_ns(launch: Span, ran: Executions) -> int:
     return reached if bounds is None else min(reached, bounds[0])
 
 
-def _known(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
+def _map_moment(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
     return None if host_ns is None else moment(host_ns)

@@ -32,6 +32,6 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
         took: dict[str, list[int]] = {}
         for label in launched_in(again, step):
             took.setdefault(label.fields["module"], []).append(label.end_ns - label.start_ns)
-        for module, own in took.items():
+        for module, durations in took.items():
             name = label_list(module)[0]
-            yield {"step": step.step, "module": name, "passes": len(own), "recompute_ns": sum(own)}
+            yield {"step": step.step, "module": name, "passes": len(durations), "recompute_ns": sum(durations)}

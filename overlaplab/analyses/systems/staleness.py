@@ -33,5 +33,5 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
     zero_ns = run_zero_ns(run, trace)
     for step in steps:
         for label in launched_in(served, step):
-            told = {name: int(label.fields[name]) for name in ("worker", "staleness")}
-            yield {"step": step.step, **told, "start_ns": label.start_ns - zero_ns, "end_ns": label.end_ns - zero_ns}
+            fields = {name: int(label.fields[name]) for name in ("worker", "staleness")}
+            yield {"step": step.step, **fields, "start_ns": label.start_ns - zero_ns, "end_ns": label.end_ns - zero_ns}
