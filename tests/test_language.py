@@ -115,7 +115,11 @@ def find_offenders(tree: ast.Module, public: set[str], homonyms: set[str]) -> Of
             offenders["name"].append((getattr(node, "lineno", 1), name))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node):
             bare = node.name.strip("_")
-            if node.name not in public and (_is_bare(bare) or bare.endswith(SUFFIXES)):
+            if (
+                not node.name.startswith("__")
+                and node.name not in public
+                and (_is_bare(bare) or bare.endswith(SUFFIXES))
+            ):
                 offenders["function"].append((node.lineno, node.name))
         if isinstance(node, ast.ClassDef) and node.name.strip("_") in homonyms:
             offenders["class"].append((node.lineno, node.name))
