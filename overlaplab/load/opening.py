@@ -53,7 +53,7 @@ class FileOpener:
         """Return the file's ranks without tables, after these functions of each trace."""
         opened = self.ranks(file, read_here(file, self.cache, progress))
         traces = (
-            replace(trace, tables=partial(self._tables, file, place), known=known_of(trace, of_each))
+            replace(trace, tables=partial(self._tables, file, place), precomputed=known_of(trace, of_each))
             for place, trace in enumerate(opened.traces)
         )
         return replace(opened, traces=tuple(traces))

@@ -48,8 +48,8 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
         (f"{verb}s", schedule(run), _gather),
         ("reduce-scatters", scatters(run), _scatter),
     )
-    known = _collectives(run)
-    found = []
+    collectives_of_trace = _collectives(run)
+    lanes_of_trace = []
     for place, trace in enumerate(run.traces):
         begun = {_step(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)}
         lanes = []
@@ -58,9 +58,9 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
             if label == f"{verb}s":
                 marks += _updated_parameters(trace, run_zero_ns(run, trace), verb)
             if marks:
-                lanes.append(_lane(label, marks, known.get(place, {})))
-        found.append(lanes)
-    return found
+                lanes.append(_lane(label, marks, collectives_of_trace.get(place, {})))
+        lanes_of_trace.append(lanes)
+    return lanes_of_trace
 
 
 def _step(step: Any) -> int | None:
@@ -127,10 +127,12 @@ def _collectives(run: Run) -> dict[int, dict[int, tuple[int, Mark]]]:
     table = collectives(run)
     table = table[table["start_ns"].notna()]
     places = {trace.rank: place for place, trace in enumerate(run.traces)}
-    found: dict[int, dict[int, tuple[int, Mark]]] = {}
+    by_start: dict[int, dict[int, tuple[int, Mark]]] = {}
     for rank, start, index, kind in zip(*(table[name] for name in ("rank", "start_ns", "index", "kind")), strict=True):
-        found.setdefault(places[_step(rank)], {}).setdefault(int(start), (int(index), mark_of_collective(kind or "")))
-    return found
+        by_start.setdefault(places[_step(rank)], {}).setdefault(
+            int(start), (int(index), mark_of_collective(kind or ""))
+        )
+    return by_start
 
 
 def _lane(label: str, marks: list[_LabelMark], collective: dict[int, tuple[int, Mark]]) -> Lane:

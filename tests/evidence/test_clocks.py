@@ -138,7 +138,7 @@ def run_of_ends(groups: list[dict[int, list[int]]]) -> Run:
             path=f"rank{rank}.json",
             rank=rank,
             tables=empty,
-            known={name: pd.concat(own).sort_values("start_ns", ignore_index=True).astype(RECORDED_COLUMNS)},
+            precomputed={name: pd.concat(own).sort_values("start_ns", ignore_index=True).astype(RECORDED_COLUMNS)},
             groups=tuple(group for group in named if rank in group.ranks),
         )
         for rank, own in tables.items()
