@@ -1,4 +1,4 @@
-"""Which exposed communication the computation waited for, and which blocked nothing (docs/exposed.md)."""
+"""Exposed communication by whether computation waited for it, or it blocked nothing (docs/exposed.md)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def blocking(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         waits, bounds = exposed_waits(trace) or ExposedWaits(EMPTY, EMPTY), window_bounds(windows)
         exposed = subtract(busy.communication, busy.compute)
         times = (within(part, *bounds) for part in (exposed, waits.blocking, waits.not_blocking))
-        parts = ((window, *own, own[0] - own[1] - own[2]) for window, *own in zip(windows, *times, strict=True))
-        rows += [dict(zip(COLUMNS, (trace.rank, window.step, *own), strict=True)) for window, *own in parts]
+        parts = (
+            (window, *values, values[0] - values[1] - values[2])
+            for window, *values in zip(windows, *times, strict=True)
+        )
+        rows += [dict(zip(COLUMNS, (trace.rank, window.step, *values), strict=True)) for window, *values in parts]
     return table_of(rows, dict(COLUMNS))

@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab.events import Run, Trace, Window, activity, table_of
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.labels import Label, Span, labels_of
+from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import length_before, subtract
 from overlaplab.selection import EVERYTHING, Selection
@@ -58,9 +58,9 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    busy, labels, ran = activity(trace), labels_of(trace), executions(trace)
+    busy, labels, ran = activity(trace), engine_labels(trace), executions(trace)
     exposed_before = length_before(subtract(busy.communication, busy.compute))
-    labelled = _synchronising(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
+    labelled = _synchronising_passes(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:
         rows = [
@@ -70,7 +70,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
         yield from sorted(rows, key=lambda row: int(row["launch_ns"]))
 
 
-def _synchronising(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
+def _synchronising_passes(trace: Trace, labels: Sequence[Label]) -> Sequence[Span]:
     """The backward passes that send gradients: by label, else those of autograd's passes that launch a bucket."""
     backwards = [label for label in labels if label.word == "backward"]
     if backwards:
@@ -102,15 +102,15 @@ def _of_labels(
     if not backwards:
         return
     labels = [label for label in labels if label.start_ns >= backwards[-1].start_ns]
-    gradients = sum(len(_arriving(label)) for label in labels)
-    common = _shared(step, backwards, ran) | {"gradients": gradients, "source": "engine"}
+    gradients = sum(len(_arrived_parameters(label)) for label in labels)
+    common = _shared_columns(step, backwards, ran) | {"gradients": gradients, "source": "engine"}
     number = 0
     arrived: dict[str, tuple[int, int]] = {}  # a parameter's gradient that no bucket took: its number, and its time
     ready: dict[str, tuple[Label, dict[str, tuple[int, int] | None]]] = {}
     for label in labels:
-        for name in _arriving(label):
+        for name in _arrived_parameters(label):
             number += 1
-            arrived[name] = number, ran.reached(label.start_ns)
+            arrived[name] = number, ran.done_ns(label.start_ns)
         if label.word == "bucket_ready":
             names = label_list(label.fields["parameters"])
             ready[label.fields["bucket"]] = label, {name: arrived.pop(name, None) for name in names}
@@ -123,7 +123,7 @@ def _of_labels(
             "bytes": None if completed is None else int(completed.fields["bytes"]),
             "parameters": tuple(held),
             "gradient_ready_ns": tuple(gradient and gradient[1] - step.start_ns for gradient in held.values()),
-            "last_parameter": _latest(held),
+            "last_parameter": _latest_parameter(held),
             "arrivals": tuple(gradient and gradient[0] for gradient in held.values()),
             "shapes": (None,) * len(held),
             "told_by": None if completed is None else "engine",
@@ -138,7 +138,7 @@ def _of_labels(
         }
 
 
-def _arriving(label: Label) -> Sequence[str]:
+def _arrived_parameters(label: Label) -> Sequence[str]:
     """The parameters whose gradient this label says has arrived."""
     return label_list(label.fields["parameter"]) if label.word == "gradient_ready" else ()
 
@@ -148,7 +148,7 @@ def _of_ddp(
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
         return
-    common = _shared(step, backwards, ran) | {"gradients": backwards[-1].gradients, "source": "ddp"}
+    common = _shared_columns(step, backwards, ran) | {"gradients": backwards[-1].gradients, "source": "ddp"}
     for bucket in backwards[-1].buckets:
         held = bucket.gradients
         yield {
@@ -156,7 +156,7 @@ def _of_ddp(
             "index": bucket.index,
             "bytes": bucket.launch.bytes,
             "parameters": (None,) * len(held),
-            "gradient_ready_ns": tuple(ran.reached(gradient.at_ns) - step.start_ns for gradient in held),
+            "gradient_ready_ns": tuple(ran.done_ns(gradient.at_ns) - step.start_ns for gradient in held),
             "last_parameter": None,
             "arrivals": tuple(gradient.number for gradient in held),
             "shapes": tuple(gradient.shape for gradient in held),
@@ -165,7 +165,7 @@ def _of_ddp(
         }
 
 
-def _shared(step: Window, backwards: Sequence[Span], ran: Executions) -> dict[str, Any]:
+def _shared_columns(step: Window, backwards: Sequence[Span], ran: Executions) -> dict[str, Any]:
     """What all buckets of a step and source share, from the last of these backward passes."""
     begins, ends = ran.backward(backwards[-1])
     return {
@@ -186,7 +186,7 @@ def _times(
 ) -> dict[str, Any]:
     """A bucket's times, from when it was ready on the host, and when its collective ran."""
     return {
-        "ready_ns": None if ready_ns is None else ran.reached(ready_ns) - step.start_ns,
+        "ready_ns": None if ready_ns is None else ran.done_ns(ready_ns) - step.start_ns,
         "launch_ns": launch.start_ns - step.start_ns,
         "start_ns": bounds and bounds[0] - step.start_ns,
         "end_ns": bounds and bounds[1] - step.start_ns,
@@ -194,7 +194,7 @@ def _times(
     }
 
 
-def _latest(held: dict[str, tuple[int, int] | None]) -> str | None:
+def _latest_parameter(held: dict[str, tuple[int, int] | None]) -> str | None:
     """The parameter whose gradient arrived last."""
     numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
     return max(numbers)[1] if numbers else None

@@ -17,8 +17,8 @@ _BEYOND = 2.0
 """Times: from half the smallest size that was measured to twice the largest."""
 _STEP = 2**0.25
 """The ratio of one size to the next: between them no interpolation errs by more than 1 %."""
-_UNSTEADY = 0.25
-"""Of all measured time: if a line misses it by more, the times do not follow from the sizes."""
+_MAX_DEVIATION_SHARE = 0.25
+"""If a line misses more than 25 % of the measured time, the times do not follow from the sizes."""
 
 
 def collective_times(run: Run) -> pd.DataFrame:
@@ -31,10 +31,10 @@ def collective_times(run: Run) -> pd.DataFrame:
     """
     rows = []
     for line in fitted_lines(run):
-        if line.deviation > _UNSTEADY:
+        if line.deviation > _MAX_DEVIATION_SHARE:
             continue
-        for dtype, own in line.transfers.dropna(subset=["dtype"]).groupby("dtype", sort=True):
-            for size in _grid(int(own["bytes"].min()), int(own["bytes"].max())):
+        for dtype, of_dtype in line.transfers.dropna(subset=["dtype"]).groupby("dtype", sort=True):
+            for size in _grid(int(of_dtype["bytes"].min()), int(of_dtype["bytes"].max())):
                 took = round(line.latency_ns + line.ns_per_byte * size)
                 rows.append((line.ranks, line.kind, dtype, size, took, len(line.transfers)))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)

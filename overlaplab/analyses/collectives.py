@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
-from overlaplab.evidence.arguments import axes_of
+from overlaplab.evidence.arguments import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
@@ -68,7 +68,7 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     where unknown. With selected steps, only collectives that a rank launched in one of them have rows.
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    table = _all(run)
+    table = _every_collective(run)
     chosen = {run.traces.index(trace): trace for trace in selected_traces(run, selection)}
     keep = table["trace"].isin(chosen).to_numpy(copy=True)
     if not replace(selection, ranks=None).is_everything:
@@ -80,24 +80,26 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 @once_per_run
-def _all(run: Run) -> pd.DataFrame:
-    every = numbered(run)
+def _every_collective(run: Run) -> pd.DataFrame:
+    every = numbered_arrivals(run)
     table: Fields = {str(name): column.to_numpy() for name, column in every.items() if name != "rank"}
     steps = _place(table, run)
-    columns = table | {"rank": every["rank"].array, "step": steps} | _measured(table, every["rank"], run)
+    columns = table | {"rank": every["rank"].array, "step": steps} | _figures(table, every["rank"], run)
     origin = run.traces[0].origin_ns if run.traces else 0
     for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"):
-        known = table[name] != UNKNOWN_NS
-        columns[name] = _nullable(table[name] - (0 if name in ("wait_ns", "exposed_ns") else origin), known)
-    columns["group_size"], columns["bytes"] = (_nullable(table[name], table[name] != -1) for name in ("size", "bytes"))
-    table["axis"] = axes_of(table["group_description"])
+        is_known = table[name] != UNKNOWN_NS
+        columns[name] = _nullable_integers(table[name] - (0 if name in ("wait_ns", "exposed_ns") else origin), is_known)
+    columns["group_size"], columns["bytes"] = (
+        _nullable_integers(table[name], table[name] != -1) for name in ("size", "bytes")
+    )
+    table["axis"] = group_axes(table["group_description"])
     for name in ("group", "group_description", "axis", "kind", "dtype"):
         columns[name] = or_none(table[name], table[name] != "")
     return as_table(columns | {"unmatched": table["reason"]})
 
 
-def _nullable(values: NDArray[np.int64], known: NDArray[np.bool_]) -> pd.arrays.IntegerArray:
-    return pd.arrays.IntegerArray(values, ~known)
+def _nullable_integers(values: NDArray[np.int64], is_known: NDArray[np.bool_]) -> pd.arrays.IntegerArray:
+    return pd.arrays.IntegerArray(values, ~is_known)
 
 
 def _place(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
@@ -109,25 +111,25 @@ def _place(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
         rows = np.flatnonzero(table["trace"] == place)
         offset = corrections(run)[place]
         starts, ends, host = (table[name][rows] for name in ("start_ns", "end_ns", "host_ns"))
-        known, launched = starts != UNKNOWN_NS, host != UNKNOWN_NS
-        windows = _windows_of(trace, np.where(launched, host + offset, starts + offset), launched)
+        is_known, launched = starts != UNKNOWN_NS, host != UNKNOWN_NS
+        windows = _find_windows(trace, np.where(launched, host + offset, starts + offset), launched)
         table["window"][rows] = windows
         steps[rows] = np.array([*(window.step for window in step_windows(trace)), None], dtype=object)[windows]
         busy = activity(trace)
         if busy.rule is Rule.UNRECORDED:
             continue
         exposed = subtract(busy.communication, busy.compute)
-        table["exposed_ns"][rows[known]] = within(exposed, starts[known] + offset, ends[known] + offset)
+        table["exposed_ns"][rows[is_known]] = within(exposed, starts[is_known] + offset, ends[is_known] + offset)
     return pd.array(steps, dtype="Int64")
 
 
-def _windows_of(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _find_windows(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The step that contains each launch, or each start if it was launched before the recording; -1 for none."""
     steps = step_windows(trace)
     return np.where(launched, windows_at(steps, at_ns, of_host=True), windows_at(steps, at_ns))
 
 
-def _measured(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
+def _figures(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     """The collectives' own figures: transfer, bus bandwidth, skew, last rank."""
     groups, most = Groups(table["match"]), np.iinfo(np.int64).max
     starts, ends, arrived, doubtful = (table[name] for name in ("start_ns", "end_ns", "arrived_ns", "doubtful"))
@@ -142,8 +144,8 @@ def _measured(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     took = np.where(waited, of_last, bound)
     sized = (table["size"] >= 2) & (table["bytes"] >= 0) & ~doubtful & (took > 0)
     factors = [
-        ring_factor(kind, size) if known else 0.0
-        for kind, size, known in zip(table["kind"].tolist(), table["size"].tolist(), sized.tolist(), strict=True)
+        ring_factor(kind, size) if is_sized else 0.0
+        for kind, size, is_sized in zip(table["kind"].tolist(), table["size"].tolist(), sized.tolist(), strict=True)
     ]
     moved = np.array(factors) * np.where(sized, table["bytes"], 0)
     several = ran & (groups.spread(np.add, np.ones_like(starts)) > 1)
@@ -152,11 +154,11 @@ def _measured(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     last_rank = groups.spread(np.maximum, np.where(last, rank.to_numpy(np.int64, na_value=-1), -1))
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"]])
     return {
-        "transfer_ns": _nullable(of_last, waited & (of_last != UNKNOWN_NS)),
+        "transfer_ns": _nullable_integers(of_last, waited & (of_last != UNKNOWN_NS)),
         "bus_gb_per_s": pd.arrays.FloatingArray(moved / np.where(sized, took, 1), ~sized),
         "bus_is_lower_bound": sized & ~waited,
-        "skew_ns": _nullable(skew, several),
-        "last_rank": _nullable(last_rank, table["complete"] & ~doubtful & several & (last_rank >= 0)),
+        "skew_ns": _nullable_integers(skew, several),
+        "last_rank": _nullable_integers(last_rank, table["complete"] & ~doubtful & several & (last_rank >= 0)),
         "within_clock_error": pd.arrays.BooleanArray(skew <= error, ~several),
     }
 

@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.analyses.collectives import collectives
 from overlaplab.axes import axis_of
 from overlaplab.events import Run, Trace, activity
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -44,14 +44,14 @@ def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFram
 def _of_trace(
     run: Run, trace: Trace, launched: pd.DataFrame, timed: pd.DataFrame, window: Intervals
 ) -> list[dict[str, Any]]:
-    busy, zero = activity(trace), zero_of(run, trace)
+    busy, zero = activity(trace), run_zero_ns(run, trace)
     identity = ["group", "group_description", "kind"]
     mine = [
         t[(t["rank"] == trace.rank) | t["rank"].isna()].fillna(dict.fromkeys(identity, "")) for t in (launched, timed)
     ]
     spans = dict(list(mine[1].dropna(subset=["start_ns"]).groupby(identity)))
     rows = []
-    for key, own in mine[0].groupby(identity):
+    for key, rows_of_key in mine[0].groupby(identity):
         ran = spans.get(key)
         inside = busy.communication[:0]
         if ran is not None:
@@ -62,8 +62,8 @@ def _of_trace(
                 "rank": trace.rank,
                 **{name: text or None for name, text in zip(identity, key, strict=True)},
                 "axis": axis_of(str(key[1])) or None,
-                "count": len(own),
-                "bytes": int(own["bytes"].sum()) if own["bytes"].notna().all() else None,
+                "count": len(rows_of_key),
+                "bytes": int(rows_of_key["bytes"].sum()) if rows_of_key["bytes"].notna().all() else None,
                 "busy_ns": total(inside),
                 "exposed_ns": total(subtract(inside, busy.compute)),
             }

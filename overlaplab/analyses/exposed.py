@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from overlaplab.causes import Cause
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
-from overlaplab.evidence.fields import Groups, grouped_by, or_none, taken
+from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import (
     GRAIN_NS,
@@ -32,9 +32,9 @@ from overlaplab.evidence.moments import (
     Does,
     Facts,
     Moments,
-    first_of,
+    attribute_moments,
     last_moving,
-    owned,
+    split_after,
 )
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
@@ -71,14 +71,14 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Per rank and step `exposed_ns` adds up to `summary`'s `exposed_comm_ns`, exactly. A rank whose device activity was
     not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    found = _found(run, selection)
-    if not found.parts:
+    attribution = _attribute(run, selection)
+    if not attribution.parts:
         return empty_table(COLUMNS)
-    moments = found.moments()
+    moments = attribution.moments()
     groups = grouped_by(moments["place"], moments["cause"], moments["row"])
     table = _added_up(moments, groups)
     order = np.lexsort((table["start_ns"], -table["exposed_ns"], table["place"]))
-    return found.named(taken(table, order))
+    return attribution.to_table(take_rows(table, order))
 
 
 def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -86,28 +86,28 @@ def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame
 
     Moments of one cause and collective that follow each other without a gap are one.
     """
-    found = _found(run, selection)
-    if not found.parts:
+    attribution = _attribute(run, selection)
+    if not attribution.parts:
         return empty_table(COLUMNS)
-    moments = found.moments()
-    moments = taken(moments, np.lexsort((moments["start_ns"], moments["place"])))
+    moments = attribution.moments()
+    moments = take_rows(moments, np.lexsort((moments["start_ns"], moments["place"])))
     keys = np.column_stack([moments[name] for name in _KEYS])
     goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (moments["start_ns"][1:] == moments["end_ns"][:-1])
-    return found.named(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
+    return attribution.to_table(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
 
 
 def _added_up(moments: Facts, groups: Groups) -> Facts:
     """One row per group of moments: the sum of their times, from the first start to the last end."""
     first = groups.first(np.ones(len(groups.of_row), dtype=bool))
     return {name: moments[name][first] for name in _KEYS} | {
-        "exposed_ns": groups.reduced(np.add, moments["exposed_ns"]),
-        "start_ns": groups.reduced(np.minimum, moments["start_ns"]),
-        "end_ns": groups.reduced(np.maximum, moments["end_ns"]),
+        "exposed_ns": groups.reduce(np.add, moments["exposed_ns"]),
+        "start_ns": groups.reduce(np.minimum, moments["start_ns"]),
+        "end_ns": groups.reduce(np.maximum, moments["end_ns"]),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Attribution:
     """Exposed moments by cause, and what their collectives and steps are called."""
 
     steps: Sequence[tuple[int | None, int | None, int]]
@@ -132,21 +132,23 @@ class _Found:
             "end_ns": end,
         }
 
-    def named(self, found: Facts) -> pd.DataFrame:
+    def to_table(self, rows: Facts) -> pd.DataFrame:
         """Rows as of `moments`, with the columns of `exposed`."""
-        place, row, cause = (found[name] for name in _KEYS)
+        place, row, cause = (rows[name] for name in _KEYS)
         ranks, numbers, zeros = (np.array(values, dtype=object) for values in zip(*self.steps, strict=True))
-        told = {column: np.array([*self.labels[name], None], dtype=object)[row] for name, column in _LABELS.items()}
-        told["late_rank"] = or_none(told["late_rank"], cause == _ORDER.index(Cause.STRAGGLER))
+        columns = {column: np.array([*self.labels[name], None], dtype=object)[row] for name, column in _LABELS.items()}
+        columns["late_rank"] = or_none(columns["late_rank"], cause == _ORDER.index(Cause.STRAGGLER))
         for name in ("kind", "axis"):
-            told[name] = or_none(told[name], told[name] != "")
-        told |= {"cause": np.array(CAUSES, dtype=object)[cause], "rank": ranks[place], "step": numbers[place]}
+            columns[name] = or_none(columns[name], columns[name] != "")
+        columns |= {"cause": np.array(CAUSES, dtype=object)[cause], "rank": ranks[place], "step": numbers[place]}
         zero = zeros.astype(np.int64)[place]
-        told |= {"exposed_ns": found["exposed_ns"]} | {name: found[name] - zero for name in ("start_ns", "end_ns")}
-        return pd.DataFrame({name: pd.Series(told[name], dtype=dtype) for name, dtype in COLUMNS.items()}, copy=False)
+        columns |= {"exposed_ns": rows["exposed_ns"]} | {name: rows[name] - zero for name in ("start_ns", "end_ns")}
+        return pd.DataFrame(
+            {name: pd.Series(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}, copy=False
+        )
 
 
-def _found(run: Run, selection: Selection) -> _Found:
+def _attribute(run: Run, selection: Selection) -> _Attribution:
     parts: list[tuple[Cause, Moments]] = []
     steps: list[tuple[int | None, int | None, int]] = []
     labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
@@ -160,10 +162,10 @@ def _found(run: Run, selection: Selection) -> _Found:
             if len(part.row):
                 row = np.where(part.row >= 0, part.row + before, -1)
                 parts.append((cause, replace(part, row=row, step=part.step + len(steps))))
-        steps += [(trace.rank, window.step, zero_of(run, trace)) for window in windows]
+        steps += [(trace.rank, window.step, run_zero_ns(run, trace)) for window in windows]
         for name, values in labels.items():
             values += facts[name].tolist()
-    return _Found(steps, labels, parts)
+    return _Attribution(steps, labels, parts)
 
 
 def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list[IdleBySchedule | None]:
@@ -181,18 +183,18 @@ def _of_trace(
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
     bounds = window_bounds(windows)
     excess = np.maximum(within(moving, *bounds) - within(compute, *bounds), 0)
-    moments = owned(facts, subtract(communication, compute), compute, *bounds)
+    moments = attribute_moments(facts, subtract(communication, compute), compute, *bounds)
     if (waits := exposed_waits(trace)) is not None:
-        moments, needless = moments.divided(waits.not_blocking)
-        yield Cause.GAP, needless.where(needless.row >= 0)
-        yield Cause.UNKNOWN, needless.where(needless.row < 0)
+        moments, needless = moments.split_by(waits.not_blocking)
+        yield Cause.GAP, needless.select(needless.row >= 0)
+        yield Cause.UNKNOWN, needless.select(needless.row < 0)
     scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
     messages = np.append(facts["matched"] & facts["message"], False)[moments.row]
-    yield from _in_pipeline(moments.where(scheduled & messages), idle)
+    yield from _in_pipeline(moments.select(scheduled & messages), idle)
     along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
-    yield Cause.SEND, moments.where(along)
+    yield Cause.SEND, moments.select(along)
     stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
-    others = moments.where(~along & ~(scheduled & messages))
+    others = moments.select(~along & ~(scheduled & messages))
     yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
 
@@ -203,12 +205,12 @@ def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Ite
         np.array([0 if step is None else getattr(step, name) for step in idle], dtype=np.int64)
         for name in ("bubble_ns", "imbalance_ns")
     )
-    bubble, remaining = first_of(moments.where(waits), bubble_ns)
+    bubble, remaining = split_after(moments.select(waits), bubble_ns)
     yield Cause.BUBBLE, bubble
-    imbalance, remaining = first_of(remaining, imbalance_ns)
+    imbalance, remaining = split_after(remaining, imbalance_ns)
     yield Cause.IMBALANCE, imbalance
     yield Cause.SEND, remaining
-    yield Cause.SEND, moments.where(~waits)
+    yield Cause.SEND, moments.select(~waits)
 
 
 def _decide_causes(
@@ -216,18 +218,18 @@ def _decide_causes(
 ) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
-    yield Cause.STRAGGLER, moments.where(waits)
-    remaining, excess = last_moving(moments.where(~waits), excess_ns)
+    yield Cause.STRAGGLER, moments.select(waits)
+    remaining, excess = last_moving(moments.select(~waits), excess_ns)
     yield Cause.LINK, excess
     unattributed = remaining.row < 0
-    yield Cause.UNKNOWN, remaining.where(unattributed)
-    remaining = remaining.where(~unattributed)
+    yield Cause.UNKNOWN, remaining.select(unattributed)
+    remaining = remaining.select(~unattributed)
     elsewhere = _held_up(facts, remaining, blocked, stall_ns)
-    yield Cause.GAP, remaining.where(elsewhere)
-    remaining = remaining.where(~elsewhere)
+    yield Cause.GAP, remaining.select(elsewhere)
+    remaining = remaining.select(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
-    yield Cause.BLOCKING, remaining.where(blocks)
-    yield from _delayed(facts, remaining.where(~blocks))
+    yield Cause.BLOCKING, remaining.select(blocks)
+    yield from _split_delays(facts, remaining.select(~blocks))
 
 
 def _held_up(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
@@ -241,17 +243,17 @@ def _held_up(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) 
     ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
     slept &= within(blocked, over - 1, over) == 0
-    return np.asarray(goes_on | (_needless(facts, moments) & slept))
+    return np.asarray(goes_on | (_moves_needlessly(facts, moments) & slept))
 
 
-def _needless(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
-    """Which move gradients while the backward pass, which does not need them, is still running."""
+def _moves_needlessly(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+    """Mark moments that move gradients while the backward pass, which does not need them, is still running."""
     return np.asarray((facts["gradients"] & ~facts["edge"])[moments.row])
 
 
-def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
-    """Rules 5 to 7, then 8 to 11 for the remaining moments."""
-    remaining, behind = _behind(facts, moments)
+def _split_delays(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
+    """Apply rules 5 to 7, then 8 to 11 to the remaining moments."""
+    remaining, behind = _split_queued(facts, moments)
     yield Cause.QUEUED, behind
     launched = facts["end_ns"] - facts["late_ns"]
     remaining, late = remaining.split(launched[remaining.row])
@@ -260,14 +262,14 @@ def _delayed(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     remaining, queued = remaining.split(launched[remaining.row] - queued_ns)
     yield Cause.QUEUED, queued
     edge = facts["edge"][remaining.row]
-    yield Cause.TAIL, remaining.where(edge)
-    remaining = remaining.where(~edge)
+    yield Cause.TAIL, remaining.select(edge)
+    remaining = remaining.select(~edge)
     gradients = facts["gradients"][remaining.row]
-    yield Cause.BLOCKING, remaining.where(gradients)
-    remaining = remaining.where(~gradients)
+    yield Cause.BLOCKING, remaining.select(gradients)
+    remaining = remaining.select(~gradients)
     moves = remaining.does == Does.MOVES
-    yield Cause.LINK, remaining.where(moves)
-    yield Cause.UNKNOWN, remaining.where(~moves)
+    yield Cause.LINK, remaining.select(moves)
+    yield Cause.UNKNOWN, remaining.select(~moves)
 
 
 def _length_in_step(moments: Moments, asking: Moments) -> NDArray[np.int64]:
@@ -277,16 +279,16 @@ def _length_in_step(moments: Moments, asking: Moments) -> NDArray[np.int64]:
     return groups.spread(np.add, lengths)[len(moments.row) :]
 
 
-def _behind(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
-    """The moments without those of rule 5, and those of rule 5, attributed to the collective that queues."""
+def _split_queued(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
+    """Split off the moments of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
-    until, asked = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
-    own = moments.row
-    at_once = np.append(starts, NEVER_NS)[follows] - ends[own] <= GRAIN_NS
+    until, earliest = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
+    row = moments.row
+    at_once = np.append(starts, NEVER_NS)[follows] - ends[row] <= GRAIN_NS
     for name in ("link", "group"):
         values = facts[name]
-        at_once |= (np.append(values, values[:1])[follows] == values[own]) & (values[own] != "")
-    waits = _needless(facts, moments) & at_once & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
-    before, after = moments.split(np.where(waits, asked, moments.end))
+        at_once |= (np.append(values, values[:1])[follows] == values[row]) & (values[row] != "")
+    waits = _moves_needlessly(facts, moments) & at_once & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
+    before, after = moments.split(np.where(waits, earliest, moments.end))
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))

@@ -31,7 +31,7 @@ from overlaplab.events import (
     rule_of,
     window_bounds,
 )
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
@@ -65,18 +65,18 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         waits, delays = idle_gaps(trace)
         busy, windows = activity(trace), selected_windows(trace, selection)
         starts, ends = window_bounds(windows)
-        idle_ns = ends - starts - within(_busy(trace), starts, ends)
+        idle_ns = ends - starts - within(_busy_time(trace), starts, ends)
         host, kernel, preempted = within(waits, starts, ends), within(delays, starts, ends), np.zeros_like(starts)
         if busy.rule is Rule.CPU:
             if busy.preempted is not None:
-                preempted = within(subtract(busy.preempted, _busy(trace)), starts, ends)
+                preempted = within(subtract(busy.preempted, _busy_time(trace)), starts, ends)
             host, kernel = idle_ns - preempted, np.zeros_like(starts)
         tables.append(
             pd.DataFrame(
                 {
                     "rank": trace.rank,
                     "step": pd.array([window.step for window in windows], dtype="Int64"),
-                    "start_ns": starts - zero_of(run, trace),
+                    "start_ns": starts - run_zero_ns(run, trace),
                     "span_ns": ends - starts,
                     "idle_ns": idle_ns,
                     "host_wait_ns": host,
@@ -97,17 +97,17 @@ def host_role(run: Run) -> HostRole:
 
 
 @once_per_trace
-def _busy(trace: Trace) -> Intervals:
+def _busy_time(trace: Trace) -> Intervals:
     """When any counted event ran."""
-    own = activity(trace)
-    stacked = np.concatenate((own.compute, own.communication, own.memory))
+    busy = activity(trace)
+    stacked = np.concatenate((busy.compute, busy.communication, busy.memory))
     return union(stacked[:, 0], stacked[:, 1])
 
 
 @once_per_trace
 def idle_gaps(trace: Trace) -> tuple[Intervals, Intervals]:
     """The gaps that are host wait, and those that are kernel wait, in absolute ns."""
-    busy = _busy(trace)
+    busy = _busy_time(trace)
     gaps = np.column_stack((busy[:-1, 1], busy[1:, 0]))
     launched = _first_launch(trace, gaps[:, 1])
     host = launched > gaps[:, 0]

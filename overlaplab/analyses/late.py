@@ -38,13 +38,13 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     table = table.sort_values("launch_ns", kind="stable")
     ordered = table.to_dict("records")
     by_design = launched_after_backward(table)
-    held = {} if by_design else _held(ordered)
+    held = {} if by_design else _held_back(ordered)
     free_ns = 0  # when the link is done with the previous bucket
     for place, bucket in enumerate(ordered):
-        busy_ns = max(min(_whole(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
-        free_ns = max(free_ns, _whole(bucket["end_ns"]))
+        busy_ns = max(min(_int_or_zero(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
+        free_ns = max(free_ns, _int_or_zero(bucket["end_ns"]))
         waiting = held.get(place, {})
-        exposed = _whole(bucket["exposed_ns"])
+        exposed = _int_or_zero(bucket["exposed_ns"])
         cost = exposed + max(waiting.values(), default=0)
         if cost < _COST_NS:
             continue
@@ -70,7 +70,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
 def _last(bucket: dict[Any, Any]) -> dict[str, Any]:
     """Arrival number and shape of the gradient that arrived last; None where unknown."""
     gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
-    arrived = [(arrival, shape) for arrival, shape in gradients if not _missing(arrival)]
+    arrived = [(arrival, shape) for arrival, shape in gradients if not _is_missing(arrival)]
     arrival, shape = max(arrived, key=lambda gradient: gradient[0], default=(None, None))
     return {"arrival": arrival, "shape": shape}
 
@@ -90,24 +90,24 @@ def _without_last(ordered: list[dict[Any, Any]], place: int, *, by_design: bool)
     """`earlier_ns` and `saved_ns` of the bucket at this place; 0 where unknown, or launched after all by design."""
     nothing = {"earlier_ns": 0, "saved_ns": 0}
     gap_ns = last_gap_ns(ordered[place]["gradient_ready_ns"])
-    unknown = any(_missing(bucket[name]) for bucket in ordered for name in ("ready_ns", "launch_ns", "end_ns"))
+    unknown = any(_is_missing(bucket[name]) for bucket in ordered for name in ("ready_ns", "launch_ns", "end_ns"))
     unknown |= len({(bucket.get("source"), bucket["backward_end_ns"]) for bucket in ordered}) > 1  # of several passes
     if by_design or gap_ns is None or unknown:
         return nothing
-    ready_ns = [_whole(bucket["ready_ns"]) for bucket in ordered]
+    ready_ns = [_int_or_zero(bucket["ready_ns"]) for bucket in ordered]
     sooner_ns = [ready - gap_ns if number == place else ready for number, ready in enumerate(ready_ns)]
     before, after = list(accumulate(ready_ns, max)), list(accumulate(sooner_ns, max))
     end_ns = free_ns = 0  # as recorded, and without the gradient
     for bucket, was_ns, is_ns in zip(ordered, before, after, strict=True):
         launched_ns = _ready_to_go(bucket)
-        took_ns = _whole(bucket["end_ns"]) - max(launched_ns, end_ns)
-        end_ns = _whole(bucket["end_ns"])
+        took_ns = _int_or_zero(bucket["end_ns"]) - max(launched_ns, end_ns)
+        end_ns = _int_or_zero(bucket["end_ns"])
         free_ns = max(launched_ns - (was_ns - is_ns), free_ns) + took_ns
-    over_ns = _whole(ordered[-1]["backward_end_ns"])
+    over_ns = _int_or_zero(ordered[-1]["backward_end_ns"])
     return {"earlier_ns": before[place] - after[place], "saved_ns": max(end_ns, over_ns) - max(free_ns, over_ns)}
 
 
-def _held(ordered: list[dict[Any, Any]]) -> dict[int, dict[int, int]]:
+def _held_back(ordered: list[dict[Any, Any]]) -> dict[int, dict[int, int]]:
     """By a bucket's place: the places of later buckets that were ready but had to wait for it, and how long, in ns.
 
     Launches keep bucket order, so a ready bucket waits for the earlier bucket that became ready last.
@@ -115,27 +115,27 @@ def _held(ordered: list[dict[Any, Any]]) -> dict[int, dict[int, int]]:
     held: dict[int, dict[int, int]] = {}
     latest: tuple[int, dict[Any, Any]] | None = None
     for place, bucket in enumerate(ordered):
-        if _missing(bucket["ready_ns"]):
+        if _is_missing(bucket["ready_ns"]):
             continue
         if latest is not None:
-            waits = _whole(latest[1]["ready_ns"]) - _whole(bucket["ready_ns"])
-            waits = min(waits, _ready_to_go(bucket) - _whole(bucket["ready_ns"]))
+            waits = _int_or_zero(latest[1]["ready_ns"]) - _int_or_zero(bucket["ready_ns"])
+            waits = min(waits, _ready_to_go(bucket) - _int_or_zero(bucket["ready_ns"]))
             if waits >= _COST_NS:
                 held.setdefault(latest[0], {})[place] = waits
-        if latest is None or _whole(bucket["ready_ns"]) >= _whole(latest[1]["ready_ns"]):
+        if latest is None or _int_or_zero(bucket["ready_ns"]) >= _int_or_zero(latest[1]["ready_ns"]):
             latest = place, bucket
     return held
 
 
 def _ready_to_go(bucket: dict[Any, Any]) -> int:
     """When a bucket was both ready and launched, in ns."""
-    times = [_whole(bucket[key]) for key in ("ready_ns", "launch_ns") if not _missing(bucket[key])]
-    return max(times, default=_whole(bucket["start_ns"]))
+    times = [_int_or_zero(bucket[key]) for key in ("ready_ns", "launch_ns") if not _is_missing(bucket[key])]
+    return max(times, default=_int_or_zero(bucket["start_ns"]))
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return bool(pd.isna(value))
 
 
-def _whole(value: Any) -> int:
-    return 0 if _missing(value) else int(value)
+def _int_or_zero(value: Any) -> int:
+    return 0 if _is_missing(value) else int(value)

@@ -10,15 +10,15 @@ import pandas as pd
 from overlaplab.analyses.collectives import collectives
 from overlaplab.events import Run, Trace, Work, activity, counting_as, once_per_run, rule_of, step_windows
 from overlaplab.evidence.host_work import host_pauses, host_work
-from overlaplab.evidence.passes import passes_of
+from overlaplab.evidence.passes import pass_labels
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
 from overlaplab.vocabulary import Rule
 
-CHRONIC = 0.8
-"""Of the steps: a rank that is the latest in fewer is not late as such."""
+MIN_LATE_SHARE = 0.8
+"""A rank that is the latest in fewer than 80 % of steps is not late as such."""
 
-_AS_MANY = 0.01
-"""Of the number of kernels: ranks that differ by no more run the same ones."""
+_MAX_KERNELS_APART = 0.01
+"""Ranks whose numbers of kernels differ by at most 1 % run the same ones."""
 _COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
 
@@ -41,7 +41,7 @@ def late_steps(run: Run) -> pd.DataFrame:
 def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
     """Whether it is about always the same rank, in rows of `late_steps` of so many recorded steps; also of one step."""
     often = steps["rank"].value_counts()
-    return recorded <= 1 or often.empty or int(often.max()) >= CHRONIC * recorded
+    return recorded <= 1 or often.empty or int(often.max()) >= MIN_LATE_SHARE * recorded
 
 
 def latest_rank(steps: pd.DataFrame) -> int | None:
@@ -63,7 +63,9 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     rules = {rule_of(trace) for trace in run.traces}
     if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
         return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
-    spent = {trace.rank: _spent(trace) if Rule.CPU in rules else _spent_on_device(trace) for trace in run.traces}
+    spent = {
+        trace.rank: _time_by_phase(trace) if Rule.CPU in rules else _spent_on_device(trace) for trace in run.traces
+    }
     if rank not in spent or not all(spent.values()):
         return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
     same = Rule.GPU in rules and _has_as_many_kernels(run, rank)
@@ -102,12 +104,12 @@ def _has_as_many_kernels(run: Run, rank: int) -> bool:
     """Whether a rank computes in as many kernels as the others do in the median, but for one in a hundred."""
     counts = {trace.rank: int(counting_as(trace, Work.COMPUTE).sum()) for trace in run.traces}
     others = float(np.median([number for other, number in counts.items() if other != rank]))
-    return abs(counts[rank] - others) <= _AS_MANY * others
+    return abs(counts[rank] - others) <= _MAX_KERNELS_APART * others
 
 
-def _spent(trace: Trace) -> dict[tuple[str, str | None], int]:
+def _time_by_phase(trace: Trace) -> dict[tuple[str, str | None], int]:
     """By phase and name how long the rank works in a mean step, in ns; empty where passes are unknown."""
-    busy, windows, passes = activity(trace), step_windows(trace), passes_of(trace)
+    busy, windows, passes = activity(trace), step_windows(trace), pass_labels(trace)
     if not windows or not any(label.word == "forward" for label in passes):
         return {}
     waits = subtract(busy.communication, busy.compute)
@@ -116,17 +118,17 @@ def _spent(trace: Trace) -> dict[tuple[str, str | None], int]:
         left = clip(union([window.start_ns], [window.end_ns]), window.start_ns, window.end_ns)
         in_step = [label for label in passes if window.start_ns <= label.start_ns < window.end_ns]
         for word in ("forward", "backward", "optimizer"):
-            inside = _within([(label.start_ns, label.end_ns) for label in in_step if label.word == word], left)
+            inside = _clip_spans([(label.start_ns, label.end_ns) for label in in_step if label.word == word], left)
             left = subtract(left, inside)
             _add(sums, word, None, subtract(inside, waits))
         first = min((label.start_ns for label in in_step if label.word == "forward"), default=window.end_ns)
         for phase, begin, end in (("before", window.start_ns, first), ("between", first, window.end_ns)):
-            rest = clip(left, begin, end)
-            for name, stretch in _named(trace, begin, end):
-                inside = intersect(rest, stretch)
-                rest = subtract(rest, inside)
+            unnamed = clip(left, begin, end)
+            for name, stretch in _named_work(trace, begin, end):
+                inside = intersect(unnamed, stretch)
+                unnamed = subtract(unnamed, inside)
                 _add(sums, phase, name, subtract(inside, waits))
-            _add(sums, phase, None, subtract(rest, waits))
+            _add(sums, phase, None, subtract(unnamed, waits))
     return {key: ns // len(windows) for key, ns in sums.items()}
 
 
@@ -134,11 +136,11 @@ def _add(sums: dict[tuple[str, str | None], int], phase: str, what: str | None, 
     sums[phase, what] = sums.get((phase, what), 0) + total(stretches)
 
 
-def _within(spans: list[tuple[int, int]], window: Intervals) -> Intervals:
+def _clip_spans(spans: list[tuple[int, int]], window: Intervals) -> Intervals:
     return intersect(union([start for start, _ in spans], [end for _, end in spans]), window)
 
 
-def _named(trace: Trace, begin: int, end: int) -> Iterator[tuple[str, Intervals]]:
+def _named_work(trace: Trace, begin: int, end: int) -> Iterator[tuple[str, Intervals]]:
     """The host's work outside of passes that has a name."""
     for label in host_work(trace):
         if begin <= label.start_ns < end:

@@ -30,7 +30,7 @@ from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import purposes
-from overlaplab.evidence.recorded import recorded
+from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.load import load_run
@@ -38,7 +38,16 @@ from overlaplab.load import load_run
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
-    *(recorded, steps_and_labels, could_start, host_waits, purposes, idle_gaps, stage_labels, step_signatures),
+    *(
+        recorded_collectives,
+        steps_and_labels,
+        could_start,
+        host_waits,
+        purposes,
+        idle_gaps,
+        stage_labels,
+        step_signatures,
+    ),
     *(exposed_waits, missing_wait_fields),
 )
 
@@ -53,7 +62,7 @@ def load_ranks(
     executor: Executor | None = None,
     progress: Callable[[float, int], None] | None = None,
 ) -> Run:
-    """As `load_run`, for more ranks than one process holds: a worker reads a rank and works it out.
+    """Load a run as `load_run` does, with more ranks than one process holds: a worker reads a rank and works it out.
 
     What comes back are the rank's busy times, steps and collectives, some hundred kB. From these `summary`, `totals`,
     `exposed`, `blocking`, `idle`, `collectives`, `stragglers`, `communication_by` and `clocks` give the same tables as

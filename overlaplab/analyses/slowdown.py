@@ -11,7 +11,7 @@ from overlaplab.vocabulary import Rule
 
 _TYPES = {"name": "object", "pairs": "int64", "alone_ns": "int64", "beside_ns": "int64", "slowdown": "float64"}
 _ALONE, _BESIDE = 0.1, 0.9
-"""Of a kernel's time: it ran alone with at most, beside communication with at least so much of it."""
+"""Communication runs during at most 10 % of a kernel that ran alone, and at least 90 % of one beside it."""
 
 
 def slowdowns(run: Run) -> pd.DataFrame:
@@ -37,8 +37,8 @@ def slowdowns(run: Run) -> pd.DataFrame:
     pairs = pd.DataFrame(took).dropna().groupby("name").agg(["sum", "size"])
     sums = pairs.xs("sum", axis=1, level=1).assign(pairs=pairs["alone_ns"]["size"]).reset_index()
     sums["slowdown"] = sums["beside_ns"] / sums["alone_ns"] - 1
-    found = sums.sort_values("beside_ns", ascending=False, kind="stable", ignore_index=True)
-    return found.reindex(columns=list(_TYPES)).round({"alone_ns": 0, "beside_ns": 0}).astype(_TYPES)
+    ordered = sums.sort_values("beside_ns", ascending=False, kind="stable", ignore_index=True)
+    return ordered.reindex(columns=list(_TYPES)).round({"alone_ns": 0, "beside_ns": 0}).astype(_TYPES)
 
 
 def _kernels(trace: Trace) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Which ranks arrived last at collectives, and what that cost the others.
+"""Ranks that arrived last at collectives, and what that cost the others.
 
 A rank that is always late never waits, so its own overlap ratio looks best.
 """
@@ -26,31 +26,31 @@ def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     which would vanish had it arrived with the second to last). `ranks` only selects rows: all ranks' arrivals count.
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    found = stragglers_of(collectives(run, replace(selection, ranks=None)))
+    rows = stragglers_of(collectives(run, replace(selection, ranks=None)))
     if selection.ranks is None:
-        return found
+        return rows
     selected_traces(run, selection)  # raises for an unknown rank
-    return found[found["rank"].isin(list(selection.ranks))].reset_index(drop=True)
+    return rows[rows["rank"].isin(list(selection.ranks))].reset_index(drop=True)
 
 
 def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
     """`stragglers` from rows of `collectives`."""
-    known = table[table["wait_ns"].notna() & table["skew_ns"].notna()]
-    known = known.assign(latest_ns=known.groupby("index")["arrived_ns"].transform("max"))
-    late = known[~known["within_clock_error"].astype(bool)]
+    with_waits = table[table["wait_ns"].notna() & table["skew_ns"].notna()]
+    with_waits = with_waits.assign(latest_ns=with_waits.groupby("index")["arrived_ns"].transform("max"))
+    late = with_waits[~with_waits["within_clock_error"].astype(bool)]
     rows = []
-    for rank, count in known.groupby("rank")["index"].nunique().items():
+    for rank, count in with_waits.groupby("rank")["index"].nunique().items():
         last = late[late["last_rank"] == rank]
         others = last[last["rank"] != rank]
         arrivals = others.groupby("index")["arrived_ns"]
-        own = last[last["rank"] == rank].set_index("index")["arrived_ns"].reindex(list(arrivals.groups))
-        beyond = own.to_numpy(np.float64) - arrivals.median().to_numpy(np.float64)
+        last_arrivals = last[last["rank"] == rank].set_index("index")["arrived_ns"].reindex(list(arrivals.groups))
+        beyond = last_arrivals.to_numpy(np.float64) - arrivals.median().to_numpy(np.float64)
         waits = _waits_for_last(others.assign(second_ns=arrivals.transform("max")))
         rows.append(
             {
                 "rank": rank,
                 "collectives": count,
-                "last": len(own),
+                "last": len(last_arrivals),
                 "late_median_ns": round(float(np.median(beyond))) if len(beyond) else None,
                 "late_max_ns": round(float(beyond.max())) if len(beyond) else None,
                 "cost_ns": int(waits["cost_ns"].sum()),
@@ -58,11 +58,11 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
             }
         )
     columns = ["rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns"]
-    found = pd.DataFrame(rows, columns=columns).astype(
+    result = pd.DataFrame(rows, columns=columns).astype(
         {"rank": "Int64", "late_median_ns": "Int64", "late_max_ns": "Int64"}
         | dict.fromkeys(("collectives", "last", "cost_ns", "alone_ns"), "int64")
     )
-    return found.sort_values(["cost_ns", "rank"], ascending=[False, True], kind="stable", ignore_index=True)
+    return result.sort_values(["cost_ns", "rank"], ascending=[False, True], kind="stable", ignore_index=True)
 
 
 def _waits_for_last(others: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.evidence.waits import exposed_parts
@@ -49,7 +49,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     tables, damaged = [], []
     for trace in measured_traces(run, selection):
         windows = selected_windows(trace, selection)
-        starts = window_bounds(windows)[0] - zero_of(run, trace)
+        starts = window_bounds(windows)[0] - run_zero_ns(run, trace)
         steps = pd.Series([window.step for window in windows], dtype="Int64")
         tables.append(_breakdown(run, trace, windows).assign(rank=trace.rank, step=steps, start_ns=starts))
         damaged += [window.damaged for window in windows]
@@ -67,7 +67,7 @@ def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     for trace in measured_traces(run, selection):
         parts = _breakdown(run, trace, selected_windows(trace, selection))
         sums = {name: [column.sum(skipna=False)] for name, column in parts.items()}
-        tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside(trace)))
+        tables.append(pd.DataFrame(sums).assign(rank=trace.rank, outside_ns=_outside_ns(trace)))
     return _stack_ranks(tables, "rank", "outside_ns")
 
 
@@ -113,7 +113,7 @@ def _stack_ranks(tables: Sequence[pd.DataFrame], *identity: str) -> pd.DataFrame
     return table
 
 
-def _outside(trace: Trace) -> int:
+def _outside_ns(trace: Trace) -> int:
     start, end = activity(trace).extent
     inside = clip(union(*window_bounds(step_windows(trace))), start, end)
     return end - start - total(inside)

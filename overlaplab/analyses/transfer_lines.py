@@ -32,9 +32,9 @@ class Fitted:
     transfers: pd.DataFrame
     """`dtype`, `bytes` and `transfer_ns` of each, from the last rank's arrival to the median rank's end."""
     latency_ns: float
-    """Of the whole collective."""
+    """Latency of the whole collective."""
     ns_per_byte: float
-    """Of the full tensor."""
+    """Time per byte of the full tensor."""
 
     @property
     def deviation(self) -> float:
@@ -58,7 +58,7 @@ class Fitted:
             return None
         return students_t(freedom) * float(np.sqrt((self._residuals() ** 2).sum() / freedom))
 
-    def of(self, num_bytes: int) -> int:
+    def time_ns(self, num_bytes: int) -> int:
         """T of so many bytes, in ns."""
         return round(self.latency_ns + self.ns_per_byte * num_bytes)
 
@@ -78,22 +78,31 @@ def transfer_lines(run: Run) -> pd.DataFrame:
     (different ones; both int64). s and f are a ring's (docs/design.md, "The link, emulated"). Waiting is in none of
     them. Groups of which a rank's trace is missing have no rows.
     """
-    rows = [_row(own) for own in fitted_lines(run)]
+    rows = [_row(line) for line in fitted_lines(run)]
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
-def _row(own: Fitted) -> tuple[object, ...]:
-    messages = ROUNDS[own.kind] * (own.group_size - 1)
-    speed = ring_factor(own.kind, own.group_size) / own.ns_per_byte if own.ns_per_byte else None
-    number, sizes = len(own.transfers), own.transfers["bytes"].nunique()
-    return own.ranks, own.kind, own.latency_ns / max(messages, 1), speed, own.deviation, own.r_squared, number, sizes
+def _row(line: Fitted) -> tuple[object, ...]:
+    messages = ROUNDS[line.kind] * (line.group_size - 1)
+    speed = ring_factor(line.kind, line.group_size) / line.ns_per_byte if line.ns_per_byte else None
+    number, sizes = len(line.transfers), line.transfers["bytes"].nunique()
+    return (
+        line.ranks,
+        line.kind,
+        line.latency_ns / max(messages, 1),
+        speed,
+        line.deviation,
+        line.r_squared,
+        number,
+        sizes,
+    )
 
 
 def fitted_lines(run: Run) -> Iterator[Fitted]:
     """The line of each group and kind, in order of both."""
     table = collectives(run)
-    known = table[table["transfer_ns"].notna() & table["kind"].isin(ROUNDS) & (table["bytes"] > 0) & ~table["doubtful"]]
-    each = known.groupby("index").agg(
+    timed = table[table["transfer_ns"].notna() & table["kind"].isin(ROUNDS) & (table["bytes"] > 0) & ~table["doubtful"]]
+    each = timed.groupby("index").agg(
         ranks=("rank", lambda ranks: tuple(sorted(map(int, ranks)))),
         kind=("kind", "first"),
         size=("group_size", "first"),
@@ -103,8 +112,8 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
     )
     each["size"] = each["size"].fillna(each["ranks"].map(len)).astype("int64")  # of one trace several groups may differ
     by_group: Any = each.groupby(["ranks", "kind", "size"], sort=True)
-    for (ranks, kind, size), own in by_group:
-        transfers = own[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
+    for (ranks, kind, size), of_group in by_group:
+        transfers = of_group[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
         latency_ns, ns_per_byte = fit_line(transfers["bytes"].tolist(), transfers["transfer_ns"].tolist())
         yield Fitted(
             ranks=ranks,

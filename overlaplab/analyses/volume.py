@@ -13,9 +13,9 @@ from overlaplab.costs import Theory, ring_factor
 from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.volume import theory
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.fsdp2 import fsdp2_ranges_of, sized
-from overlaplab.evidence.launches import Launch, bytes_of, launches
-from overlaplab.evidence.matching import matched
+from overlaplab.evidence.fsdp2 import fill_sizes, fsdp2_ranges
+from overlaplab.evidence.launches import Launch, launches, total_bytes
+from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import traits_of
 from overlaplab.selection import EVERYTHING, Selection
@@ -45,32 +45,32 @@ def volume_theory(run: Run) -> Theory | None:
 
 
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    every = matched(run)
+    every = match_collectives(run)
     sizes = every.loc[every["trace"] == run.traces.index(trace), "size"].to_numpy()
-    ranges = fsdp2_ranges_of(trace)
-    found = sized(launches(trace), ranges, run.manifest)
+    ranges = fsdp2_ranges(trace)
+    sized = fill_sizes(launches(trace), ranges, run.manifest)
     for step in steps:
         by_kind: dict[str, list[Launch]] = {}
-        for launch in launched_in(found, step):
+        for launch in launched_in(sized, step):
             by_kind.setdefault(launch.kind or "unknown", []).append(launch)
-        for kind, own in by_kind.items():
-            full = bytes_of(own)
-            parts = [_sent(launch, trace.rank, int(sizes[launch.row])) for launch in own]
-            known = [part for part in parts if part is not None]
-            sent = None if full is None or len(known) < len(parts) else round(sum(known))
-            yield {"step": step.step, "kind": kind, "count": len(own), "bytes": full, "sent_bytes": sent}
+        for kind, of_kind in by_kind.items():
+            full = total_bytes(of_kind)
+            parts = [_sent_bytes(launch, trace.rank, int(sizes[launch.row])) for launch in of_kind]
+            known_parts = [part for part in parts if part is not None]
+            sent = None if full is None or len(known_parts) < len(parts) else round(sum(known_parts))
+            yield {"step": step.step, "kind": kind, "count": len(of_kind), "bytes": full, "sent_bytes": sent}
 
 
-def _sent(launch: Launch, rank: int | None, size: int) -> float | None:
+def _sent_bytes(launch: Launch, rank: int | None, size: int) -> float | None:
     """What a ring of so many ranks sends of a collective whose bytes are known; None if it takes the size, -1, too."""
-    if _received(launch, rank):
+    if _is_received(launch, rank):
         return 0
     if size < 1 and launch.kind in ROUNDS:
         return None
     return (launch.bytes or 0) * ring_factor(launch.kind or "unknown", size)
 
 
-def _received(launch: Launch, rank: int | None) -> bool:
+def _is_received(launch: Launch, rank: int | None) -> bool:
     """Whether it is a message from another rank: the engine's groups of messages are called `GROUP:SENDER-RECEIVER`."""
     if launch.source is not None:
         return True

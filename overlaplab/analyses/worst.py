@@ -1,4 +1,4 @@
-"""Which step of which rank speaks for a run: the one home of every default, and of what is left out of means."""
+"""The step and rank that speak for a run: the one home of every default, and of what is left out of means."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SPREADS = 5
 deviation): a step that lies further from the median is an outlier, if it also differs by"""
 MUCH_LONGER = 0.2
 """of the median step time (by its length, or by its exposed time)."""
-HARDLY_ANY = 0.03
-"""Of the time of all steps: with less exposed communication the kind of steps speaks that takes most time."""
+MIN_EXPOSED_SHARE = 0.03
+"""With exposed communication below 3 % of all steps' time, the kind of steps that takes most time speaks."""
 _FEWEST = 3
 """Steps: of two nobody knows which one is the exception."""
 
@@ -29,13 +29,13 @@ def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = 
     table has it, is taken as given.
     """
     kind = costliest_kind(table)
-    table = without_outliers(drop_damaged(_with(_with(table, "rank", rank), "step", step)))
-    table = _with(table, "step_kind", kind)
+    table = without_outliers(drop_damaged(_rows_with(_rows_with(table, "rank", rank), "step", step)))
+    table = _rows_with(table, "step_kind", kind)
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
-    own = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
-    own = own.sort_values("exposed_comm_ns", ascending=False, kind="stable")
-    row = own.iloc[[(len(own) - 1) // 2]].to_dict("records")[0]
+    of_rank = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
+    of_rank = of_rank.sort_values("exposed_comm_ns", ascending=False, kind="stable")
+    row = of_rank.iloc[[(len(of_rank) - 1) // 2]].to_dict("records")[0]
     return {str(name): value for name, value in row.items()}
 
 
@@ -51,7 +51,7 @@ def costliest_kind(table: pd.DataFrame) -> int | None:
     often = rows.groupby("step_kind")["step"].nunique()
     rows = rows[rows["step_kind"].isin(often.index[often > min(1, often.max() - 1)])]
     sums = rows.groupby("step_kind")[["exposed_comm_ns", "span_ns"]].sum()
-    exposed = sums["exposed_comm_ns"].sum() > HARDLY_ANY * sums["span_ns"].sum()
+    exposed = sums["exposed_comm_ns"].sum() > MIN_EXPOSED_SHARE * sums["span_ns"].sum()
     return int(str(sums["exposed_comm_ns" if exposed else "span_ns"].idxmax()))
 
 
@@ -63,7 +63,7 @@ def outlier_steps(table: pd.DataFrame) -> tuple[int, ...]:
     lies further from the median of those steps than `SPREADS` times their spread, and than `MUCH_LONGER` of the median
     step time.
     """
-    return tuple(int(step) for step in _unlike(table).index)
+    return tuple(int(step) for step in _outlier_distances(table).index)
 
 
 def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -72,14 +72,14 @@ def outlier_rows(table: pd.DataFrame) -> pd.DataFrame:
     Takes rows of `overlaplab.summary`, and adds `away_ns` (int64): how far the step is from the median one, by its
     length or its exposed time, whichever is further.
     """
-    away = _unlike(table)
+    away = _outlier_distances(table)
     rows = table[table["step"].isin(away.index).to_numpy(dtype=bool)]
     order = ["step", "exposed_comm_ns", "span_ns"]
     rows = rows.sort_values(order, ascending=[True, False, False], kind="stable").drop_duplicates("step")
     return rows.assign(away_ns=away.to_numpy(np.int64)).reset_index(drop=True)
 
 
-def _unlike(table: pd.DataFrame) -> pd.Series:
+def _outlier_distances(table: pd.DataFrame) -> pd.Series:
     """How far each outlier step is from the median step of its kind, in ns, by its number."""
     rows = drop_damaged(table)
     rows = rows[rows["step"].notna()]
@@ -99,7 +99,7 @@ def _unlike_most(steps: pd.DataFrame) -> pd.Series:
         return pd.Series(dtype="float64")
     enough = MUCH_LONGER * float(steps["span_ns"].median())
     away = (steps - steps.median()).abs().max(axis=1)
-    return away[_far(steps["span_ns"], enough) | _far(steps["exposed_comm_ns"], enough)]
+    return away[_is_far(steps["span_ns"], enough) | _is_far(steps["exposed_comm_ns"], enough)]
 
 
 def drop_damaged(table: pd.DataFrame) -> pd.DataFrame:
@@ -131,12 +131,12 @@ def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
     return table[keep.to_numpy(dtype=bool)]
 
 
-def _far(figures: pd.Series, enough: float) -> npt.NDArray[np.bool_]:
+def _is_far(figures: pd.Series, enough: float) -> npt.NDArray[np.bool_]:
     values = figures.to_numpy(dtype="float64")
     away = np.abs(values - np.median(values))
     return np.asarray((away > SPREADS * 1.4826 * np.median(away)) & (away > enough))
 
 
-def _with(table: pd.DataFrame, name: str, value: int | None) -> pd.DataFrame:
-    found = table if value is None else table[(table[name] == value).fillna(False).to_numpy(dtype=bool)]
-    return found if len(found) else table
+def _rows_with(table: pd.DataFrame, name: str, value: int | None) -> pd.DataFrame:
+    rows = table if value is None else table[(table[name] == value).fillna(False).to_numpy(dtype=bool)]
+    return rows if len(rows) else table

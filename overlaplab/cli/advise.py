@@ -84,7 +84,7 @@ def _beside(run: str) -> Path:
 def _verified(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
     """Record the settings in turn, by the user's command or else the run's own: is the advised one's gain confirmed?"""
     from overlaplab import findings
-    from overlaplab.analyses.across_runs.verified import verified
+    from overlaplab.analyses.across_runs.verified import verify_gain
     from overlaplab.sections.run_tables import RunTables
 
     tables = RunTables(run=run)
@@ -99,8 +99,8 @@ def _verified(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str
         raise OverlaplabError(failed[0], path=out)
     runs = {name: _recordings(rounds, name) for name in settings}
     spans = {name: [_spans(own) for own in recorded] for name, recorded in runs.items()}
-    found = verified(spans[_PRESENT], spans[_ADVISED])
-    beside = verified(spans[_ADVISED], spans[_NEIGHBOUR]) if other is not None else None
+    found = verify_gain(spans[_PRESENT], spans[_ADVISED])
+    beside = verify_gain(spans[_ADVISED], spans[_NEIGHBOUR]) if other is not None else None
     confirmed, said = findings.verified_finding(row, found, other, beside)
     return {
         "confirmed": confirmed,

@@ -62,12 +62,12 @@ def bench_collectives(
 
 def _print(measured: dict[str, Any], *, as_json: bool) -> None:
     from overlaplab import findings
-    from overlaplab.analyses.systems.bench import bench_collectives, link_of
+    from overlaplab.analyses.systems.bench import bench_collectives, measured_link
     from overlaplab.report.documents import bench_document
     from overlaplab.report.terminal import terminal_table
     from overlaplab.sections.bench import bench_rows
 
-    table, link = bench_collectives(measured), link_of(measured)
+    table, link = bench_collectives(measured), measured_link(measured)
     if as_json:
         print_json(bench_document(measured, table))
         return

@@ -120,7 +120,7 @@ def _say(found: Sequence[Judged]) -> None:
         if one.failed:
             print(f"overlaplab: {findings.failed_line(one)}", file=sys.stderr)
         else:
-            print(f"overlaplab: {'note' if one.met else 'ok'}: {findings.judged_sentence(one)}", file=sys.stderr)
+            print(f"overlaplab: {'note' if one.holds else 'ok'}: {findings.judged_sentence(one)}", file=sys.stderr)
     if any(one.failed for one in found):
         raise typer.Exit(1)
 

@@ -94,8 +94,8 @@ def predict(
     refuse_to_predict(recorded, needs_all_ranks=any(value is not None for value in options.values()))
     if options["link"] is not None:
         options["link"] = _link(str(options["link"]), options["ranks"] or len(recorded.traces))
-    asked = {name: value for name, value in options.items() if value is not None}
-    found = predict_run(recorded, Setting(**asked, edits=edits))
+    changed = {name: value for name, value in options.items() if value is not None}
+    found = predict_run(recorded, Setting(**changed, edits=edits))
     with TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "predicted"
         predicted_run.write_run(folder, found.manifest, found.ranks)

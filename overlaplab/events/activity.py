@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching, thread_numbers
-from overlaplab.events.preempted import processor_counts, stolen
+from overlaplab.events.preempted import core_waits, processor_counts
 from overlaplab.events.rules import Part, Work, device_work, host_rule
 from overlaplab.events.run import DAMAGED, Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
@@ -54,7 +54,7 @@ class Activity:
 
 @once_per_trace
 def rule_of(trace: Trace) -> Rule:
-    """Which rule applies to the trace, by the events that it holds.
+    """Choose the rule that applies to the trace, by the events that it holds.
 
     Without device events, the host's operators count as compute only if nothing names a device, see `device_sign`.
     """
@@ -107,7 +107,7 @@ def classify(trace: Trace) -> NDArray[np.object_]:
 
 
 def counting_as(trace: Trace, work: Work) -> NDArray[np.bool_]:
-    """Which events count as this, in the table's order."""
+    """Mark the events that count as this, in the table's order."""
     return np.asarray(_codes(trace) == _WORKS.index(work))
 
 
@@ -130,12 +130,12 @@ def activity(trace: Trace) -> Activity:
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
         return Activity(rule=rule, compute=EMPTY, communication=EMPTY, memory=EMPTY)
-    sets = {counted: _during(trace, counted) for counted in Work if counted is not Work.NOTHING}
+    sets = {counted: _work_time(trace, counted) for counted in Work if counted is not Work.NOTHING}
     preempted = None
     if rule is Rule.CPU:
         sets[Work.COMPUTE], preempted = _cpu_compute(trace)
     else:
-        stacked = np.concatenate((sets[Work.COMMUNICATION], _carried(trace)))
+        stacked = np.concatenate((sets[Work.COMMUNICATION], _link_busy(trace)))
         sets[Work.COMMUNICATION] = union(stacked[:, 0], stacked[:, 1])
     return Activity(
         rule=rule,
@@ -180,7 +180,7 @@ def _codes_by_rule(trace: Trace) -> NDArray[np.int8]:
     return codes
 
 
-def _during(trace: Trace, work: Work) -> Intervals:
+def _work_time(trace: Trace, work: Work) -> Intervals:
     rows = np.flatnonzero(counting_as(trace, work))
     starts = trace.events["ts_ns"].to_numpy()[rows]
     return union(starts, starts + trace.events["dur_ns"].to_numpy()[rows])
@@ -199,7 +199,7 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
         of_pair[pair] = _WORKS.index(device_work(*texts, trace.communication))
     device_codes = of_pair[pairs]
     ranges = _comm_ranges(trace.events)
-    inside = _range_of(trace, union(ranges[:, 0], ranges[:, 1]))[device] >= 0
+    inside = _enclosing_ranges(trace, union(ranges[:, 0], ranges[:, 1]))[device] >= 0
     device_codes[inside & (device_codes != _WORKS.index(Work.NOTHING))] = _WORKS.index(Work.COMMUNICATION)
     codes[device] = device_codes
     return codes
@@ -208,12 +208,12 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
 def _comm_ranges(events: pd.DataFrame, key: str = "") -> Intervals:
     """The host's `engine::comm` ranges whose label has the key, in order of start."""
     chosen = matching(events["name"], lambda text: text.startswith("engine::comm") and f" {key}" in f"{text} ")
-    ranges = events[_annotated(events) & chosen]
+    ranges = events[_is_host_range(events) & chosen]
     starts = ranges["ts_ns"].to_numpy(np.int64)
     return np.column_stack((starts, starts + ranges["dur_ns"].to_numpy(np.int64)))
 
 
-def _range_of(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
+def _enclosing_ranges(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
     """For every event the range, on any thread, that contains the call which launched the event, or -1."""
     events = trace.events
     if not len(ranges):
@@ -224,10 +224,10 @@ def _range_of(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
     return np.where((calls >= 0) & (row >= 0) & (at < ranges[row, 1]), row, -1)
 
 
-def _carried(trace: Trace) -> Intervals:
+def _link_busy(trace: Trace) -> Intervals:
     """When an emulated link on a device was busy: from the first to the last event of each collective on it."""
     communicating = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
-    range_of = _range_of(trace, _comm_ranges(trace.events, "link="))[communicating]
+    range_of = _enclosing_ranges(trace, _comm_ranges(trace.events, "link="))[communicating]
     rows = communicating[range_of >= 0]
     starts = trace.events["ts_ns"].to_numpy()[rows]
     ends = starts + trace.events["dur_ns"].to_numpy()[rows]
@@ -238,8 +238,8 @@ def _carried(trace: Trace) -> Intervals:
     return union(np.minimum.reduceat(starts[order], opens), np.maximum.reduceat(ends[order], opens))
 
 
-def _annotated(events: pd.DataFrame) -> NDArray[np.bool_]:
-    """Which events are host ranges, rather than their copies on a device."""
+def _is_host_range(events: pd.DataFrame) -> NDArray[np.bool_]:
+    """Mark host ranges, but not their copies on a device."""
     return matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
 
 
@@ -250,7 +250,7 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     def follows(work: Work, *parts: Part) -> NDArray[np.bool_]:
         return matching(names, lambda name: (rule := rules[name]) and rule.counts_as is work and rule.part in parts)
 
-    annotated = _annotated(events)
+    annotated = _is_host_range(events)
     communication, memory = (annotated & follows(work, *Part) for work in (Work.COMMUNICATION, Work.MEMORY))
     owning = annotated & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
     annotating = annotated & matching(names, lambda name: (rule := rules[name]) and rule.annotates)
@@ -266,7 +266,7 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
 
 
 def _leaves(events: pd.DataFrame, thread: NDArray[np.int64], among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which of the chosen events contain no other chosen event of their thread."""
+    """Mark the chosen events that contain no other chosen event of their thread."""
     rows = np.flatnonzero(among)
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]
@@ -294,9 +294,9 @@ def _cpu_compute(trace: Trace) -> tuple[Intervals, Intervals | None]:
     busy, lost = [EMPTY], [EMPTY]
     for thread in np.unique(threads[compute]):
         on, off = compute & (threads == thread), cut & (threads == thread)
-        own = subtract(union(starts[on], ends[on]), union(starts[off], ends[off]))
-        lost.append(stolen(own, counts[counts["thread"] == thread]))
-        busy.append(subtract(own, lost[-1]))
+        computing = subtract(union(starts[on], ends[on]), union(starts[off], ends[off]))
+        lost.append(core_waits(computing, counts[counts["thread"] == thread]))
+        busy.append(subtract(computing, lost[-1]))
     stacked, waited = np.concatenate(busy), np.concatenate(lost)
     all_busy = union(stacked[:, 0], stacked[:, 1])
     return all_busy, subtract(union(waited[:, 0], waited[:, 1]), all_busy) if len(counts) else None

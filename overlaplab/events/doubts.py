@@ -31,11 +31,11 @@ def unknown_communication(trace: Trace) -> dict[str, int]:
     rows = np.flatnonzero(kernel & counting_as(trace, Work.COMPUTE))
     spent = np.zeros(len(names), dtype=np.int64)
     np.add.at(spent, codes[rows], trace.events["dur_ns"].to_numpy()[rows])
-    found: dict[str, int] = {}
+    time_by_word: dict[str, int] = {}
     for code in np.unique(codes[rows]).tolist():
         if (word := reads_like_communication(names[code])) is not None:
-            found[word] = found.get(word, 0) + int(spent[code])
-    return found
+            time_by_word[word] = time_by_word.get(word, 0) + int(spent[code])
+    return time_by_word
 
 
 @once_per_trace
@@ -43,8 +43,8 @@ def said_to_communicate(trace: Trace) -> int:
     """How many of the trace's events communicate by the user's own rule."""
     if trace.communication is None:
         return 0
-    own = re.compile(trace.communication, re.I)
-    return int((matching(trace.events["name"], own.search) & counting_as(trace, Work.COMMUNICATION)).sum())
+    pattern = re.compile(trace.communication, re.I)
+    return int((matching(trace.events["name"], pattern.search) & counting_as(trace, Work.COMMUNICATION)).sum())
 
 
 @once_per_trace

@@ -1,4 +1,4 @@
-"""Which host call launched which device event: the two share a correlation number."""
+"""Host calls and the device events that they launched: the two share a correlation number."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 
 def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:
-    """Which rows of a categorical column hold a text that the predicate accepts. It is called once per category."""
-    texts = _categorical(column)
+    """Mark rows of a categorical column whose text the predicate accepts, which is called once per category."""
+    texts = _as_categorical(column)
     accepted = np.array([bool(predicate(text)) for text in texts.categories], dtype=bool)
     if not accepted.any():
         return np.zeros(len(column), dtype=bool)
@@ -21,11 +21,11 @@ def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[n
 
 def thread_numbers(events: pd.DataFrame, rows: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.int64]:
     """For every event, or for those of these rows, a number that identifies its (process, thread)."""
-    processes, threads = (_categorical(events[name]) for name in ("pid", "tid"))
+    processes, threads = (_as_categorical(events[name]) for name in ("pid", "tid"))
     threads_per_process = max(len(threads.categories), 1)
     return np.asarray(processes.codes[rows].astype(np.int64) * threads_per_process + threads.codes[rows])
 
 
-def _categorical(column: pd.Series) -> pd.Categorical:
+def _as_categorical(column: pd.Series) -> pd.Categorical:
     """The column's codes and texts: of few rows, the accessor `cat` takes longer than all else."""
     return cast(pd.Categorical, column.array)

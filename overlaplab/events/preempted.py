@@ -33,9 +33,9 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
     """The times between the kernel's counts, in order of thread and time: `COUNT_COLUMNS`. Empty without counts."""
     names = trace.events["name"]
     fields = {
-        str(name): found[1]
+        str(name): parsed[1]
         for name in names.cat.categories
-        if str(name).startswith("engine::processor ") and (found := label_fields(str(name))) is not None
+        if str(name).startswith("engine::processor ") and (parsed := label_fields(str(name))) is not None
     }
     chosen = matching(names, fields.__contains__) & matching(
         trace.events["category"], ANNOTATION_CATEGORIES.__contains__
@@ -43,26 +43,26 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
     if not chosen.any():
         return empty_table(COUNT_COLUMNS)
     events = trace.events[chosen]
-    told = [fields[str(name)] for name in events["name"]]
+    counts = [fields[str(name)] for name in events["name"]]
     table = pd.DataFrame(
         {
             "thread": thread_numbers(events),
             "end_ns": events["ts_ns"].to_numpy(np.int64),
-            "ran_ns": np.array([int(one["ran_ns"]) for one in told], dtype=np.int64),
-            "delayed_ns": np.array([int(one["delayed_ns"]) for one in told], dtype=np.int64),
-            "unit": [one.get("unit", "") for one in told],
-            "phase": [one.get("phase", "") for one in told],
+            "ran_ns": np.array([int(count["ran_ns"]) for count in counts], dtype=np.int64),
+            "delayed_ns": np.array([int(count["delayed_ns"]) for count in counts], dtype=np.int64),
+            "unit": [count.get("unit", "") for count in counts],
+            "phase": [count.get("phase", "") for count in counts],
         }
     ).sort_values(["thread", "end_ns"], kind="stable", ignore_index=True)
     before = table.groupby("thread")[["end_ns", "ran_ns", "delayed_ns"]].shift()
-    known = before["end_ns"].notna().to_numpy()
+    has_start = before["end_ns"].notna().to_numpy()
     table["start_ns"] = before["end_ns"].fillna(0).astype("int64")
     for name in ("ran_ns", "delayed_ns"):
         table[name] = (table[name] - before[name].fillna(0).astype("int64")).clip(lower=0)
-    return table.loc[known, list(COUNT_COLUMNS)].astype(COUNT_COLUMNS).reset_index(drop=True)
+    return table.loc[has_start, list(COUNT_COLUMNS)].astype(COUNT_COLUMNS).reset_index(drop=True)
 
 
-def stolen(compute: Intervals, counts: pd.DataFrame) -> Intervals:
+def core_waits(compute: Intervals, counts: pd.DataFrame) -> Intervals:
     """The parts of one thread's computation in which it waited for a core, by its own rows of `processor_counts`."""
     if not len(compute) or not len(counts):
         return EMPTY
@@ -70,14 +70,16 @@ def stolen(compute: Intervals, counts: pd.DataFrame) -> Intervals:
     share = np.minimum(counts["delayed_ns"].to_numpy() / np.maximum(ends - starts, 1), 1.0)
     borders = np.unique(np.concatenate((compute.ravel(), starts, ends)))
     begin, end = borders[:-1], borders[1:]
-    here = _containing(compute[:, 0], compute[:, 1], begin)
-    counted = _containing(starts, ends, begin)
+    here = _enclosing_intervals(compute[:, 0], compute[:, 1], begin)
+    counted = _enclosing_intervals(starts, ends, begin)
     rows = np.flatnonzero((here >= 0) & (counted >= 0))
     lost = np.floor(share[counted[rows]] * (end - begin)[rows]).astype(np.int64)
     return union((end[rows] - lost)[lost > 0], end[rows][lost > 0])
 
 
-def _containing(starts: NDArray[np.int64], ends: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+def _enclosing_intervals(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], at: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """For each moment the interval that contains it, or -1; the intervals are disjoint and in order."""
     row = np.searchsorted(starts, at, side="right") - 1
     return np.where((row >= 0) & (at < ends[row]), row, -1)

@@ -100,8 +100,8 @@ def device_work(category: str, name: str, communication: str | None = None) -> W
     rule = device_rule(category, name)
     if rule is None or rule.counts_as is Work.NOTHING:
         return Work.NOTHING
-    own = communication is not None and re.search(communication, name, re.I)
-    return Work.COMMUNICATION if own else rule.counts_as
+    matches_users_rule = communication is not None and re.search(communication, name, re.I)
+    return Work.COMMUNICATION if matches_users_rule else rule.counts_as
 
 
 def reads_like_communication(name: str) -> str | None:
@@ -115,7 +115,7 @@ def reads_like_communication(name: str) -> str | None:
 
 
 class Part(StrEnum):
-    """Which part of a host range counts."""
+    """The part of a host range that counts."""
 
     WHOLE = "whole"
     LEAF = "where it holds no other operator of its thread"

@@ -121,7 +121,7 @@ class Trace:
     """None if the only file does not name its rank."""
     tables: Tables | Callable[[], Tables]
     """Or what reads them, once something asks for them: where a worker read them, they stay there."""
-    known: Mapping[str, object] = field(default_factory=dict)
+    precomputed: Mapping[str, object] = field(default_factory=dict)
     """What the worker found that read the tables, see `known_of`."""
     groups: tuple[Group, ...] = ()
     """The job's process groups, as far as the file names them."""
@@ -196,12 +196,12 @@ def once_per_trace(function: Callable[[Trace], Value]) -> Callable[[Trace], Valu
     name = _name(function)
 
     @wraps(function)
-    def cached(trace: Trace) -> Value:
+    def look_up(trace: Trace) -> Value:
         if trace not in values:
-            values[trace] = cast(Value, trace.known[name]) if name in trace.known else function(trace)
+            values[trace] = cast(Value, trace.precomputed[name]) if name in trace.precomputed else function(trace)
         return values[trace]
 
-    return cached
+    return look_up
 
 
 def known_of(trace: Trace, functions: Iterable[Callable[[Trace], object]]) -> dict[str, object]:
@@ -214,16 +214,19 @@ def _name(function: Callable[[Trace], object]) -> str:
 
 
 def once_per_run(function: Callable[[Run], Value]) -> Callable[[Run], Value]:
-    """As `once_per_trace`, for runs. The value must not reference the run or its traces, or they stay alive."""
+    """Compute the value once per run and keep it as long as the run lives.
+
+    The value must not reference the run or its traces, or they stay alive.
+    """
     values: WeakKeyDictionary[Run, Value] = WeakKeyDictionary()
 
     @wraps(function)
-    def cached(run: Run) -> Value:
+    def look_up(run: Run) -> Value:
         if run not in values:
             values[run] = function(run)
         return values[run]
 
-    return cached
+    return look_up
 
 
 @once_per_trace
@@ -246,6 +249,6 @@ def extent(trace: Trace) -> tuple[int, int] | None:
 
 def missing_ranks(run: Run) -> int:
     """How many of the job's ranks have no trace here, as run.json or the traces tell; emulated ones are not missing."""
-    told = [trace.world_size or 1 for trace in run.traces]
-    world = max([run.manifest.world_size, *told] if run.manifest else told, default=0)
+    sizes = [trace.world_size or 1 for trace in run.traces]
+    world = max([run.manifest.world_size, *sizes] if run.manifest else sizes, default=0)
     return max(world - len(run.traces) - played_phantoms(run.manifest), 0)

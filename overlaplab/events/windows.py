@@ -153,7 +153,7 @@ def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, 
     cut = [
         replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for (step, _), (after, _) in pairwise(steps)
     ]
-    return _numbered((*cut, steps[-1][0])), ()
+    return _drop_end_marker((*cut, steps[-1][0])), ()
 
 
 @once_per_trace
@@ -171,8 +171,8 @@ def _number(name: str) -> int | None:
     return None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2])
 
 
-def _numbered(steps: Iterable[Window]) -> tuple[Window, ...]:
-    """Without the one that only ends the step before it."""
+def _drop_end_marker(steps: Iterable[Window]) -> tuple[Window, ...]:
+    """Drop the window that only ends the step before it."""
     return tuple(window for window in steps if window.step is not None)
 
 
@@ -212,7 +212,7 @@ def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple
     left_out = [step.step for (step, _), begin in zip(steps, begins.tolist(), strict=True) if begin == limits.max]
     started.sort(key=lambda window: window.start_ns)
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(started)]
-    return _numbered((*cut, *started[-1:])), _left_out([step for step in left_out if step is not None])
+    return _drop_end_marker((*cut, *started[-1:])), _left_out([step for step in left_out if step is not None])
 
 
 def _left_out(steps: Sequence[int]) -> tuple[str, ...]:

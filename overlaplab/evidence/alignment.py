@@ -66,7 +66,7 @@ def align(a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: N
     )
 
 
-def overlapping(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Spans) -> Fit | None:
+def align_by_overlap(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Spans) -> Fit | None:
     """Find the shift with which all pairs overlap in time, by clocks that do not differ; None where there is none.
 
     No rank is done with a collective before the last one has begun it. So this holds where ends say nothing, as on
@@ -80,7 +80,7 @@ def overlapping(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Spans) ->
         if 2 * len(left) < min(len(a), len(b)) or not all(map(_meet, (left[:8], left), (right[:8], right))):
             continue
         if _agree(a, b, shift):
-            fits.append((_ranked(np.abs(left[:, 1] - right[:, 1]), len(left) // 2), abs(shift), shift))
+            fits.append((_nth_smallest(np.abs(left[:, 1] - right[:, 1]), len(left) // 2), abs(shift), shift))
     return None if not fits else Fit(shift=min(fits)[2], offset_ns=0, spread_ns=min(fits)[0])
 
 
@@ -115,8 +115,8 @@ def shows_wait(spans: NDArray[np.int64], part: NDArray[np.bool_]) -> bool:
     return bool((spans[:, :, 0].max(axis=0) - last > max(NEAR_NS, took.min())).any())
 
 
-def alike(a: Signatures, b: Signatures) -> bool:
-    """Whether some shift fits the two sequences but for times, which pairs at least half of the shorter one."""
+def sequences_fit(a: Signatures, b: Signatures) -> bool:
+    """Whether some shift fits the two sequences, times aside, and pairs at least half of the shorter one."""
     shifts = range(1 - len(a), len(b))
     return any(2 * _pairs(len(a), len(b), shift) >= min(len(a), len(b)) and _agree(a, b, shift) for shift in shifts)
 
@@ -161,10 +161,12 @@ def _agree(a: Signatures, b: Signatures, shift: int) -> bool:
 def _fit(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64], shift: int) -> Fit:
     mine, other = _overlap(len(a_end_ns), len(b_end_ns), shift)
     differences = b_end_ns[other] - a_end_ns[mine]
-    offset = _ranked(differences, (len(differences) - 1) // 2)
-    return Fit(shift=shift, offset_ns=offset, spread_ns=_ranked(np.abs(differences - offset), len(differences) // 2))
+    offset = _nth_smallest(differences, (len(differences) - 1) // 2)
+    return Fit(
+        shift=shift, offset_ns=offset, spread_ns=_nth_smallest(np.abs(differences - offset), len(differences) // 2)
+    )
 
 
-def _ranked(values: NDArray[np.int64], place: int) -> int:
+def _nth_smallest(values: NDArray[np.int64], place: int) -> int:
     """The value at this place in ascending order."""
     return int(np.partition(values, place)[place])

@@ -27,7 +27,7 @@ receives has a `source`, one that it sends a `destination`: ranks in the job. `c
 
 
 @once_per_trace
-def arguments_of(trace: Trace) -> Fields:
+def collective_arguments(trace: Trace) -> Fields:
     """`Trace.collectives` with `TEXTS` as objects and `NUMBERS`; `event` is the row of `Trace.events`, ascending."""
     source = trace.collectives
     fields: Fields = {name: source[name].to_numpy(dtype=object) for name in TEXTS}
@@ -41,55 +41,55 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     Of nested calls only the outermost has a row, with the metadata of all. Fields: `start_ns`, `end_ns`, `thread`,
     `TEXTS`, `NUMBERS`, in order of thread and start. Gloo's own ranges are not calls.
     """
-    metadata = arguments_of(trace)
+    metadata = collective_arguments(trace)
     events, rows = trace.events, metadata["event"]
     starts, durations, ids = (events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns", "external_id"))
     ends, threads, names = starts + durations, thread_numbers(events, rows), events["name"].iloc[rows]
     host = matching(events["category"].iloc[rows], ANNOTATION_CATEGORIES.__contains__)
-    own = np.flatnonzero(host & ~matching(names, lambda name: name.startswith("gloo:")))
-    own = own[np.lexsort((-ends[own], starts[own], threads[own]))]
-    starts, ends, threads = starts[own], ends[own], threads[own]
+    order = np.flatnonzero(host & ~matching(names, lambda name: name.startswith("gloo:")))
+    order = order[np.lexsort((-ends[order], starts[order], threads[order]))]
+    starts, ends, threads = starts[order], ends[order], threads[order]
     nest = np.cumsum(_opens(starts, ends, threads)) - 1
     calls = Groups(nest)
-    first = calls.first(np.ones(len(own), dtype=bool))
-    preferred = np.lexsort((_preference(names)[own], nest))
-    told = first_known({name: values[own[preferred]] for name, values in metadata.items()}, nest[preferred])
-    spans = {"start_ns": starts[first], "end_ns": calls.reduced(np.maximum, ends), "thread": threads[first]}
-    known, place = np.unique(ids[own], return_index=True)
-    return spans | told, {"external_id": known[known >= 0], "row": nest[place[known >= 0]]}
+    first = calls.first(np.ones(len(order), dtype=bool))
+    preferred = np.lexsort((_preference(names)[order], nest))
+    fields = first_known({name: values[order[preferred]] for name, values in metadata.items()}, nest[preferred])
+    spans = {"start_ns": starts[first], "end_ns": calls.reduce(np.maximum, ends), "thread": threads[first]}
+    unique_ids, place = np.unique(ids[order], return_index=True)
+    return spans | fields, {"external_id": unique_ids[unique_ids >= 0], "row": nest[place[unique_ids >= 0]]}
 
 
 def _opens(starts: NDArray[np.int64], ends: NDArray[np.int64], threads: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the ranges, in order of thread and start, begin after all before them on their thread have ended."""
+    """Mark the ranges, in order of thread and start, that begin after all before them on their thread have ended."""
     opens = np.ones(len(starts), dtype=bool)
     for thread in np.unique(threads):
-        own = np.flatnonzero(threads == thread)
-        opens[own[1:]] = starts[own[1:]] >= np.maximum.accumulate(ends[own])[:-1]
+        of_thread = np.flatnonzero(threads == thread)
+        opens[of_thread[1:]] = starts[of_thread[1:]] >= np.maximum.accumulate(ends[of_thread])[:-1]
     return opens
 
 
 def first_known(table: Mapping[str, NDArray[Any]], by: NDArray[np.int64]) -> Fields:
     """One row per value of `by`, ascending, with its largest sizes, and the first known value of every other field."""
-    groups, found = Groups(by), Fields()
+    groups, merged = Groups(by), Fields()
     for name in (*TEXTS, *NUMBERS):
         values = table[name]
         if name in TEXTS:
-            found[name] = np.append(values, "")[groups.first(values != "")]
+            merged[name] = np.append(values, "")[groups.first(values != "")]
         elif name in ("elements", "bytes"):
-            found[name] = groups.reduced(np.maximum, values)
+            merged[name] = groups.reduce(np.maximum, values)
         else:
-            found[name] = np.append(values, -1)[groups.first(values >= 0)]
-    return found
+            merged[name] = np.append(values, -1)[groups.first(values >= 0)]
+    return merged
 
 
-def axes_of(descriptions: NDArray[np.object_]) -> NDArray[np.object_]:
+def group_axes(descriptions: NDArray[np.object_]) -> NDArray[np.object_]:
     """The axis of each group with this description, see `axis_of`."""
     texts = descriptions.tolist()
     axes = {text: axis_of(text) for text in set(texts)}
     return np.array([axes[text] for text in texts], dtype=object)
 
 
-def around(
+def enclosing_rows(
     table: pd.DataFrame | Mapping[str, NDArray[Any]], thread: NDArray[np.int64], at_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """For each moment of a thread the row of the range around it, or -1.
@@ -99,11 +99,11 @@ def around(
     row = np.full(len(at_ns), -1, dtype=np.int64)
     threads, starts, ends = (np.asarray(table[name], dtype=np.int64) for name in ("thread", "start_ns", "end_ns"))
     for number in np.unique(threads):
-        own, asked = np.flatnonzero(threads == number), np.flatnonzero(thread == number)
-        own = own[np.argsort(starts[own], kind="stable")]
-        place = np.searchsorted(starts[own], at_ns[asked], side="right") - 1
-        inside = (place >= 0) & (at_ns[asked] <= ends[own][place])
-        row[asked[inside]] = own[place[inside]]
+        of_thread, moments = np.flatnonzero(threads == number), np.flatnonzero(thread == number)
+        of_thread = of_thread[np.argsort(starts[of_thread], kind="stable")]
+        place = np.searchsorted(starts[of_thread], at_ns[moments], side="right") - 1
+        inside = (place >= 0) & (at_ns[moments] <= ends[of_thread][place])
+        row[moments[inside]] = of_thread[place[inside]]
     return row
 
 

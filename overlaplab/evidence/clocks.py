@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.alignment import FEWEST
-from overlaplab.evidence.matching import matched
-from overlaplab.evidence.recorded import recorded
+from overlaplab.evidence.matching import match_collectives
+from overlaplab.evidence.recorded import recorded_collectives
 
 LEAST_OFFSET_NS = 200_000
 """Smaller offsets are not corrected."""
@@ -38,12 +38,12 @@ def clocks(run: Run) -> pd.DataFrame:
 def corrections(run: Run) -> NDArray[np.int64]:
     """What to subtract from each trace's times, in ns, so that all ranks' times are comparable; read-only."""
     table = _clocks(run)
-    found = np.array(table["offset_ns"].where(table["applied"], 0).fillna(0), dtype=np.int64)
-    found.flags.writeable = False
-    return found
+    offsets = np.array(table["offset_ns"].where(table["applied"], 0).fillna(0), dtype=np.int64)
+    offsets.flags.writeable = False
+    return offsets
 
 
-def zero_of(run: Run, trace: Trace) -> int:
+def run_zero_ns(run: Run, trace: Trace) -> int:
     """The run's zero by the trace's own clock, in Unix ns. Subtract it from the trace's times to compare ranks."""
     return trace.origin_ns + int(corrections(run)[run.traces.index(trace)])
 
@@ -62,19 +62,19 @@ def _clocks(run: Run) -> pd.DataFrame:
         offsets[new] = int(differences[0]) + round(middle)
         ranges[new] = round(high - low)
         counts[new] = len(differences)
-    known = np.array([place in offsets for place in range(traces)], dtype=bool)
+    is_placed = np.array([place in offsets for place in range(traces)], dtype=bool)
     offset, spread, count = (
         np.array([values.get(place, 0) for place in range(traces)], dtype=np.int64)
         for values in (offsets, ranges, counts)
     )
     size = np.abs(offset)
     applied = (count >= FEWEST) & (size > LEAST_OFFSET_NS) & (size > 3 * spread)
-    error = np.where(known, np.maximum(np.where(applied, 0, size), spread), LEAST_OFFSET_NS)
+    error = np.where(is_placed, np.maximum(np.where(applied, 0, size), spread), LEAST_OFFSET_NS)
     return pd.DataFrame(
         {
             "rank": pd.array([trace.rank for trace in run.traces], dtype="Int64"),
-            "offset_ns": pd.arrays.IntegerArray(offset, ~known),
-            "iqr_ns": pd.arrays.IntegerArray(spread, ~known),
+            "offset_ns": pd.arrays.IntegerArray(offset, ~is_placed),
+            "iqr_ns": pd.arrays.IntegerArray(spread, ~is_placed),
             "collectives": count,
             "applied": applied,
             "error_ns": pd.array(error, dtype="Int64"),
@@ -84,13 +84,16 @@ def _clocks(run: Run) -> pd.DataFrame:
 
 def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
     """Each trace's matched collectives that end on all ranks at once: their numbers, ascending, and their ends."""
-    pairs = matched(run)
+    pairs = match_collectives(run)
     pairs = pairs[pairs["reason"].isna()]
     borders = np.searchsorted(pairs["trace"], np.arange(len(run.traces) + 1))
     matches, ends = [], []
     for place, trace in enumerate(run.traces):
-        own = slice(borders[place], borders[place + 1])
-        table, numbers = recorded(trace).iloc[pairs["row"].to_numpy()[own]], pairs["match"].to_numpy()[own]
+        of_trace = slice(borders[place], borders[place + 1])
+        table, numbers = (
+            recorded_collectives(trace).iloc[pairs["row"].to_numpy()[of_trace]],
+            pairs["match"].to_numpy()[of_trace],
+        )
         kinds = table["kind"].isin(_TOGETHER).to_numpy()
         order = np.argsort(numbers[kinds])
         matches.append(numbers[kinds][order])
@@ -99,11 +102,12 @@ def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.i
 
 
 def _pairs(matches: list[NDArray[np.int64]]) -> Iterator[tuple[int, int]]:
-    """Which placed trace each new one is compared with: the first if it shares a collective with that one, then always
-    the two that share most (of several such pairs the one whose placed trace comes first).
+    """Yield each new trace with the placed one that it is compared with.
 
-    A maximum spanning tree, as Prim's algorithm grows it. Collectives of the same traces are counted together, and
-    those of the first trace need no search, so that the time does not grow with the pairs of ranks.
+    That is the first if it shares a collective with that one. Then always the two follow that share most, of several
+    such pairs the one whose placed trace comes first. A maximum spanning tree, as Prim's algorithm grows it.
+    Collectives of the same traces are counted together, and those of the first trace need no search, so that the time
+    does not grow with the pairs of ranks.
     """
     groups = _groups(matches)
     first = {place for members in groups if 0 in members for place in members}
@@ -135,9 +139,9 @@ def _pairs(matches: list[NDArray[np.int64]]) -> Iterator[tuple[int, int]]:
 
 def _groups(matches: list[NDArray[np.int64]]) -> Counter[tuple[int, ...]]:
     """How many collectives each set of traces shares; sets of one are left out."""
-    place = np.repeat(np.arange(len(matches)), [len(own) for own in matches])
+    place = np.repeat(np.arange(len(matches)), [len(part) for part in matches])
     numbers = np.concatenate([np.empty(0, np.int64), *matches])
     order = np.argsort(numbers, kind="stable")
     borders = np.flatnonzero(np.diff(numbers[order])) + 1
-    members = (tuple(own.tolist()) for own in np.split(place[order], borders))
+    members = (tuple(part.tolist()) for part in np.split(place[order], borders))
     return Counter(group for group in members if len(group) > 1)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import PIPELINE
 from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
-from overlaplab.evidence.arguments import axes_of
+from overlaplab.evidence.arguments import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields, Groups, grouped_by, numbers_of, or_none, taken
+from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
-from overlaplab.evidence.waits import kernels_of, numbered
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.evidence.waits import message_kernels, numbered_arrivals
 from overlaplab.intervals import within
 from overlaplab.vocabulary import Rule
 
@@ -53,31 +53,31 @@ def collective_facts(run: Run) -> tuple[Fields, ...]:
     - `gradients` (bool): it moves gradients
     - `edge`, `at_once` (bool): rules 8 and 4 of docs/exposed.md
     """
-    table: Fields = {str(name): column.to_numpy() for name, column in numbered(run).items() if name != "rank"}
+    table: Fields = {str(name): column.to_numpy() for name, column in numbered_arrivals(run).items() if name != "rank"}
     late = _late_ranks(run, table)
     table |= {"late_rank": or_none(late, late >= 0), "matched": table["last_ns"] != UNKNOWN_NS}
     rows_of = [np.flatnonzero(table["trace"] == place) for place in range(len(run.traces))]
-    tables = [_of_trace(run, place, taken(table, rows)) for place, rows in enumerate(rows_of)]
-    avoidable = _avoidable(table, rows_of, tables)
+    tables = [_of_trace(run, place, take_rows(table, rows)) for place, rows in enumerate(rows_of)]
+    avoidable = _avoidable_delays(table, rows_of, tables)
     facts = []
     for place, (trace, rows) in enumerate(zip(run.traces, rows_of, strict=True)):
-        own = tables[place] | taken(avoidable, rows)
-        own = taken(own, np.flatnonzero(own["start_ns"] != UNKNOWN_NS))
-        own |= _by_own_clock(own, int(corrections(run)[place]))
-        facts.append(taken(_edges(trace, own), np.argsort(own["start_ns"], kind="stable")))
+        fields = tables[place] | take_rows(avoidable, rows)
+        fields = take_rows(fields, np.flatnonzero(fields["start_ns"] != UNKNOWN_NS))
+        fields |= _by_own_clock(fields, int(corrections(run)[place]))
+        facts.append(take_rows(_edges(trace, fields), np.argsort(fields["start_ns"], kind="stable")))
     return tuple(facts)
 
 
 def _late_ranks(run: Run, table: Fields) -> NDArray[np.int64]:
     """The rank that arrived last at each collective; -1 where unknown, or where the clocks may differ by as much."""
     groups, trace, arrived = Groups(table["match"]), table["trace"], table["arrived_ns"]
-    ranks = np.array([-1 if own.rank is None else own.rank for own in run.traces], dtype=np.int64)[trace]
+    ranks = np.array([-1 if source.rank is None else source.rank for source in run.traces], dtype=np.int64)[trace]
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[trace])
     latest = groups.spread(np.maximum, arrived)
     sure = latest - groups.spread(np.minimum, arrived) > error
     last = groups.spread(np.maximum, np.where(sure & (arrived == latest), ranks, -1))
     last = np.where((table["last_ns"] != UNKNOWN_NS) & (table["last_ns"] == latest), last, -1)
-    kernels = kernels_of(table)
+    kernels = message_kernels(table)
     return np.where(kernels < 0, last, Groups(kernels).spread(np.maximum, last))
 
 
@@ -85,23 +85,23 @@ def _of_trace(run: Run, place: int, table: Fields) -> Fields:
     """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
     table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
-    starts, asked, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
+    starts, earliest, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
     ran = table["start_ns"] != UNKNOWN_NS
     since = np.minimum(
-        np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), asked), asked
+        np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest), earliest
     )
-    late = asked - since - within(activity(trace).communication, since, asked)
+    late = earliest - since - within(activity(trace).communication, since, earliest)
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
-    table["axis"] = axes_of(table["group_description"])
+    table["axis"] = group_axes(table["group_description"])
     table["of_pipeline"] = (table["axis"] == PIPELINE) & (table["kind"] == "send_recv")
     table["link"] = np.full_like(starts, -1) if emulated or rule_of(trace) is not Rule.GPU else table["stream"]
     busy = np.where(ran, _busy_until(table, starts, table["end_ns"] + offset), UNKNOWN_NS)
-    queued = np.where(busy > asked, busy - asked, 0)
+    queued = np.where(busy > earliest, busy - earliest, 0)
     host = table["host_ns"]
     begins = np.array([window.host_start_ns for window in step_windows(trace)], dtype=np.int64)
     launched = np.where(host != UNKNOWN_NS, host, starts - offset)  # a step's first gather may run before its window
     by_step = np.searchsorted(begins, launched, side="right")
-    return table | {"asked_ns": asked, "late_ns": late, "queued_ns": queued, "launching_step": by_step}
+    return table | {"asked_ns": earliest, "late_ns": late, "queued_ns": queued, "launching_step": by_step}
 
 
 def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -111,12 +111,12 @@ def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64
     began where one of them ended.
     """
     last = _last_before(starts, ends)
-    found = np.where(starts - last <= GRAIN_NS, last, UNKNOWN_NS)
+    until = np.where(starts - last <= GRAIN_NS, last, UNKNOWN_NS)
     for shared in (table["link"], table["group"]):
         for value in set(shared.tolist()) - {""}:
-            own = shared == value
-            found[own] = np.maximum(found[own], _last_before(starts[own], ends[own]))
-    return found
+            sharing = shared == value
+            until[sharing] = np.maximum(until[sharing], _last_before(starts[sharing], ends[sharing]))
+    return until
 
 
 def _last_before(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -127,18 +127,20 @@ def _last_before(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[
 
 @once_per_trace
 def could_start(trace: Trace) -> NDArray[np.int64]:
-    """When each row of `recorded` could have started, given its launch; absolute, `UNKNOWN_NS` if it has no start.
+    """When each row of `recorded_collectives` could have started, given its launch; absolute.
 
-    On a GPU: when the compute stream had reached the launch.
+    On a GPU: when the compute stream had reached the launch. `UNKNOWN_NS` if it has no start.
     """
-    starts, launched = (recorded(trace)[name].to_numpy(np.int64) for name in ("start_ns", "launch_ns"))
-    known = launched != UNKNOWN_NS
-    found = np.where(known, launched, starts)
-    if rule_of(trace) is Rule.GPU and known.any():
+    starts, launched = (recorded_collectives(trace)[name].to_numpy(np.int64) for name in ("start_ns", "launch_ns"))
+    has_launch = launched != UNKNOWN_NS
+    possible = np.where(has_launch, launched, starts)
+    if rule_of(trace) is Rule.GPU and has_launch.any():
         ran = executions(trace)
-        reached = [max(at, ran.reached(at)) if sure else at for at, sure in zip(found.tolist(), known, strict=True)]
-        found = np.array(reached, dtype=np.int64)
-    return np.asarray(np.minimum(found, starts), dtype=np.int64)
+        reached = [
+            max(at, ran.done_ns(at)) if sure else at for at, sure in zip(possible.tolist(), has_launch, strict=True)
+        ]
+        possible = np.array(reached, dtype=np.int64)
+    return np.asarray(np.minimum(possible, starts), dtype=np.int64)
 
 
 def _gathered_since(table: Fields, starts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -150,14 +152,14 @@ def _gathered_since(table: Fields, starts: NDArray[np.int64]) -> NDArray[np.int6
     return since
 
 
-def _avoidable(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables: Sequence[Fields]) -> Fields:
+def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables: Sequence[Fields]) -> Fields:
     """`late_ns` and `queued_ns` of whole collectives: how much earlier the last rank could have arrived.
 
     A rank's own delay matters only if it arrives last. Unmatched collectives keep the rank's own values.
     """
     late, queued = np.zeros_like(table["match"]), np.zeros_like(table["match"])
-    for rows, own in zip(rows_of, tables, strict=True):
-        late[rows], queued[rows] = own["late_ns"], own["queued_ns"]
+    for rows, fields in zip(rows_of, tables, strict=True):
+        late[rows], queued[rows] = fields["late_ns"], fields["queued_ns"]
     groups, arrived = Groups(table["match"]), table["arrived_ns"]
     last, in_time, alone = (
         groups.spread(np.maximum, arrived - earlier) for earlier in (np.zeros_like(late), late, late + queued)
@@ -176,20 +178,20 @@ def _by_own_clock(table: Fields, offset: int) -> Fields:
 def _edges(trace: Trace, table: Fields) -> Fields:
     """The documented fields, with `edge` and `at_once` added."""
     compute = activity(trace).compute
-    starts, ends, asked = table["start_ns"], table["end_ns"], table["asked_ns"]
+    starts, ends, earliest = table["start_ns"], table["end_ns"], table["asked_ns"]
     role = table["role"]
     gathers, gradients = role == Role.GATHER, np.isin(role, list(GRADIENTS))
     purposeless = ~gradients & ~gathers
-    alone = within(compute, asked, ends) == 0
+    alone = within(compute, earliest, ends) == 0
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
     window = np.searchsorted(begins, starts, side="right")
     over = np.where(gathers, ends, np.iinfo(np.int64).max)
     first = Groups(table["launching_step"]).spread(np.minimum, over)  # when the step's first gather ended
-    similar = grouped_by(window, numbers_of(table["group"]), numbers_of(table["kind"]))
+    similar = grouped_by(window, number_texts(table["group"]), number_texts(table["kind"]))
     latest = starts == similar.spread(np.maximum, starts)
     some_hidden = similar.spread(np.logical_or, within(compute, starts, ends) > 0)
-    early = gathers & (asked < first)
+    early = gathers & (earliest < first)
     plain = purposeless & (role == Role.OTHER)
     edge = (gradients & (ends >= table["backward_end_ns"])) | early | (plain & latest & some_hidden)
-    told = {name: table[name] for name in _FIELDS}
-    return told | {"gradients": gradients, "edge": edge, "at_once": purposeless & alone & ~edge}
+    documented = {name: table[name] for name in _FIELDS}
+    return documented | {"gradients": gradients, "edge": edge, "at_once": purposeless & alone & ~edge}

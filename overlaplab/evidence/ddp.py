@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Trace, matching, step_windows
-from overlaplab.evidence.arguments import around
+from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.executions import Executions
-from overlaplab.evidence.labels import Ordered, Span, labels_of
-from overlaplab.evidence.launches import Launch, spans_of
+from overlaplab.evidence.labels import Ordered, Span, engine_labels
+from overlaplab.evidence.launches import Launch, event_spans
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
@@ -73,9 +73,7 @@ class DDPBackward(Span):
     gradients: int
     """How many arrived."""
     forwards: int
-    """Of how many forward passes of DDP: more than one where several modules, or a module twice, have one backward
-    pass.
-    """
+    """Forward passes of DDP that it belongs to: several where several modules, or a module twice, have one."""
     repeated: bool
     """Whether it is several calls of `backward` after one forward pass: an optimizer's step begins between its buckets,
     or labels launch one of them twice.
@@ -97,9 +95,9 @@ def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tup
     Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
     """
     launches = _gradient_launches(trace, ran)
-    if engine and not launches and any(label.word == "bucket_launch" for label in labels_of(trace)):
+    if engine and not launches and any(label.word == "bucket_launch" for label in engine_labels(trace)):
         launches = [launch for launch in ran.launches if _is_bucket(launch)]
-    return _backwards(trace, _accumulations(trace, launches), first_index=0)
+    return _backward_passes(trace, _accumulations(trace, launches), first_index=0)
 
 
 def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ...]:
@@ -107,7 +105,7 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
 
     The engine's Recorder labels one of a loop's models; DDP sends the gradients of the others as well.
     """
-    labels = labels_of(trace)
+    labels = engine_labels(trace)
     launching = [label for label in labels if label.word == "bucket_launch"]
     if not launching:
         return ddp_backwards(trace, ran)
@@ -115,7 +113,7 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
     launches = [
         launch
         for launch in _gradient_launches(trace, ran)
-        if around_launches.holding(launch.thread, launch.start_ns) is None
+        if around_launches.range_around(launch.thread, launch.start_ns) is None
     ]
     in_buckets = {
         name for label in labels if label.word == "bucket_ready" for name in label_list(label.fields["parameters"])
@@ -135,7 +133,7 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
         and not around_launches.starting_in(accumulation.thread, accumulation.start_ns, accumulation.end_ns)
     )
     first_index = 1 + max(int(label.fields["bucket"]) for label in launching)
-    return _backwards(trace, accumulations, first_index=first_index)
+    return _backward_passes(trace, accumulations, first_index=first_index)
 
 
 def _gradient_launches(trace: Trace, ran: Executions) -> list[Launch]:
@@ -147,17 +145,19 @@ def _gradient_launches(trace: Trace, ran: Executions) -> list[Launch]:
     return [launch for launch in ran.launches if _is_bucket(launch)]
 
 
-def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_index: int) -> tuple[DDPBackward, ...]:
+def _backward_passes(
+    trace: Trace, accumulations: Iterable[_Accumulation], *, first_index: int
+) -> tuple[DDPBackward, ...]:
     """The passes of these accumulations, which are in order of time; the first bucket of each has this index."""
     accumulations = list(accumulations)
     if not accumulations:
         return ()
-    borders, evaluated = _evaluated(trace)
+    borders, evaluated = _autograd_functions(trace)
     begun = [forward.start_ns for forward in forward_passes(trace)]
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
     updates = [update.start_ns for update in optimizer_steps(trace)]
-    labelled = [label for label in labels_of(trace) if label.word == "bucket_launch"]
+    labelled = [label for label in engine_labels(trace) if label.word == "bucket_launch"]
     backwards = []
     seen = 0
     for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
@@ -184,11 +184,11 @@ def _backwards(trace: Trace, accumulations: Iterable[_Accumulation], *, first_in
     return tuple(backwards)
 
 
-def _named(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
-    """The host's ranges with such a name, as `spans_of`."""
+def _named_ranges(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
+    """The host's ranges with such a name, as `event_spans`."""
     events = trace.events
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    return spans_of(trace, annotated & matching(events["name"], chosen))
+    return event_spans(trace, annotated & matching(events["name"], chosen))
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:
@@ -196,18 +196,20 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
     They are separated as in `ddp_backwards`.
     """
-    extents = _evaluated(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
+    extents = (
+        _autograd_functions(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
+    )
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
 
 
 def forward_passes(trace: Trace) -> tuple[Span, ...]:
     """DDP's forward passes, in order of time."""
-    return _spans(_named(trace, _FORWARD.__eq__))
+    return _spans(_named_ranges(trace, _FORWARD.__eq__))
 
 
 def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
     """The optimizer's steps, as torch names them, in order of time."""
-    return _spans(_named(trace, lambda name: name.startswith(_UPDATE)))
+    return _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))
 
 
 def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:
@@ -215,7 +217,7 @@ def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in rows)
 
 
-def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
+def _autograd_functions(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
     borders = sorted(
         {
@@ -223,7 +225,7 @@ def _evaluated(trace: Trace) -> tuple[list[int], pd.DataFrame]:
             *(window.host_start_ns for window in step_windows(trace)),
         }
     )
-    evaluated = _named(trace, lambda name: name.startswith(_EVALUATE))
+    evaluated = _named_ranges(trace, lambda name: name.startswith(_EVALUATE))
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
@@ -234,13 +236,13 @@ def _accumulations(trace: Trace, launches: Sequence[Launch]) -> Iterator[_Accumu
     """
     if not launches:
         return
-    inner = _named(trace, _ACCUMULATE.__eq__)
-    outer = _named(trace, (_EVALUATE + _ACCUMULATE).__eq__)
+    inner = _named_ranges(trace, _ACCUMULATE.__eq__)
+    outer = _named_ranges(trace, (_EVALUATE + _ACCUMULATE).__eq__)
     outer = outer if len(outer) else inner
     threads, starts = (
         np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
     )
-    if not (around(outer, threads, starts) >= 0).any():
+    if not (enclosing_rows(outer, threads, starts) >= 0).any():
         return  # spare the work: none of them launches a bucket
     both = pd.merge_asof(
         outer,
@@ -256,18 +258,18 @@ def _accumulations(trace: Trace, launches: Sequence[Launch]) -> Iterator[_Accumu
     absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # parameters without a gradient
     columns = (both[name].tolist() for name in ("start_ns", "end_ns", "thread", "at_ns", "event_in"))
     by_thread = Ordered(launches, lambda launch: launch.thread)
-    for (start, end, thread, at, event), known in zip(zip(*columns, strict=True), within.tolist(), strict=True):
-        if known and event in absent:
+    for (start, end, thread, at, event), has_inner in zip(zip(*columns, strict=True), within.tolist(), strict=True):
+        if has_inner and event in absent:
             continue
         launched = tuple(by_thread.starting_in(thread, start, end))
         # A hook only launches what has been accumulated; in 2021 hooks ran inside `AccumulateGrad`.
-        accumulated = min([int(at) if known else end, *(launch.start_ns for launch in launched)])
+        accumulated = min([int(at) if has_inner else end, *(launch.start_ns for launch in launched)])
         yield _Accumulation(
             start_ns=start,
             end_ns=end,
             thread=thread,
             accumulated_ns=accumulated,
-            shape=_shape(shapes.get(int(event))) if known else None,
+            shape=_shape(shapes.get(int(event))) if has_inner else None,
             launched=launched,
         )
 
@@ -313,7 +315,7 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
                 sized = False
                 count = len(pool) if len(accumulation.launched) == 1 else 0
             else:
-                count = _last_of(pool, launch.elements) if place == 0 else 0
+                count = _count_last(pool, launch.elements) if place == 0 else 0
                 owed += 0 if count else launch.elements
             yield DDPBucket(
                 index=index,
@@ -331,7 +333,7 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
             pool, owed = [], 0
 
 
-def _last_of(pool: Sequence[Gradient], elements: int) -> int:
+def _count_last(pool: Sequence[Gradient], elements: int) -> int:
     """How many of the last gradients add up to so many elements; 0 if no number does."""
     held = accumulate(_elements(gradient) for gradient in reversed(pool))
     return next((count for count, total in enumerate(held, start=1) if total == elements), 0)

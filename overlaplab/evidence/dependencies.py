@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, Work, classify, launchers, matching, once_per_trace, thread_numbers
-from overlaplab.evidence.launches import spans_of
+from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
 from overlaplab.vocabulary import is_runtime_category
@@ -28,8 +28,8 @@ _EMULATED = ("emulated_link_begin", "emulated_link_wait")
 """The kernels at the beginning and the end of a collective (engine/overlaplab_engine/network/device_clock.py)."""
 _BLOCKS = re.compile(r"synchroni[sz]e|memcpy", re.I)
 """Calls that may wait for the device; a copy from or to pageable memory does."""
-_STREAM_NS = 20_000
-"""So long after what its stream waited for an event begins at most."""
+_MAX_WAKE_NS = 20_000
+"""Longest delay from the end of what its stream waited for to an event's start."""
 _CALL_NS = 100_000
 """So long after what it waited for a call returns at most."""
 _GRAIN_NS = 2_000
@@ -47,7 +47,7 @@ class DeviceEvent:
     """A kernel or copy, in absolute ns."""
 
     row: int
-    """Of the trace's events."""
+    """Its row in the trace's events."""
     stream: int
     called_ns: int
     """When the host's call that launched it began; `UNKNOWN_NS` where that is not recorded."""
@@ -70,7 +70,7 @@ class Blocking:
     """A call in which the host waited for a device event, in absolute ns."""
 
     row: int
-    """Of the trace's events."""
+    """Its row in the trace's events."""
     start_ns: int
     end_ns: int
     until: int
@@ -91,10 +91,10 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     by_end = np.argsort(ends[rows], kind="stable").tolist()
     ended = np.sort(ends[rows]).tolist()
     last: dict[int, int] = {}
-    found: list[DeviceEvent] = []
+    device: list[DeviceEvent] = []
     for place, row in enumerate(rows.tolist()):
         start, before = int(starts[row]), last.get(streams[place])
-        free_ns = max(called[place], UNKNOWN_NS if before is None else found[before].end_ns)
+        free_ns = max(called[place], UNKNOWN_NS if before is None else device[before].end_ns)
         nearest = by_end[
             max(bisect_right(ended, start + _GRAIN_NS) - _NEAREST, 0) : bisect_right(ended, start + _GRAIN_NS)
         ]
@@ -104,16 +104,16 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
                 for other in reversed(nearest)
                 if streams[other] != streams[place]
                 and free_ns + _GRAIN_NS < ends[rows[other]]
-                and start - _STREAM_NS <= ends[rows[other]]
+                and start - _MAX_WAKE_NS <= ends[rows[other]]
                 and called[other] <= called[place]
             ),
             None,
         )
-        waits = _ended(places, recorded[row], ends, start) if row in recorded else None
+        waits = _ended_places(places, recorded[row], ends, start) if row in recorded else None
         others = [other for other in waits or () if streams[other] != streams[place]]
         after = max(others, key=lambda other: ends[rows[other]], default=None)
         last[streams[place]] = place
-        found.append(
+        device.append(
             DeviceEvent(
                 row=row,
                 stream=streams[place],
@@ -126,7 +126,7 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
                 waits=waits,
             )
         )
-    return tuple(found)
+    return tuple(device)
 
 
 def _device_rows(
@@ -141,7 +141,7 @@ def _device_rows(
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     rows = rows[np.lexsort((ends[rows], starts[rows]))]
     within: dict[int, int] = {}
-    for whole in _emulated(events, rows):
+    for whole in _emulated_collectives(events, rows):
         ends[whole[0]] = ends[whole[-1]]
         within |= dict.fromkeys(whole[1:], whole[0])
     return rows[~np.isin(rows, list(within))], starts, ends, within
@@ -157,12 +157,14 @@ def _places(trace: Trace) -> dict[int, int]:
     return places | {part: places[whole] for part, whole in within.items()}
 
 
-def _ended(places: Mapping[int, int], rows: Iterable[int], ends: NDArray[np.int64], at_ns: int) -> tuple[int, ...]:
+def _ended_places(
+    places: Mapping[int, int], rows: Iterable[int], ends: NDArray[np.int64], at_ns: int
+) -> tuple[int, ...]:
     """The places of these rows, each once; without what counts as nothing, or cannot be true: ends later than this."""
     return tuple(dict.fromkeys(places[row] for row in rows if row in places and ends[row] <= at_ns + _GRAIN_NS))
 
 
-def _emulated(events: pd.DataFrame, rows: NDArray[np.intp]) -> Iterator[list[int]]:
+def _emulated_collectives(events: pd.DataFrame, rows: NDArray[np.intp]) -> Iterator[list[int]]:
     """The rows of each collective behind an emulated link, which are in order of start."""
     if not matching(events["name"], _EMULATED[0].__eq__).any():
         return
@@ -180,22 +182,22 @@ def _emulated(events: pd.DataFrame, rows: NDArray[np.intp]) -> Iterator[list[int
 @once_per_trace
 def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
     """The calls in which the host waited for the device, in order of start."""
-    events, found = trace.events, device_events(trace)
+    events, device = trace.events, device_events(trace)
     waits = matching(events["name"], _BLOCKS.search) & matching(events["category"], is_runtime_category)
-    by_end = sorted(range(len(found)), key=lambda place: found[place].end_ns)
-    ends = [found[place].end_ns for place in by_end]
+    by_end = sorted(range(len(device)), key=lambda place: device[place].end_ns)
+    ends = [device[place].end_ns for place in by_end]
     spans = events.loc[waits, ["ts_ns", "dur_ns"]].to_numpy(np.int64).tolist()
     recorded, places = stream_waits(trace).of_calls, _places(trace)
     ends_of_rows = (events["ts_ns"] + events["dur_ns"]).to_numpy(np.int64)
     blocking: list[Blocking | None] = []
     for row, (start, took) in zip(np.flatnonzero(waits).tolist(), spans, strict=True):
         if row in recorded:
-            ended = _ended(places, recorded[row], ends_of_rows, start + took)
-            until = max(ended, key=lambda place: found[place].end_ns, default=None)
-            if until is not None and found[until].end_ns > start + _GRAIN_NS:
+            ended = _ended_places(places, recorded[row], ends_of_rows, start + took)
+            until = max(ended, key=lambda place: device[place].end_ns, default=None)
+            if until is not None and device[until].end_ns > start + _GRAIN_NS:
                 blocking.append(Blocking(row=row, start_ns=start, end_ns=start + took, until=until))
         else:
-            blocking.append(_blocking(row, start, start + took, found, by_end, ends))
+            blocking.append(_find_blocking(row, start, start + took, device, by_end, ends))
     return tuple(call for call in blocking if call is not None)
 
 
@@ -205,18 +207,18 @@ def full_queues(trace: Trace) -> tuple[Blocking, ...]:
 
     `until` is the last event of the stream that had begun when the call returned: it made room.
     """
-    found, calls = device_events(trace), launchers(trace)
+    device, calls = device_events(trace), launchers(trace)
     took, blocking = trace.events["dur_ns"].to_numpy(np.int64), {call.row for call in blocking_calls(trace)}
     full: list[Blocking] = []
     launched: dict[int, dict[int, int]] = defaultdict(dict)  # by stream and call; a graph's launches many events
-    for place, event in enumerate(found):
+    for place, event in enumerate(device):
         if event.called_ns != UNKNOWN_NS:
             launched[event.stream].setdefault(int(calls[event.row]), place)
     for place_of_call in launched.values():
         rows, places = (np.array(list(each), dtype=np.int64) for each in (place_of_call, place_of_call.values()))
         if len(rows) <= _QUEUE:
             continue
-        called, begun = (np.array([getattr(found[n], name) for n in places]) for name in ("called_ns", "start_ns"))
+        called, begun = (np.array([getattr(device[n], name) for n in places]) for name in ("called_ns", "start_ns"))
         order = np.argsort(begun, kind="stable")
         in_order = begun[order]
         waiting = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
@@ -234,25 +236,25 @@ def longest_wait(run: Run) -> str | None:
     """The operator in which hosts waited for their devices for longest, or else the call; None if they did not."""
     took: dict[str, int] = defaultdict(int)
     for trace in run.traces:
-        operators = spans_of(trace, (trace.events["category"] == "cpu_op").to_numpy()).sort_values("start_ns")
+        operators = event_spans(trace, (trace.events["category"] == "cpu_op").to_numpy()).sort_values("start_ns")
         starts, ends, threads, rows = (operators[name].to_numpy() for name in ("start_ns", "end_ns", "thread", "event"))
         calls = blocking_calls(trace)
-        own = thread_numbers(trace.events, np.array([call.row for call in calls], dtype=np.int64))
-        for call, thread in zip(calls, own, strict=True):
+        call_threads = thread_numbers(trace.events, np.array([call.row for call in calls], dtype=np.int64))
+        for call, thread in zip(calls, call_threads, strict=True):
             around = np.flatnonzero((threads == thread) & (starts <= call.start_ns) & (call.end_ns <= ends))
             row = rows[around[0]] if len(around) else call.row  # the outermost
             took[str(trace.events["name"].iloc[row])] += call.end_ns - call.start_ns
     return max(took, key=lambda name: took[name], default=None)
 
 
-def _blocking(
-    row: int, start_ns: int, end_ns: int, found: Sequence[DeviceEvent], by_end: Sequence[int], ends: Sequence[int]
+def _find_blocking(
+    row: int, start_ns: int, end_ns: int, device: Sequence[DeviceEvent], by_end: Sequence[int], ends: Sequence[int]
 ) -> Blocking | None:
-    """It waited for what ended last while it was on, of what had been launched."""
+    """Find the launched event that ended last during the call: the call waited for it."""
     for place in reversed(by_end[: bisect_right(ends, end_ns + _GRAIN_NS)]):
-        own = found[place]
-        if own.end_ns <= start_ns + _GRAIN_NS or own.end_ns < end_ns - _CALL_NS:
+        event = device[place]
+        if event.end_ns <= start_ns + _GRAIN_NS or event.end_ns < end_ns - _CALL_NS:
             return None
-        if own.called_ns <= start_ns:
+        if event.called_ns <= start_ns:
             return Blocking(row=row, start_ns=start_ns, end_ns=end_ns, until=place)
     return None

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from overlaplab.events import Trace, Work, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
-from overlaplab.evidence.labels import Label, Ordered, Span, labels_of
-from overlaplab.evidence.launches import Launch, launches, spans_of
+from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
+from overlaplab.evidence.launches import Launch, event_spans, launches
 from overlaplab.vocabulary import Rule
 
 
@@ -27,13 +27,13 @@ class Executions:
         """All of the trace's collectives, in order of launch."""
         self._by_thread = Ordered(self.launches, self._thread)
         self._group_sizes = {group.name: len(group.ranks) or group.size for group in trace.groups}
-        hops = [label for label in labels_of(trace) if label.word == "hop"]
+        hops = [label for label in engine_labels(trace) if label.word == "hop"]
         self._hops = Ordered(hops, lambda label: label.fields["bucket"])
         named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
-        autograd = spans_of(trace, named)
+        autograd = event_spans(trace, named)
         self._autograd = autograd["start_ns"].to_numpy(np.int64), autograd["end_ns"].to_numpy(np.int64)
 
-    def inside(self, span: Span) -> Sequence[Launch]:
+    def launches_inside(self, span: Span) -> Sequence[Launch]:
         """The collectives launched inside a host range."""
         return self._by_thread.starting_in(self._thread(span), span.start_ns, span.end_ns)
 
@@ -42,7 +42,9 @@ class Executions:
 
         As recorded, else by the group's name.
         """
-        sizes = {launch.group_size or self._group_sizes.get(launch.group or "") for launch in self.inside(span)}
+        sizes = {
+            launch.group_size or self._group_sizes.get(launch.group or "") for launch in self.launches_inside(span)
+        }
         return sizes.pop() if len(sizes) == 1 else None
 
     def of_launch(self, span: Span) -> tuple[int, int] | None:
@@ -51,7 +53,11 @@ class Executions:
         Of a bucket whose collective is made by hand: of its hops, on whichever thread.
         """
         hops = self.hops(span)
-        return (hops[0].start_ns, max(hop.end_ns for hop in hops)) if hops else bounds_of(self.inside(span))
+        return (
+            (hops[0].start_ns, max(hop.end_ns for hop in hops))
+            if hops
+            else communication_bounds(self.launches_inside(span))
+        )
 
     def hops(self, span: Span) -> Sequence[Label]:
         """The hops of the bucket whose `bucket_launch` label this is, in order; empty for any other range."""
@@ -64,15 +70,15 @@ class Executions:
             hops.append(hop)
         return hops
 
-    def reached(self, host_ns: int) -> int:
+    def done_ns(self, host_ns: int) -> int:
         """When all work that the host had issued by then was done."""
         return host_ns
 
-    def begun(self, host_ns: int) -> int | None:
+    def first_begin_ns(self, host_ns: int) -> int | None:
         """When the first work that the host issued from then on began; None if there was none."""
         return host_ns
 
-    def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
+    def waited_ns(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
         """How long this rank waited for communication that ended at `end_ns` (None: unknown).
 
         `blocked` are the host's ranges that wait for it, in order. On CPU the wait is the time in them, until the end.
@@ -92,7 +98,7 @@ class Executions:
         """
         starts, ends = self._autograd
         first, last = np.searchsorted(starts, span.start_ns), np.searchsorted(starts, span.end_ns, side="right")
-        return self.reached(span.start_ns), self.reached(int(ends[first:last].max()) if first < last else span.end_ns)
+        return self.done_ns(span.start_ns), self.done_ns(int(ends[first:last].max()) if first < last else span.end_ns)
 
     def _thread(self, span: Span) -> int:
         return -1 if self._on_any_thread else span.thread
@@ -117,19 +123,19 @@ class _OnDevice(Executions):
         self._done = np.maximum.accumulate(ends[order])
         self._starts = starts[order]  # kernels of one launch, such as a graph's, in order of start
 
-    def reached(self, host_ns: int) -> int:
+    def done_ns(self, host_ns: int) -> int:
         before = int(np.searchsorted(self._hosts, host_ns)) - 1
         return int(self._done[before]) if before >= 0 else host_ns
 
-    def begun(self, host_ns: int) -> int | None:
+    def first_begin_ns(self, host_ns: int) -> int | None:
         after = int(np.searchsorted(self._hosts, host_ns))
         return int(self._starts[after]) if after < len(self._starts) else None
 
-    def waited(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
+    def waited_ns(self, blocked: Sequence[Span], end_ns: int | None) -> int | None:
         if not blocked or end_ns is None:
             return None
-        asked = blocked[-1].start_ns
-        return max(0, end_ns - max(asked, self.reached(asked)))
+        asked_ns = blocked[-1].start_ns
+        return max(0, end_ns - max(asked_ns, self.done_ns(asked_ns)))
 
 
 @once_per_trace
@@ -138,7 +144,7 @@ def executions(trace: Trace) -> Executions:
     return (_OnDevice if rule_of(trace) is Rule.GPU else Executions)(trace)
 
 
-def bounds_of(collectives: Sequence[Launch]) -> tuple[int, int] | None:
+def communication_bounds(collectives: Sequence[Launch]) -> tuple[int, int] | None:
     """The first start and the last end of these collectives; None where unknown."""
     ran = [launch.ran for launch in collectives if launch.ran]
     return (min(start for start, _ in ran), max(end for _, end in ran)) if ran else None

@@ -29,12 +29,12 @@ class ExposedWaits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _WaitRange:
     """A time in which something waits for communication, or for something unknown."""
 
     start_ns: int
     end_ns: int
-    known: bool
+    communicates: bool
 
 
 @once_per_trace
@@ -55,36 +55,36 @@ def exposed_waits(trace: Trace) -> ExposedWaits | None:
         resumes = computing[following] if following < len(computing) else None
         following_calls = (calls[place] for place in range(first_call, len(calls)))
         for span in _spans(events, resumes, following_calls, start_ns, end_ns):
-            spans[span.known].append((max(span.start_ns, start_ns), min(span.end_ns, end_ns)))
+            spans[span.communicates].append((max(span.start_ns, start_ns), min(span.end_ns, end_ns)))
     blocking, unresolved = (union(*np.array(each, dtype=np.int64).reshape(-1, 2).T) for each in spans.values())
     return ExposedWaits(blocking, subtract(subtract(exposed, unresolved), blocking))
 
 
 def _spans(
     events: Sequence[DeviceEvent], resumes: DeviceEvent | None, calls: Iterable[Blocking], start_ns: int, end_ns: int
-) -> Iterator[_Span]:
+) -> Iterator[_WaitRange]:
     """When the kernel that resumes the computation, or the host before it launches that, waits for communication."""
     if resumes is None or resumes.called_ns == UNKNOWN_NS:
-        yield _Span(start_ns, end_ns, known=False)
+        yield _WaitRange(start_ns, end_ns, communicates=False)
         return
-    for span in _awaited(events, resumes, start_ns):
-        yield _Span(max(span.start_ns, resumes.called_ns), span.end_ns, span.known)
+    for span in _awaited_ranges(events, resumes, start_ns):
+        yield _WaitRange(max(span.start_ns, resumes.called_ns), span.end_ns, span.communicates)
     for call in calls:
         if call.start_ns >= min(end_ns, resumes.called_ns):
             return
-        for span in _awaited(events, events[call.until], start_ns):
-            yield _Span(max(span.start_ns, call.start_ns), min(span.end_ns, call.end_ns), span.known)
+        for span in _awaited_ranges(events, events[call.until], start_ns):
+            yield _WaitRange(max(span.start_ns, call.start_ns), min(span.end_ns, call.end_ns), span.communicates)
 
 
-def _awaited(events: Sequence[DeviceEvent], last: DeviceEvent, after_ns: int) -> Iterator[_Span]:
-    """Whose end an event waits for, itself included: when collectives ran, and until when it is unknown."""
+def _awaited_ranges(events: Sequence[DeviceEvent], last: DeviceEvent, after_ns: int) -> Iterator[_WaitRange]:
+    """Yield the ranges of what an event waits for, itself included: collectives', and until when it is unknown."""
     waiting, seen = [last], {last.row}
     while waiting:
         event = waiting.pop()
         if event.communicates:
-            yield _Span(event.start_ns, event.end_ns, known=True)
+            yield _WaitRange(event.start_ns, event.end_ns, communicates=True)
         if event.waits is None:
-            yield _Span(after_ns, event.start_ns, known=False)
+            yield _WaitRange(after_ns, event.start_ns, communicates=False)
         for place in (*(() if event.before is None else (event.before,)), *(event.waits or ())):
             if events[place].end_ns > after_ns and events[place].row not in seen:
                 seen.add(events[place].row)

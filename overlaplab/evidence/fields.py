@@ -13,19 +13,19 @@ Fields: TypeAlias = dict[str, NDArray[Any]]
 """Columns of equal length, by name."""
 
 
-def taken(fields: Fields, rows: NDArray[np.integer]) -> Fields:
-    """These rows."""
+def take_rows(fields: Fields, rows: NDArray[np.integer]) -> Fields:
+    """Select rows by index."""
     return {name: values[rows] for name, values in fields.items()}
 
 
-def or_none(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.object_]:
+def or_none(values: NDArray[Any], is_known: NDArray[np.bool_]) -> NDArray[np.object_]:
     """The values as objects, None where unknown."""
-    found = values.astype(object)
-    found[~known] = None
-    return found
+    objects = values.astype(object)
+    objects[~is_known] = None
+    return objects
 
 
-def numbers_of(texts: NDArray[np.object_]) -> NDArray[np.int64]:
+def number_texts(texts: NDArray[np.object_]) -> NDArray[np.int64]:
     """Equal texts as equal numbers, -1 where empty."""
     return np.where(texts == "", -1, pd.factorize(texts)[0])
 
@@ -61,13 +61,13 @@ class Groups:
         """For each row the place of its group in `values`."""
         self.of_row[self._order] = np.cumsum(opens) - 1
 
-    def reduced(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+    def reduce(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         """One value per group."""
         return np.asarray(ufunc.reduceat(values[self._order], self._opens) if len(values) else values)
 
     def spread(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         """For each row its group's value."""
-        return np.asarray(self.reduced(ufunc, values)[self.of_row])
+        return np.asarray(self.reduce(ufunc, values)[self.of_row])
 
     def differ(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each row whether its group has several values; negative ones are unknown, and do not count."""
@@ -84,7 +84,7 @@ class Groups:
     def first(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """For each group its first chosen row, or the total number of rows if it has none."""
         places = np.where(chosen, np.arange(len(chosen)), len(chosen))
-        return self.reduced(np.minimum, places)
+        return self.reduce(np.minimum, places)
 
 
 def grouped_by(*keys: NDArray[np.int64]) -> Groups:

@@ -15,22 +15,22 @@ from math import inf
 
 from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.events import Trace, once_per_trace
-from overlaplab.evidence.executions import Executions, bounds_of, executions
+from overlaplab.evidence.executions import Executions, communication_bounds, executions
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, Ordered, Span, ranges_of
-from overlaplab.evidence.launches import Launch, bytes_of
+from overlaplab.evidence.labels import Label, Ordered, Span, parsed_ranges
+from overlaplab.evidence.launches import Launch, total_bytes
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import FSDP2_ROOT, fsdp2_range, unit_of_root
 
 
 @once_per_trace
-def fsdp2_ranges_of(trace: Trace) -> tuple[Label, ...]:
+def fsdp2_ranges(trace: Trace) -> tuple[Label, ...]:
     """FSDP2's own ranges in order of start, as labels with the key `unit` (see `vocabulary.fsdp2_range`).
 
     Names that units of several roots share begin with the root's number: `root 0`, `root 1.layers.3`. Where it cannot
     be told which root a range belongs to, all keep the name that FSDP2 gives them.
     """
-    ranges = ranges_of(trace, fsdp2_range)
+    ranges = parsed_ranges(trace, fsdp2_range)
     roots = _roots_of_ranges(ranges, executions(trace)) if ranges else None
     return ranges if roots is None else _with_roots(ranges, roots)
 
@@ -55,23 +55,23 @@ class Passes:
                 self._ended.append(label.end_ns)
             self._ended[-1] = last_ns = label.end_ns
 
-    def before(self, at_ns: int) -> int:
+    def count_ended(self, at_ns: int) -> int:
         """How many had ended by then."""
         return bisect_right(self._ended, at_ns)
 
-    def within(self, at_ns: int) -> bool:
+    def is_under_way(self, at_ns: int) -> bool:
         """Whether one had begun and not ended by then."""
-        begun, ended = bisect_left(self._begun, at_ns), self.before(at_ns)
+        begun, ended = bisect_left(self._begun, at_ns), self.count_ended(at_ns)
         return begun > 0 and (ended == 0 or self._begun[begun - 1] >= self._ended[ended - 1])
 
     def ending_ns(self, at_ns: int) -> int | None:
         """When the first callback began of the pass that is under way, or comes next; None after the last pass."""
-        number = self.before(at_ns)
+        number = self.count_ended(at_ns)
         return self._ending[number] if number < len(self._ending) else None
 
 
 def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
-    """The gathers in a trace's FSDP2 ranges (`fsdp2_ranges_of`), in order of launch.
+    """The gathers in a trace's FSDP2 ranges (`fsdp2_ranges`), in order of launch.
 
     There is one for each `all_gather` that launched a collective; if no launch is recorded, one for each `all_gather`.
     `microbatch` is the number of backward passes that ended before, from the trace's start. Once a backward pass has
@@ -81,7 +81,7 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     resharded to these ranks. Where the ranges of a name contradict one unit, when it is freed is unknown.
     """
     gathered = [label for label in ranges if label.word == "all_gather"]
-    launching = [label for label in gathered if ran.inside(label)]
+    launching = [label for label in gathered if ran.launches_inside(label)]
     passes = Passes(ranges)
     words = Ordered(ranges, lambda label: (_unit(label), label.word))
     gathers: list[Gather] = []
@@ -96,7 +96,7 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
         by_unit.setdefault(gather.unit, []).append(gather)
     for of_unit in by_unit.values():
         _reshard(of_unit, ran)
-        for gather in _contradicting(of_unit, words, passes):
+        for gather in _contradicting_gathers(of_unit, words, passes):
             gather.backward_first_use_ns = gather.backward_last_use_ns = None
             gather.free_ns = gather.free_phase = gather.shards = None
     return gathers
@@ -105,7 +105,7 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
 def fsdp2_scatters(ranges: Sequence[Label], ran: Executions) -> list[Label]:
     """The ranges that launch the reduction of a unit's gradients; if no launch is recorded, all of that name."""
     reducing = [label for label in ranges if label.word == "post_backward_reduce"]
-    return [label for label in reducing if ran.inside(label)] or reducing
+    return [label for label in reducing if ran.launches_inside(label)] or reducing
 
 
 def unit_sizes(
@@ -126,7 +126,7 @@ def unit_sizes(
     return named.get
 
 
-def sized(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Manifest | None) -> list[Launch]:
+def fill_sizes(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Manifest | None) -> list[Launch]:
     """The collectives; those that FSDP2 launched without known bytes get their units' (see `unit_sizes`)."""
     size_of = {
         "all_gather": unit_sizes(manifest, ranges),
@@ -137,7 +137,7 @@ def sized(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Mani
         replace(launch, bytes=size_of[label.word](_unit(label)))
         if launch.bytes is None
         and launch.kind != "all_reduce"
-        and (label := around.holding(launch.thread, launch.start_ns))
+        and (label := around.range_around(launch.thread, launch.start_ns))
         else launch
         for launch in collectives
     ]
@@ -160,7 +160,7 @@ def _reshard(gathers: Sequence[Gather], ran: Executions) -> None:
             gather.shards, gather.regathered = size, following.launch
 
 
-def _contradicting(gathers: Sequence[Gather], words: Ordered[Label], passes: Passes) -> list[Gather]:
+def _contradicting_gathers(gathers: Sequence[Gather], words: Ordered[Label], passes: Passes) -> list[Gather]:
     """Those gathers under one name that cannot all be of one unit which FSDP2 frees where its ranges say so.
 
     A unit is not gathered again before a range that may free it. If it is gathered for several forward passes, they
@@ -175,33 +175,33 @@ def _contradicting(gathers: Sequence[Gather], words: Ordered[Label], passes: Pas
         if first.phase == "backward" or len(run) == 1 or (following and following[0].microbatch == first.microbatch):
             continue
         begins = words.first_after((first.unit, "pre_backward"), run[-1].launch.start_ns)
-        if begins is not None and passes.before(begins.start_ns) == first.microbatch:
+        if begins is not None and passes.count_ended(begins.start_ns) == first.microbatch:
             contradicting += run
     return contradicting
 
 
 def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: Passes, ran: Executions) -> Gather:
     at = label.start_ns
-    collectives = ran.inside(label)
+    collectives = ran.launches_inside(label)
     gather = Gather(
         unit=_unit(label),
-        microbatch=passes.before(at),
-        phase="backward" if passes.within(at) else "forward",
-        bytes=bytes_of(collectives),
+        microbatch=passes.count_ended(at),
+        phase="backward" if passes.is_under_way(at) else "forward",
+        bytes=total_bytes(collectives),
         launch=label,
     )
     copied = _first(words, gather, "all_gather_copy_out", at, next_ns)
     if copied is not None:
-        gather.blocked = _blocked(label, collectives, copied) if bounds_of(collectives) else ()
+        gather.blocked = _blocking_ranges(label, collectives, copied) if communication_bounds(collectives) else ()
         gather.first_use_ns = copied.end_ns
         _uses(gather, copied, next_ns, words)
     _free(gather, next_ns, words)
     return gather
 
 
-def _blocked(label: Label, collectives: Sequence[Launch], copied: Label) -> tuple[Span, ...]:
+def _blocking_ranges(label: Label, collectives: Sequence[Launch], copied: Label) -> tuple[Span, ...]:
     """A synchronous call waits in the range that launches it, an asynchronous one in the range that copies out."""
-    bounds = bounds_of(collectives)
+    bounds = communication_bounds(collectives)
     if bounds is not None and label.end_ns < bounds[1]:
         return (copied,)
     called = max((launch.end_ns for launch in collectives), default=label.end_ns)
@@ -250,7 +250,7 @@ class _ForwardPass:
     units: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def may_be_of(self, other: _ForwardPass) -> bool:
+    def may_share_root(self, other: _ForwardPass) -> bool:
         """Whether both may be of one root."""
         return self.units == other.units and all(
             other.sizes.get(unit, size) == size for unit, size in self.sizes.items()
@@ -258,7 +258,7 @@ class _ForwardPass:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _RootTurn:
     """Forward passes of roots, and the backward pass that ended them."""
 
     passes: list[_ForwardPass] = field(default_factory=list)
@@ -352,9 +352,9 @@ def _uses_of_gathers(ranges: Sequence[Label]) -> list[int | None]:
 
 def _turns(
     ranges: Sequence[Label], use_of: Sequence[int | None], ran: Executions
-) -> tuple[list[_Turn], list[int | None]]:
+) -> tuple[list[_RootTurn], list[int | None]]:
     """The turns, and for each range of a forward pass that pass's number over all turns."""
-    turns: list[_Turn] = [_Turn()]
+    turns: list[_RootTurn] = [_RootTurn()]
     passes: list[_ForwardPass] = []
     pass_of_range: list[int | None] = [None] * len(ranges)
     backward = False
@@ -364,11 +364,11 @@ def _turns(
             backward = False
         elif label.word == "pre_backward":
             if turns[-1].callbacks:
-                turns.append(_Turn())
+                turns.append(_RootTurn())
             backward = True
         elif label.word == "root_pre_forward" and not backward:
             if turns[-1].callbacks:
-                turns.append(_Turn())
+                turns.append(_RootTurn())
             passes.append(_ForwardPass())
             turns[-1].passes.append(passes[-1])
         elif label.word in ("pre_forward", "post_forward") and passes and not backward:
@@ -376,12 +376,16 @@ def _turns(
             pass_of_range[number] = len(passes) - 1
     for label, use in zip(ranges, use_of, strict=True):
         of_pass = None if use is None else pass_of_range[use]
-        if label.word == "all_gather" and of_pass is not None and (size := bytes_of(ran.inside(label))) is not None:
+        if (
+            label.word == "all_gather"
+            and of_pass is not None
+            and (size := total_bytes(ran.launches_inside(label))) is not None
+        ):
             passes[of_pass].sizes[_unit(label)] = size
     return turns, pass_of_range
 
 
-def _roots_of_passes(turns: Sequence[_Turn]) -> list[int] | None:
+def _roots_of_passes(turns: Sequence[_RootTurn]) -> list[int] | None:
     """Each forward pass's root; None where all may be of one, or where they cannot be told apart."""
     sizes: dict[str, int] = {}
     several = any(turn.callbacks > 1 for turn in turns)
@@ -390,7 +394,7 @@ def _roots_of_passes(turns: Sequence[_Turn]) -> list[int] | None:
     return (_by_order(turns) or _by_kind(turns)) if several else None
 
 
-def _by_order(turns: Sequence[_Turn]) -> list[int] | None:
+def _by_order(turns: Sequence[_RootTurn]) -> list[int] | None:
     """The passes' roots if each root has one forward pass in every turn, all in the same order; else None.
 
     The first turn may lack the passes before the recording began, and the last one those after its end.
@@ -403,19 +407,19 @@ def _by_order(turns: Sequence[_Turn]) -> list[int] | None:
         if turn.callbacks not in (0, count) or missing < 0 or (missing and turn.callbacks and turn is not turns[0]):
             return None
         for root, passed in enumerate(turn.passes, missing if turn.callbacks else 0):
-            if (kind := kinds[root]) is not None and not passed.may_be_of(kind):
+            if (kind := kinds[root]) is not None and not passed.may_share_root(kind):
                 return None
             kinds[root] = _merge_passes(kinds[root], passed)
             roots.append(root)
     return roots
 
 
-def _by_kind(turns: Sequence[_Turn]) -> list[int] | None:
+def _by_kind(turns: Sequence[_RootTurn]) -> list[int] | None:
     """The passes' roots if these differ in units or sizes; None if that is unclear, or more roots took part."""
     kinds: list[_ForwardPass] = []
     roots = []
     for passed in (passed for turn in turns for passed in turn.passes):
-        fitting = [root for root, kind in enumerate(kinds) if passed.may_be_of(kind)]
+        fitting = [root for root, kind in enumerate(kinds) if passed.may_share_root(kind)]
         if len(fitting) > 1:
             return None
         if not fitting:

@@ -27,7 +27,7 @@ class Gather:
     """In its own phase."""
     backward_first_use_ns: int | None = None
     backward_last_use_ns: int | None = None
-    """Of a forward gather that stays until the backward pass."""
+    """Uses in the backward pass of a forward gather that stays until then."""
     free_ns: int | None = None
     free_phase: str | None = None
     shards: int | None = 0
@@ -38,10 +38,10 @@ class Gather:
 
     def use(self, phase: str, at_ns: int, *, begins: bool) -> None:
         """Record a use: the first begin and the last end of each phase count."""
-        kept = "backward_" if phase == "backward" and self.phase == "forward" else ""
-        if not kept and phase != self.phase:
+        prefix = "backward_" if phase == "backward" and self.phase == "forward" else ""
+        if not prefix and phase != self.phase:
             return
-        name = f"{kept}{'first' if begins else 'last'}_use_ns"
+        name = f"{prefix}{'first' if begins else 'last'}_use_ns"
         if not begins or getattr(self, name) is None:
             setattr(self, name, at_ns)
 
@@ -60,7 +60,7 @@ def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
             continue
         of_unit = held.setdefault((label.fields["unit"], label.fields["microbatch"]), [])
         if label.word == "gather_launch":
-            of_unit.append(_launched(label))
+            of_unit.append(_gather_from_label(label))
             gathers.append(of_unit[-1])
         elif label.word == "gather_wait":
             waiting = (g for g in of_unit if not g.blocked and g.phase == label.fields["phase"])
@@ -75,7 +75,7 @@ def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
     return gathers
 
 
-def _launched(label: Label) -> Gather:
+def _gather_from_label(label: Label) -> Gather:
     fields = label.fields
     return Gather(
         unit=unquote(fields["unit"]),

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.events import Trace, activity, matching, once_per_trace, rule_of, thread_numbers
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import Intervals, union, within
 from overlaplab.vocabulary import Rule, is_runtime_category
 
@@ -30,13 +30,13 @@ def host_waits(trace: Trace) -> Intervals:
     if rule_of(trace) is Rule.GPU:
         calls = matching(events["category"], is_runtime_category) & matching(events["name"], _SYNCHRONISES.search)
         return union(starts[calls], (starts + events["dur_ns"].to_numpy(np.int64))[calls])
-    labels = [label for label in labels_of(trace) if label.word in _WORDS]
-    table = recorded(trace)
+    labels = [label for label in engine_labels(trace) if label.word in _WORDS]
+    table = recorded_collectives(trace)
     launched, returned, ends, thread = (
         table[name].to_numpy(np.int64) for name in ("launch_ns", "launch_end_ns", "end_ns", "thread")
     )
-    known = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
-    launched, returned, ends, thread = (values[known] for values in (launched, returned, ends, thread))
+    is_timed = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
+    launched, returned, ends, thread = (values[is_timed] for values in (launched, returned, ends, thread))
     blocked = _next_begun(starts, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
     blocked &= within(activity(trace).compute, launched, ends) == 0
     return union(
@@ -51,6 +51,6 @@ def _next_begun(
     """For each moment of a thread when it begins something after that, `NEVER_NS` for never."""
     following = np.full(len(at_ns), NEVER_NS)
     for number in np.unique(thread):
-        begun, asked = np.append(np.sort(starts[threads == number]), NEVER_NS), thread == number
-        following[asked] = begun[np.searchsorted(begun, at_ns[asked], side="right")]
+        begun, moments = np.append(np.sort(starts[threads == number]), NEVER_NS), thread == number
+        following[moments] = begun[np.searchsorted(begun, at_ns[moments], side="right")]
     return following

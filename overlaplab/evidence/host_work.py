@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Trace, launchers, matching, once_per_trace, step_windows
 from overlaplab.evidence.labels import Label
-from overlaplab.evidence.launches import spans_of
-from overlaplab.evidence.passes import passes_of
+from overlaplab.evidence.launches import event_spans
+from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.intervals import Intervals, subtract, union
 from overlaplab.vocabulary import is_runtime_category
@@ -29,25 +29,25 @@ _OTHERS = (
     "gloo:",
     "nccl:",
 )
-_PAUSE = 0.01
-"""Of a step: shorter pauses are what launching operators takes."""
-_SHORT = 0.001
-"""Of a step: what takes less is left out."""
+_MIN_PAUSE_SHARE = 0.01
+"""Pauses shorter than 1 % of a step are what launching operators takes."""
+_MIN_WORK_SHARE = 0.001
+"""Work shorter than 0.1 % of a step is left out."""
 
 
 @once_per_trace
 def host_work(trace: Trace) -> tuple[Label, ...]:
     """Ranges with names on the thread of the passes, outside of these and of each other, in order of start.
 
-    Called `host`, with the `name` up to its first `#`. Where no passes are known, see `passes_of`, only data loading,
+    Called `host`, with the `name` up to its first `#`. Where no passes are known, see `pass_labels`, only data loading,
     and on a GPU ranges within which nothing is launched, which cannot be passes.
     """
-    passes, windows = passes_of(trace), step_windows(trace)
+    passes, windows = pass_labels(trace), step_windows(trace)
     if not windows:
         return ()
-    least_ns = _SHORT * float(np.median([window.end_ns - window.start_ns for window in windows]))
+    least_ns = _MIN_WORK_SHARE * float(np.median([window.end_ns - window.start_ns for window in windows]))
     names, categories, took_ns = (trace.events[name] for name in ("name", "category", "dur_ns"))
-    rows = spans_of(trace, ((categories == "user_annotation") & (took_ns >= least_ns)).to_numpy())
+    rows = event_spans(trace, ((categories == "user_annotation") & (took_ns >= least_ns)).to_numpy())
     loads = names.iloc[rows["event"]].str.startswith(DATA_LOADING).to_numpy()
     rows = rows[rows["thread"] == passes[0].thread] if passes else rows[loads | _launches_nothing(trace, rows)]
     rows = rows.sort_values("start_ns", kind="stable")
@@ -89,5 +89,5 @@ def host_pauses(trace: Trace) -> Intervals:
     named = host_work(trace)
     loading = union([label.start_ns for label in named], [label.end_ns for label in named])
     idle = subtract(subtract(union([begin], [end]), union(starts, starts + took_ns)), loading)
-    least_ns = _PAUSE * float(np.median([window.end_ns - window.start_ns for window in windows]))
+    least_ns = _MIN_PAUSE_SHARE * float(np.median([window.end_ns - window.start_ns for window in windows]))
     return idle[idle[:, 1] - idle[:, 0] > least_ns]

@@ -40,9 +40,9 @@ class Ordered(Generic[Ranges]):
 
     def __init__(self, ranges: Iterable[Ranges], key: Callable[[Ranges], Hashable]) -> None:
         self._ranges: dict[Hashable, list[Ranges]] = {}
-        for own in ranges:
-            self._ranges.setdefault(key(own), []).append(own)
-        self._starts = {key: [one.start_ns for one in own] for key, own in self._ranges.items()}
+        for span in ranges:
+            self._ranges.setdefault(key(span), []).append(span)
+        self._starts = {key: [span.start_ns for span in spans] for key, spans in self._ranges.items()}
 
     def starting_in(self, key: Hashable, start_ns: int, end_ns: int) -> Sequence[Ranges]:
         """Those that start from `start_ns` up to and including `end_ns`."""
@@ -59,7 +59,7 @@ class Ordered(Generic[Ranges]):
         place = bisect_left(self._starts.get(key, []), at_ns)
         return self._ranges[key][place - 1] if place else None
 
-    def holding(self, key: Hashable, at_ns: int) -> Ranges | None:
+    def range_around(self, key: Hashable, at_ns: int) -> Ranges | None:
         """The range around this moment; ranges of a key must not be nested."""
         last = self.last_before(key, at_ns + 1)
         return last if last and at_ns <= last.end_ns else None
@@ -72,19 +72,19 @@ class Ordered(Generic[Ranges]):
 
 
 @once_per_trace
-def labels_of(trace: Trace) -> tuple[Label, ...]:
+def engine_labels(trace: Trace) -> tuple[Label, ...]:
     """The trace's engine labels in order of start, without malformed ones and without their copies on a GPU."""
-    return ranges_of(trace, label_fields)
+    return parsed_ranges(trace, label_fields)
 
 
-def ranges_of(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
+def parsed_ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]] | None]) -> tuple[Label, ...]:
     """The host's ranges whose names `parse` splits into a word and fields, in order of start."""
     events, parsed = trace.events, {}
 
     def parses(name: str) -> bool:
-        if (found := parse(name)) is not None:  # once per name: most time goes into this
-            parsed[name] = found
-        return found is not None
+        if (parts := parse(name)) is not None:  # once per name: most time goes into this
+            parsed[name] = parts
+        return parts is not None
 
     chosen = matching(events["name"], parses) & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     if not chosen.any():

@@ -1,4 +1,4 @@
-"""Which collectives a rank launched, and when each ran (see `recorded`)."""
+"""A rank's collectives in order of launch, and when each ran (see `recorded_collectives`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Trace, once_per_trace, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS
 from overlaplab.evidence.labels import Span
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class Launch(Span):
     kind: str | None = None
     """`all_reduce`, `all_gather`, …; None where unknown."""
     bytes: int | None = None
-    """Of the full tensor; None where unknown."""
+    """Size of the full tensor; None where unknown."""
     dtype: str | None = None
     """torch's name, such as `float32`."""
     elements: int | None = None
-    """Of the larger of input and output, from arguments."""
+    """Elements of the larger of input and output, from arguments."""
     group: str | None = None
     """The process group's name."""
     group_size: int | None = None
@@ -41,26 +41,26 @@ class Launch(Span):
     ran: tuple[int, int] | None = None
     """Start and end of the communication itself; None where unknown."""
     row: int | None = None
-    """Its row in `recorded`."""
+    """Its row in `recorded_collectives`."""
 
 
 @once_per_trace
 def launches(trace: Trace) -> tuple[Launch, ...]:
     """The trace's collectives in order of launch, without those launched before the recording began."""
-    table = recorded(trace)
+    table = recorded_collectives(trace)
     table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
     names = list(table)  # iterating over the table itself would take most of the time
-    rows = zip(table.index.tolist(), *map(_listed, table.items()), strict=True)
+    rows = zip(table.index.tolist(), *map(_column_items, table.items()), strict=True)
     return tuple(_launch(number, dict(zip(names, row, strict=True))) for number, *row in rows)
 
 
-def bytes_of(collectives: Sequence[Launch]) -> int | None:
+def total_bytes(collectives: Sequence[Launch]) -> int | None:
     """The sum of these collectives' bytes; None if there are none, or any is unknown."""
-    known = [launch.bytes for launch in collectives if launch.bytes is not None]
-    return sum(known) if known and len(known) == len(collectives) else None
+    sizes = [launch.bytes for launch in collectives if launch.bytes is not None]
+    return sum(sizes) if sizes and len(sizes) == len(collectives) else None
 
 
-def spans_of(trace: Trace, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+def event_spans(trace: Trace, chosen: NDArray[np.bool_]) -> pd.DataFrame:
     """The chosen events' `start_ns`, `end_ns` (absolute), `thread` and row (`event`)."""
     rows = np.flatnonzero(chosen)
     starts, durations = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
@@ -68,12 +68,12 @@ def spans_of(trace: Trace, chosen: NDArray[np.bool_]) -> pd.DataFrame:
     return pd.DataFrame({"start_ns": starts, "end_ns": starts + durations, "thread": threads, "event": rows})
 
 
-def _listed(column: tuple[Hashable, pd.Series]) -> list[Any]:
+def _column_items(column: tuple[Hashable, pd.Series]) -> list[Any]:
     return column[1].to_numpy(dtype=object).tolist()
 
 
 def _launch(number: int, row: dict[Hashable, Any]) -> Launch:
-    known = {name: row[name] for name in NUMBERS if row[name] >= 0 and name != "comms_id"}
+    numbers = {name: row[name] for name in NUMBERS if row[name] >= 0 and name != "comms_id"}
     return Launch(
         start_ns=row["launch_ns"],
         end_ns=row["launch_end_ns"],
@@ -83,5 +83,5 @@ def _launch(number: int, row: dict[Hashable, Any]) -> Launch:
         dtype=row["dtype"] or None,
         group=row["group"] or None,
         row=number,
-        **known,
+        **numbers,
     )

@@ -1,4 +1,4 @@
-"""Which ranks' recorded collectives belong together (docs/design.md, "Matching")."""
+"""Match the ranks' recorded collectives (docs/design.md, "Matching")."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.alignment import FEWEST, allows_one_group, shows_wait
-from overlaplab.evidence.arguments import around
-from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, numbers_of, or_none
-from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
-from overlaplab.evidence.labels import labels_of
-from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, paired, paired_messages, paired_named, pairs_of
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.arguments import enclosing_rows
+from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, number_texts, or_none
+from overlaplab.evidence.fsdp2 import fsdp2_ranges
+from overlaplab.evidence.labels import engine_labels
+from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, pair_collectives, paired_messages, paired_named, pairs_table
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.vocabulary import Rule
 
 _IDENTITY = (
@@ -65,19 +65,19 @@ class _Key:
     ranks: tuple[int, ...]
     size: int | None
     component: int = -1
-    """Of groups with unknown members: which ranks' numbers of collectives (`comms_id`) meet."""
+    """Groups with unknown members share this number where their ranks' numbers of collectives (`comms_id`) meet."""
 
 
 @once_per_run
-def matched(run: Run) -> pd.DataFrame:
+def match_collectives(run: Run) -> pd.DataFrame:
     """One row per trace and recorded collective.
 
-    Columns: `trace` (the index in `run.traces`), `row` (of `recorded`), `match` (the same number for all rows of one
-    collective), `reason` (why it could not be matched, else None), `size` (ranks of the group, -1 where unknown),
-    `complete` (bool: all members of the group are matched, except phantoms, which keep nobody waiting), `doubtful`
-    (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart), `message` (bool: from one rank to
-    another), `group` and `group_description` (also of collectives whose group nothing but the ranks that carried them
-    out tells; empty where unknown).
+    Columns: `trace` (the index in `run.traces`), `row` (of `recorded_collectives`), `match` (the same number for all
+    rows of one collective), `reason` (why it could not be matched, else None), `size` (ranks of the group, -1 where
+    unknown), `complete` (bool: all members of the group are matched, except phantoms, which keep nobody waiting),
+    `doubtful` (bool: matched without a number, by ends that lie more than `DOUBTFUL_NS` apart), `message` (bool: from
+    one rank to another), `group` and `group_description` (also of collectives whose group nothing but the ranks that
+    carried them out tells; empty where unknown).
 
     Groups are identified by name and members, and their collectives paired by `pairing`. Where torch numbers
     collectives for all ranks (`Comms Id`), those that share numbers are of one group, whatever its name. Sends and
@@ -89,11 +89,11 @@ def matched(run: Run) -> pd.DataFrame:
     doubtful = np.zeros(len(table), dtype=bool)
     sizes, phantoms = np.full(len(table), -1, dtype=np.int64), np.zeros(len(table), dtype=np.int64)
     for key, rows in zip(keys, _by_key(table["key"].to_numpy()), strict=True):
-        own = table.iloc[rows]
+        group_rows = table.iloc[rows]
         size = _size(key, run)
-        sizes[rows] = np.where(own["unnamed"] & (key.size is None) | (size is None), -1, size or -1)
+        sizes[rows] = np.where(group_rows["unnamed"] & (key.size is None) | (size is None), -1, size or -1)
         phantoms[rows] = _phantoms(key, size, run)
-        pairs = _of_group(own, key, size, run)
+        pairs = _of_group(group_rows, key, size, run)
         for values, name in ((match, "match"), (reason, "reason"), (doubtful, "doubtful")):
             values[pairs.index] = pairs[name]
     ranks = Groups(match).spread(np.add, (grouped_by(match, table["trace"].to_numpy()).place() == 0).astype(np.int64))
@@ -128,7 +128,7 @@ def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
     """
     parts: list[Fields] = []
     for place, trace in enumerate(run.traces):
-        source = recorded(trace)
+        source = recorded_collectives(trace)
         part: Fields = {name: source[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
         part["trace"], part["row"] = np.full(len(source), place), np.arange(len(source))
         part["step"], part["label"] = steps_and_labels(trace)
@@ -211,7 +211,7 @@ def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
     if not all(trace.host for trace in run.traces) and not all(map(all, (options.values() for options in every))):
         return unnamed  # times fit no group: the ranks ran on several hosts, whose clocks differ
     for calls, options in zip(classes, every, strict=True):
-        left = _narrow(options, run)
+        left = _narrow_options(options, run)
         for place, rank_calls in calls.items():
             groups = [listed[place][members] for members in left.get(place, ())]
             if len(groups) == 1:
@@ -220,7 +220,7 @@ def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
                     groups[0].description,
                 )
                 unnamed[rank_calls.rows] = False
-            elif len(sizes := {_size_of(group) for group in groups}) == 1:
+            elif len(sizes := {_group_size(group) for group in groups}) == 1:
                 table["group_size"][rank_calls.rows] = sizes.pop() or -1
     return unnamed
 
@@ -230,13 +230,13 @@ def _groups_by_members(trace: Trace) -> dict[_Members, Group]:
     return {group.ranks: group for group in reversed(trace.joined_groups)}
 
 
-def _size_of(group: Group) -> int | None:
+def _group_size(group: Group) -> int | None:
     return len(group.ranks) or group.size
 
 
 def _has_size(group: Group, sizes: NDArray[np.int64]) -> bool:
     """Whether the group may be of these sizes, -1 where unknown."""
-    return _size_of(group) is None or not set(sizes.tolist()) - {-1, _size_of(group)}
+    return _group_size(group) is None or not set(sizes.tolist()) - {-1, _group_size(group)}
 
 
 def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls]]:
@@ -333,7 +333,7 @@ def _options(
         }
 
 
-def _narrow(options: _Options, run: Run) -> _Options:
+def _narrow_options(options: _Options, run: Run) -> _Options:
     """The options that are left as all ranks of a group have its collectives in it; empty if these contradict."""
     left, before = {place: dict(choices) for place, choices in options.items()}, -1
     here = {place: run.traces[place].rank for place in left}
@@ -365,8 +365,11 @@ def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] |
 
 @once_per_trace
 def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
-    """For each of `recorded`'s rows the step in which it was launched, -1 outside all, and its label, empty without."""
-    table = recorded(trace)
+    """For each row of `recorded_collectives` the step in which it was launched, and its label.
+
+    The step is -1 outside all steps; the label is empty where there is none.
+    """
+    table = recorded_collectives(trace)
     if ((table["sequence"] >= 0) & ~_names_other_end(table)).all():  # which are matched by their numbers
         return np.full(len(table), -1, dtype=np.int64), np.full(len(table), "", dtype=object)
     called, begun = table["host_ns"].to_numpy(np.int64), host_steps(trace)
@@ -375,7 +378,7 @@ def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object
         place[called >= begun[-1].end_ns] = -1
     numbers = [-1 if step.step is None else step.step for step in begun]
     steps = np.array([*numbers, -1], dtype=np.int64)[place]
-    ranges = [label for label in (*labels_of(trace), *fsdp2_ranges_of(trace)) if label.word in _LAUNCHES]
+    ranges = [label for label in (*engine_labels(trace), *fsdp2_ranges(trace)) if label.word in _LAUNCHES]
     any_thread = rule_of(trace) is Rule.GPU
     spans = pd.DataFrame(
         {
@@ -386,7 +389,9 @@ def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object
     )
     threads = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
     texts = [" ".join((label.word, *(label.fields.get(key, "") for key in _NAMES))) for label in ranges]
-    return steps, np.array([*texts, ""], dtype=object)[around(spans, threads, table["launch_ns"].to_numpy(np.int64))]
+    return steps, np.array([*texts, ""], dtype=object)[
+        enclosing_rows(spans, threads, table["launch_ns"].to_numpy(np.int64))
+    ]
 
 
 def _key(trace: Trace, name: str, description: str, size: int) -> _Key:
@@ -434,24 +439,24 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
     return len({*ranks} & {*key.ranks}) if key.ranks else min(len(ranks), (size or 1) - 1)
 
 
-def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
+def _of_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
     if _is_lane(key):
-        return paired_messages(own)
-    result = pairs_of(own.index, match=own.index)
-    named = _names_other_end(own)
-    point_to_point = ((own["kind"] == "send_recv") & own["kind_known"]) | named
-    untimed = own["start_ns"] == UNKNOWN_NS
-    if own["unnamed"].any() and len(run.traces) > 1:
-        result.loc[own["unnamed"], "reason"] = _UNNAMED
+        return paired_messages(group_rows)
+    result = pairs_table(group_rows.index, match=group_rows.index)
+    named = _names_other_end(group_rows)
+    point_to_point = ((group_rows["kind"] == "send_recv") & group_rows["kind_known"]) | named
+    untimed = group_rows["start_ns"] == UNKNOWN_NS
+    if group_rows["unnamed"].any() and len(run.traces) > 1:
+        result.loc[group_rows["unnamed"], "reason"] = _UNNAMED
     if point_to_point.any():
         result.loc[point_to_point, "reason"] = "its trace does not say between which ranks it was sent"
-        if (messages := own[named & ~untimed]).size:
+        if (messages := group_rows[named & ~untimed]).size:
             result.loc[messages.index] = paired_named(messages, run)
     if untimed.any():
         result.loc[untimed, "reason"] = "when it ran was not recorded"
-    candidates = own[~point_to_point & ~untimed & ~own["unnamed"]]
-    here = _members_here(key, own, run)
+    candidates = group_rows[~point_to_point & ~untimed & ~group_rows["unnamed"]]
+    here = _members_here(key, group_rows, run)
     if len(here) < 2 or candidates.empty:
         return result
     if size is not None and not key.ranks and len(here) > size:
@@ -462,36 +467,36 @@ def _of_group(own: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.Da
     identified = candidates.loc[candidates["comms_id"] >= 0, "trace"]
     if {*identified} == {*candidates["trace"]}:  # which says more than a number within a group
         candidates = candidates.assign(sequence=candidates["comms_id"])
-    result.loc[candidates.index] = _checked(candidates, paired(candidates, run), here, run)
+    result.loc[candidates.index] = _check_pairs(candidates, pair_collectives(candidates, run), here, run)
     return result
 
 
-def _members_here(key: _Key, own: pd.DataFrame, run: Run) -> list[int]:
+def _members_here(key: _Key, group_rows: pd.DataFrame, run: Run) -> list[int]:
     """The indices of the traces that must have recorded this group's collectives."""
     if key.ranks:
         return [place for place, trace in enumerate(run.traces) if trace.rank in key.ranks]
-    return sorted(own["trace"].unique().tolist())
+    return sorted(group_rows["trace"].unique().tolist())
 
 
-def _checked(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[int], run: Run) -> pd.DataFrame:
+def _check_pairs(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[int], run: Run) -> pd.DataFrame:
     """The pairs, dissolved where a rank is missing or the ranks disagree on what it is, with the reason."""
     table = candidates.loc[pairs.index]
-    told, kind = table["kind_known"].to_numpy(), table["kind"].to_numpy()
-    bytes_ = np.where(told & np.isin(kind, list(SAME_BYTES)), table["bytes"], -1)
-    values = numbers_of(np.where(told, kind, "")), numbers_of(table["dtype"].to_numpy()), bytes_
+    kind_known, kind = table["kind_known"].to_numpy(), table["kind"].to_numpy()
+    bytes_ = np.where(kind_known & np.isin(kind, list(SAME_BYTES)), table["bytes"], -1)
+    values = number_texts(np.where(kind_known, kind, "")), number_texts(table["dtype"].to_numpy()), bytes_
     match, traces, reason = pairs["match"].to_numpy(), table["trace"].to_numpy(), pairs["reason"].to_numpy(copy=True)
     rows = np.flatnonzero(pd.isna(reason))
     groups = Groups(match[rows])
-    absent = _absent(match[rows], traces[rows], here, run, set(traces.tolist()))
+    absent = _absence_reasons(match[rows], traces[rows], here, run, set(traces.tolist()))
     reason[rows] = np.where(pd.isna(absent), reason[rows], absent)
-    several = np.logical_or.reduce([groups.differ(own[rows]) for own in values])
+    several = np.logical_or.reduce([groups.differ(column[rows]) for column in values])
     reason[rows[several]] = "the ranks that have its number disagree on what it is"
     alone = ~pd.isna(reason)
     match = np.where(alone, pairs.index, match)
-    return pairs_of(pairs.index, match=match, reason=reason, doubtful=pairs["doubtful"].to_numpy() & ~alone)
+    return pairs_table(pairs.index, match=match, reason=reason, doubtful=pairs["doubtful"].to_numpy() & ~alone)
 
 
-def _absent(
+def _absence_reasons(
     match: NDArray[np.int64], traces: NDArray[np.int64], here: Sequence[int], run: Run, recording: set[int]
 ) -> NDArray[np.object_]:
     """For each row of these matches, which rank did not record it or fits no other; None where all have it.

@@ -45,9 +45,9 @@ class Moments:
     resumes: NDArray[np.int64]
     """When the rank computes next, or `NEVER_NS`."""
     step: NDArray[np.int64]
-    """The place of the step's window, among those given to `owned`, that contains the piece."""
+    """The place of the step's window, among those given to `attribute_moments`, that contains the piece."""
 
-    def where(self, chosen: NDArray[np.bool_]) -> Moments:
+    def select(self, chosen: NDArray[np.bool_]) -> Moments:
         """Only the chosen pieces."""
         return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__slots__})
 
@@ -55,9 +55,9 @@ class Moments:
         """The parts before and after a moment, which is given for each piece."""
         before = replace(self, end=np.minimum(self.end, at_ns))
         after = replace(self, start=np.maximum(self.start, at_ns))
-        return before.where(before.start < before.end), after.where(after.start < after.end)
+        return before.select(before.start < before.end), after.select(after.start < after.end)
 
-    def divided(self, times: Intervals) -> tuple[Moments, Moments]:
+    def split_by(self, times: Intervals) -> tuple[Moments, Moments]:
         """The parts outside of a set of times, and those within."""
         parts = []
         for inside in (subtract(union(self.start, self.end), times), times):
@@ -67,7 +67,7 @@ class Moments:
         return parts[0], parts[1]
 
 
-def owned(
+def attribute_moments(
     facts: Facts, gaps: Intervals, compute: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> Moments:
     """The moments of gaps in computing within steps' windows, each attributed to one collective.
@@ -109,10 +109,10 @@ def _states(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
         (Does.UNKNOWN, ~matched, starts, ends),
     )
     return (
-        np.concatenate([number[own] for _, own, _, _ in parts]),
-        np.concatenate([begin[own] for _, own, begin, _ in parts]),
-        np.concatenate([end[own] for _, own, _, end in parts]),
-        np.concatenate([np.full(int(own.sum()), does) for does, own, _, _ in parts]),
+        np.concatenate([number[chosen] for _, chosen, _, _ in parts]),
+        np.concatenate([begin[chosen] for _, chosen, begin, _ in parts]),
+        np.concatenate([end[chosen] for _, chosen, _, end in parts]),
+        np.concatenate([np.full(int(chosen.sum()), does) for does, chosen, _, _ in parts]),
     )
 
 
@@ -131,7 +131,7 @@ def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments
     return moments.split(at)
 
 
-def first_of(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
+def split_after(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
     """Split each step's moments, in order of time, after `length_ns` of them: what is before, and the remainder."""
     order = np.lexsort((moments.start, moments.step))
     at = moments.start.copy()

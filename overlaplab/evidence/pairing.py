@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
-from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, alike, overlapping
+from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, align_by_overlap, sequences_fit
 from overlaplab.evidence.fields import Groups, grouped_by
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
@@ -34,7 +34,7 @@ UNLIKE = "its rank's collectives differ from|disagree on what it is"
 _FAR = "the ends of those in its place lie {:.1f} ms apart"
 
 
-def paired(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
+def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Pair one group's collectives whose execution is known.
 
     `candidates` has `trace` (index in `run.traces`), the fields of `recorded`, `step` and `label` (see `matching`).
@@ -43,7 +43,7 @@ def paired(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):
         pairs = _by_number(candidates[numbered])
         without = candidates.index[~numbered]
-        return pd.concat([pairs, pairs_of(without, match=without, reason="nothing tells its number in the group")])
+        return pd.concat([pairs, pairs_table(without, match=without, reason="nothing tells its number in the group")])
     order = _in_order(candidates)
     device = any(rule_of(run.traces[trace]) is Rule.GPU for trace in order["trace"].unique())
     stepped = bool((order["step"] >= 0).groupby(order["trace"]).any().all())
@@ -63,7 +63,7 @@ def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
     timed = lane[lane["start_ns"] != UNKNOWN_NS]
     by = timed.groupby("sequence")
     both = (by["trace"].transform("nunique") == 2) & (by["trace"].transform("size") == 2)
-    pairs = pairs_of(lane.index, match=lane.index, reason="when it ran was not recorded")
+    pairs = pairs_table(lane.index, match=lane.index, reason="when it ran was not recorded")
     pairs.loc[timed.index, "reason"] = "its other end was not recorded"
     pairs.loc[timed.index[both], "reason"] = None
     firsts = timed.index.to_series().groupby(timed["sequence"]).transform("first")
@@ -77,9 +77,9 @@ def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
 
     In steps in which the two ranks' counts, types or sizes differ none is paired, nor between ranks of whose messages
     one would have been received before it was sent, by any offset between their clocks. Messages with a rank whose
-    trace is missing have no reason. `messages` has `source`, `destination` and what `paired` takes.
+    trace is missing have no reason. `messages` has `source`, `destination` and what `pair_collectives` takes.
     """
-    pairs = pairs_of(messages.index, match=messages.index)
+    pairs = pairs_table(messages.index, match=messages.index)
     ranks = messages["trace"].map({place: trace.rank for place, trace in enumerate(run.traces)})
     sends = messages["destination"] >= 0
     ends = messages.assign(
@@ -143,24 +143,26 @@ def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:
     took = received["end_ns"].to_numpy(np.int64) - sent["start_ns"].to_numpy(np.int64)
     for sender, receiver, ns in zip(received["sender"], received["receiver"], took.tolist(), strict=True):
         least_ns[sender, receiver] = min(ns, least_ns.get((sender, receiver), ns))
-    for (one, other), ns in least_ns.items():
-        if one < other and ns + least_ns.get((other, one), -ns) < -NEAR_NS:
-            both = ends["sender"].isin([one, other]) & ends["receiver"].isin([one, other])
+    for (rank, other), ns in least_ns.items():
+        if rank < other and ns + least_ns.get((other, rank), -ns) < -NEAR_NS:
+            both = ends["sender"].isin([rank, other]) & ends["receiver"].isin([rank, other])
             apart = pairs.index.to_numpy()[both.to_numpy() & pairs["reason"].isna().to_numpy()]
             pairs.loc[apart, "match"] = apart
             pairs.loc[apart, "reason"] = (
-                f"in their order, messages between ranks {one} and {other} would end before they began"
+                f"in their order, messages between ranks {rank} and {other} would end before they began"
             )
 
 
-def pairs_of(
+def pairs_table(
     index: pd.Index, *, match: pd.Index | NDArray[np.int64], reason: object = None, doubtful: object = False
 ) -> pd.DataFrame:
     """A table of pairs with this index; a reason or a doubt that is no array is every row's."""
     reasons, doubts = np.empty(len(index), dtype=object), np.empty(len(index), dtype=bool)
     reasons[:], doubts[:] = reason, doubtful
-    told = pd.Series(reasons, index=index, dtype=object)
-    return pd.DataFrame({"match": np.array(match, dtype=np.int64), "reason": told, "doubtful": doubts}, index=index)
+    reason_column = pd.Series(reasons, index=index, dtype=object)
+    return pd.DataFrame(
+        {"match": np.array(match, dtype=np.int64), "reason": reason_column, "doubtful": doubts}, index=index
+    )
 
 
 def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
@@ -172,7 +174,7 @@ def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
     counts = times.spread(np.maximum, place)
     first = np.append(order.index, 0)[grouped_by(sequence, place).spread(np.minimum, np.arange(len(order)))]
     uneven = Groups(sequence).differ(counts)
-    pairs = pairs_of(order.index, match=first)
+    pairs = pairs_table(order.index, match=first)
     if uneven.any():
         pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
     return pairs
@@ -201,29 +203,29 @@ def _by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, strict: bo
     enough = (common & inside & equal).any() and (stepped or strict or len(order) >= members * FEWEST)
     if not enough or (strict and not equal[inside].all()):
         return None
-    kept = order[equal]
-    offsets = _offsets(kept, match[equal], zero=strict and not stepped, device=device)
+    equal_rows = order[equal]
+    offsets = _offsets(equal_rows, match[equal], zero=strict and not stepped, device=device)
     if offsets is None:
         return None
-    pairs = pairs_of(order.index, match=_firsts(order.index, match))
+    pairs = pairs_table(order.index, match=_firsts(order.index, match))
     pairs.loc[~equal, "match"] = order.index[~equal]
     pairs.loc[~equal & inside, "reason"] = "the ranks launched different collectives in its step"
     pairs.loc[~equal & ~inside, "reason"] = "it was launched outside all steps, where the ranks' recordings differ"
     if device:  # where a collective ends on all ranks at once
-        spread = _spread(kept, match[equal], offsets)
+        spread = _spread(equal_rows, match[equal], offsets)
         if np.median(spread) > LIMIT_NS:
             return None
-        _doubt(pairs, kept.index, spread)
+        _doubt(pairs, equal_rows.index, spread)
     return pairs
 
 
 def _equal(order: pd.DataFrame, segment: pd.Series, match: pd.Series) -> pd.Series:
-    """Of each row whether its segment holds the same collectives on all ranks that recorded it."""
+    """Mark rows whose segment holds the same collectives on all ranks that recorded it."""
     sizes = order.groupby([segment, order["trace"]])["row"].transform("size")
     even = sizes.groupby(segment).transform("nunique") == 1
     for codes in _signatures(order).T:
-        known = pd.Series(codes, index=order.index).where(codes != 0)
-        even &= known.groupby(match).transform("nunique") <= 1
+        known_codes = pd.Series(codes, index=order.index).where(codes != 0)
+        even &= known_codes.groupby(match).transform("nunique") <= 1
     return even.groupby(segment).transform("all")
 
 
@@ -240,14 +242,14 @@ def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool, device: bool)
         starts = np.where(launched != UNKNOWN_NS, np.minimum(launched, starts), starts)
     binds = ~order["kind"].isin({*ROOTED, ""}).to_numpy()
     first, *others = order["trace"].unique().tolist()
-    own = np.flatnonzero(traces == first)
+    of_first = np.flatnonzero(traces == first)
     offsets = {first: 0}
     for trace in others:
         its = np.flatnonzero(traces == trace)
-        _, at, its_at = np.intersect1d(numbers[own], numbers[its], return_indices=True)
+        _, at, its_at = np.intersect1d(numbers[of_first], numbers[its], return_indices=True)
         if not len(at):
             return None
-        mine, other = own[at], its[its_at]
+        mine, other = of_first[at], its[its_at]
         offsets[trace] = offset = _middle(ends[other] - ends[mine])
         least, most = -LIMIT_NS + offset, LIMIT_NS + offset
         if (bound := binds[mine] & binds[other]).any():
@@ -266,38 +268,38 @@ def _middle(values: NDArray[np.int64]) -> int:
 def _by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
     """Align the ranks' sequences, which begin and end at different ones, by when the collectives ran.
 
-    On hosts they overlap in time (see `overlapping`). On a device, or where clocks differ, they end together (see
+    On hosts they overlap in time (see `align_by_overlap`). On a device, or where clocks differ, they end together (see
     `align`), and those whose ends lie more than 1 ms apart are rejected.
     """
     signatures = _signatures(order)
-    own = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
+    rows_of_trace = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
     spans = order[["start_ns", "end_ns"]].to_numpy(np.int64)
     fits: dict[int, Fit] = {}
-    references = sorted(own, key=lambda trace: (-len(own[trace]), trace))[
+    references = sorted(rows_of_trace, key=lambda trace: (-len(rows_of_trace[trace]), trace))[
         :3
     ]  # one may be an outlier that fits no other
     for reference in references:
         aligned = {reference: Fit(shift=0, offset_ns=0, spread_ns=0)}
-        mine = own[reference]
-        for trace, rows in own.items():
+        mine = rows_of_trace[reference]
+        for trace, rows in rows_of_trace.items():
             if trace == reference:
                 continue
-            fit = None if device else overlapping(signatures[mine], spans[mine], signatures[rows], spans[rows])
+            fit = None if device else align_by_overlap(signatures[mine], spans[mine], signatures[rows], spans[rows])
             fit = fit or align(signatures[mine], spans[mine, 1], signatures[rows], spans[rows, 1])
             if fit is not None:
                 aligned[trace] = fit
         fits = max(fits, aligned, key=len)
-        if len(fits) == len(own):
+        if len(fits) == len(rows_of_trace):
             break
-    pairs = pairs_of(order.index, match=order.index)
+    pairs = pairs_table(order.index, match=order.index)
     place = np.full(len(order), UNKNOWN_NS, dtype=np.int64)
     base = next(iter(fits))
-    for trace, rows in own.items():
+    for trace, rows in rows_of_trace.items():
         if trace in fits and len(fits) > 1:
             place[rows] = np.arange(len(rows)) - fits[trace].shift
         else:
-            other = base if trace != base else next(one for one in own if one != base)
-            similar = alike(signatures[own[other]], signatures[rows])
+            other = base if trace != base else next(another for another in rows_of_trace if another != base)
+            similar = sequences_fit(signatures[rows_of_trace[other]], signatures[rows])
             names = f"rank {run.traces[other].rank}'s"
             pairs.loc[order.index[rows], "reason"] = (
                 f"its rank's collectives are as {names}, but end at times that fit no offset between the clocks"
@@ -306,11 +308,15 @@ def _by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
             )
     paired_rows = place != UNKNOWN_NS
     if paired_rows.any():
-        kept = order[paired_rows]
-        match = pd.Series(place[paired_rows], index=kept.index)
-        pairs.loc[kept.index, "match"] = _firsts(kept.index, match)
+        paired_table = order[paired_rows]
+        match = pd.Series(place[paired_rows], index=paired_table.index)
+        pairs.loc[paired_table.index, "match"] = _firsts(paired_table.index, match)
         if device or any(fit.offset_ns for fit in fits.values()):
-            _doubt(pairs, kept.index, _spread(kept, match, {trace: fit.offset_ns for trace, fit in fits.items()}))
+            _doubt(
+                pairs,
+                paired_table.index,
+                _spread(paired_table, match, {trace: fit.offset_ns for trace, fit in fits.items()}),
+            )
     return pairs
 
 

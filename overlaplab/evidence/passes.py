@@ -18,14 +18,14 @@ from overlaplab.evidence.ddp import (
     optimizer_steps,
 )
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.labels import Label, Span, labels_of
+from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.vocabulary import Rule
 
 PASSES = ("forward", "backward", "optimizer")
 
 
 @once_per_trace
-def passes_of(trace: Trace) -> tuple[Label, ...]:
+def pass_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `forward`, `backward` and `optimizer`, in order of start, as the engine writes them.
 
     A trace without a label `forward` gets those of DDP, by torch's own ranges: a forward pass is a range
@@ -34,7 +34,7 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     It sends gradients (`sync=1`) if there are such buckets. Without the Recorder's labels they are `bucket_labels`.
     Empty without DDP.
     """
-    labels = labels_of(trace)
+    labels = engine_labels(trace)
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
     launches = [label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch"]
@@ -42,7 +42,9 @@ def passes_of(trace: Trace) -> tuple[Label, ...]:
     if not forwards:
         return ()
     backwards = _number_passes(trace, "backward", autograd_passes(trace))
-    others = sorted((*_number_passes(trace, "forward", forwards), *updates_of(trace)), key=lambda label: label.start_ns)
+    others = sorted(
+        (*_number_passes(trace, "forward", forwards), *update_labels(trace)), key=lambda label: label.start_ns
+    )
     extended = _extend_to_buckets(backwards, launches, executions(trace), [label.start_ns for label in others])
     return tuple(sorted((*others, *extended), key=lambda label: label.start_ns))
 
@@ -54,16 +56,18 @@ def bucket_labels(trace: Trace) -> tuple[Label, ...]:
 
     Gradients are called by their order of arrival (see `ddp_gradients`), and have no labels where passes differ in it.
     """
-    if rule_of(trace) is not Rule.CPU or any(label.word == "bucket_launch" for label in labels_of(trace)):
+    if rule_of(trace) is not Rule.CPU or any(label.word == "bucket_launch" for label in engine_labels(trace)):
         return ()
     names = {number: quote(name) for number, name in enumerate(ddp_gradients(trace), start=1)}
     labels: list[Label] = []
     for backward in ddp_backwards(trace, executions(trace)):
         for bucket in backward.buckets:
-            index, held = str(bucket.index), [names[own.number] for own in bucket.gradients if names]
-            for gradient, name in zip(bucket.gradients, held, strict=False):
-                labels.append(_instant(backward, gradient.at_ns, "gradient_ready", {"parameter": name}))
-            fields = {"bucket": index, "bytes": str(bucket.launch.bytes or 0), "parameters": ",".join(held)}
+            index, named = str(bucket.index), [gradient for gradient in bucket.gradients if names]
+            for gradient in named:
+                arrived = {"parameter": names[gradient.number]}
+                labels.append(_instant(backward, gradient.at_ns, "gradient_ready", arrived))
+            parameters = ",".join(names[gradient.number] for gradient in named)
+            fields = {"bucket": index, "bytes": str(bucket.launch.bytes or 0), "parameters": parameters}
             labels.append(_instant(backward, bucket.ready_ns or bucket.launch.start_ns, "bucket_ready", fields))
             labels.append(_label("bucket_launch", bucket.launch, {"bucket": index}))
     return tuple(sorted(labels, key=lambda label: label.start_ns))
@@ -75,17 +79,18 @@ def ddp_gradients(trace: Trace) -> dict[str, int]:
 
     Empty where a pass does not tell all of them, or its gradients arrive in another order than in the first.
     """
-    found: dict[str, int] = {}
+    first_elements: dict[str, int] = {}
     for backward in ddp_backwards(trace, executions(trace)):
-        gradients = [own for bucket in backward.buckets for own in bucket.gradients]
+        gradients = [gradient for bucket in backward.buckets for gradient in bucket.gradients]
         is_known = not backward.repeated and backward.forwards == 1 and len(gradients) == backward.gradients
         if not is_known or any(bucket.told_by != "sizes" for bucket in backward.buckets):
             return {}
-        elements = {_name(own): prod(own.shape or ()) for own in sorted(gradients, key=lambda own: own.number)}
-        if found and elements != found:
+        gradients.sort(key=lambda gradient: gradient.number)
+        elements = {_name(gradient): prod(gradient.shape or ()) for gradient in gradients}
+        if first_elements and elements != first_elements:
             return {}
-        found = elements
-    return found
+        first_elements = elements
+    return first_elements
 
 
 def _name(gradient: Gradient) -> str:
@@ -96,7 +101,7 @@ def _instant(backward: DDPBackward, at_ns: int, word: str, fields: dict[str, str
     return Label(start_ns=at_ns, end_ns=at_ns, thread=backward.thread, word=word, fields=fields)
 
 
-def updates_of(trace: Trace) -> tuple[Label, ...]:
+def update_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `optimizer`, by torch's own ranges, which any loop has."""
     return tuple(_label("optimizer", span, {}) for span in optimizer_steps(trace))
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from overlaplab.costs.pipeline import Action, starts
 from overlaplab.events import Run, Trace, Window, once_per_run, once_per_trace, step_windows
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.selection import launched_in
 from overlaplab.vocabulary import STAGE_WORDS
 
@@ -26,7 +26,7 @@ class IdleBySchedule:
 @once_per_trace
 def stage_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels of actions, in order of start."""
-    return tuple(label for label in labels_of(trace) if label.word in STAGE_WORDS)
+    return tuple(label for label in engine_labels(trace) if label.word in STAGE_WORDS)
 
 
 def actions_in(trace: Trace, step: Window) -> list[tuple[Action, Label]]:
@@ -39,51 +39,54 @@ def pipelines(run: Run) -> list[list[int]]:
 
     Ranks whose places on the mesh differ along `pp` alone are one pipeline; without a mesh all ranks are.
     """
-    found: dict[tuple[int, ...], list[int]] = {}
+    by_place: dict[tuple[int, ...], list[int]] = {}
     for place, trace in enumerate(run.traces):
         if stage_labels(trace):
             at = run.manifest.axes.coordinates(trace.rank) if run.manifest and trace.rank is not None else {}
-            found.setdefault(tuple(own for axis, own in at.items() if axis != "pp"), []).append(place)
-    return list(found.values())
+            by_place.setdefault(tuple(coordinate for axis, coordinate in at.items() if axis != "pp"), []).append(place)
+    return list(by_place.values())
 
 
 @once_per_run
 def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
     """By the trace's index in `run.traces` and the step's place in `step_windows`; only where all stages are there."""
-    found: dict[tuple[int, int], IdleBySchedule] = {}
+    idle_by_step: dict[tuple[int, int], IdleBySchedule] = {}
     for places in pipelines(run):
         windows = [step_windows(run.traces[place]) for place in places]
         for step in range(min(map(len, windows))):
-            steps = [actions_in(run.traces[place], own[step]) for place, own in zip(places, windows, strict=True)]
-            for place, idle in zip(places, _idle(steps), strict=False):
-                found[place, step] = idle
-    return found
+            steps = [
+                actions_in(run.traces[place], trace_windows[step])
+                for place, trace_windows in zip(places, windows, strict=True)
+            ]
+            for place, idle in zip(places, _idle_by_rank(steps), strict=False):
+                idle_by_step[place, step] = idle
+    return idle_by_step
 
 
-def _idle(ranks: Sequence[Sequence[tuple[Action, Label]]]) -> Iterator[IdleBySchedule]:
-    """Of each rank of one pipeline's step; nothing where a stage is missing."""
-    orders = [[action for action, _ in own] for own in ranks]
-    took = {action: label.end_ns - label.start_ns for own in ranks for action, label in own}
+def _idle_by_rank(ranks: Sequence[Sequence[tuple[Action, Label]]]) -> Iterator[IdleBySchedule]:
+    """Yield each rank's idle time in one pipeline's step; nothing where a stage is missing."""
+    orders = [[action for action, _ in rank_actions] for rank_actions in ranks]
+    took = {action: label.end_ns - label.start_ns for rank_actions in ranks for action, label in rank_actions}
     every = {action.stage for action in took}
-    if every != set(range(len(every))) or any(len(own) == 0 for own in orders):
+    if every != set(range(len(every))) or any(len(rank_actions) == 0 for rank_actions in orders):
         return
     try:
-        balanced, real = _idle_of(orders, _balanced(took)), _idle_of(orders, took)
+        balanced, real = _idle_ns(orders, _balance_stages(took)), _idle_ns(orders, took)
     except ValueError:  # a stage is missing, or a part of the step
         return
-    for at_best, own in zip(balanced, real, strict=True):
-        yield IdleBySchedule(bubble_ns=at_best, imbalance_ns=max(own - at_best, 0))
+    for balanced_ns, real_ns in zip(balanced, real, strict=True):
+        yield IdleBySchedule(bubble_ns=balanced_ns, imbalance_ns=max(real_ns - balanced_ns, 0))
 
 
-def _idle_of(orders: Sequence[Sequence[Action]], took: Mapping[Action, int]) -> list[int]:
-    """From when the first rank begins to when the last one ends, less what each rank does."""
+def _idle_ns(orders: Sequence[Sequence[Action]], took: Mapping[Action, int]) -> list[int]:
+    """Return each rank's idle time: from the first rank's begin to the last one's end, less what the rank does."""
     done = starts(orders, took)
     over = max(end for _, end in done.values())
-    return [over - sum(took[action] for action in own) for own in orders]
+    return [over - sum(took[action] for action in rank_actions) for rank_actions in orders]
 
 
-def _balanced(took: Mapping[Action, int]) -> dict[Action, int]:
-    """As long for every stage as in the mean, kind by kind."""
+def _balance_stages(took: Mapping[Action, int]) -> dict[Action, int]:
+    """Give every stage the mean duration of all, kind by kind."""
     kinds = {action.kind for action in took}
     means = {kind: round(fmean(ns for action, ns in took.items() if action.kind == kind)) for kind in kinds}
     return {action: means[action.kind] for action in took}

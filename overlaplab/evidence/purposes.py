@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import TENSOR, axis_of
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
-from overlaplab.evidence.arguments import around
+from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges_of, fsdp2_scatters
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
-from overlaplab.evidence.labels import Label, Span, labels_of
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.labels import Label, Span, engine_labels
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.selection import launched_in
 from overlaplab.vocabulary import Rule, label_list
 
@@ -37,7 +37,7 @@ class Role(StrEnum):
     PARAMETERS = "parameters"
     """Updated ones, after a sharded optimizer's step."""
     ACTIVATIONS = "activations"
-    """Of a layer that several ranks compute together; the layer's next operation needs the result."""
+    """Those of a layer that several ranks compute together; the layer's next operation needs the result."""
     OTHER = ""
 
 
@@ -56,7 +56,7 @@ class _Purpose:
     ready_ns: int | None = None
     """When it could have been launched; on a GPU in device time."""
     gradient_bytes: int | None = None
-    """Of the gradients that all collectives of the launch send, at least."""
+    """Least size of the gradients that all collectives of the launch send."""
     backward_end_ns: int | None = None
     """When the backward pass had been computed; on a GPU in device time."""
     after_backward: bool = False
@@ -65,30 +65,32 @@ class _Purpose:
 
 @once_per_trace
 def purposes(trace: Trace) -> pd.DataFrame:
-    """One row per row of `recorded`.
+    """One row per row of `recorded_collectives`.
 
     Columns: `role` (a `Role`'s value), `what` (`bucket 3`, `layers.4`; None where unknown), `ready_ns` and
     `backward_end_ns` (int64, absolute, `UNKNOWN_NS` where unknown), `after_backward` (bool), `compressed` (bool: its
     launch sends fewer bytes than the gradients have, as torch's PowerSGD hook does).
     """
-    table = recorded(trace)
-    known = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
-    place = _launched_inside(trace, table, [purpose.launch for purpose in known])
-    own = [known[at] if at >= 0 else None for at in place]
-    roles = [purpose.role.value if purpose else "" for purpose in own]
-    names = [purpose.what if purpose else None for purpose in own]
-    if not any(purpose.role is Role.ACTIVATIONS for purpose in known):  # else what has no label is something else
+    table = recorded_collectives(trace)
+    of_ranges = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
+    place = _launched_inside(trace, table, [purpose.launch for purpose in of_ranges])
+    of_rows = [of_ranges[at] if at >= 0 else None for at in place]
+    roles = [purpose.role.value if purpose else "" for purpose in of_rows]
+    names = [purpose.what if purpose else None for purpose in of_rows]
+    if not any(purpose.role is Role.ACTIVATIONS for purpose in of_ranges):  # else what has no label is something else
         for row, description in enumerate(table["group_description"]):
-            if own[row] is None and axis_of(description) == TENSOR:
+            if of_rows[row] is None and axis_of(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
     return pd.DataFrame(
         {
             "role": pd.Series(roles, dtype=object),
             "what": pd.Series(names, dtype=object),
-            "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in own]),
-            "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in own]),
-            "after_backward": np.array([purpose is not None and purpose.after_backward for purpose in own], dtype=bool),
-            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), place, known),
+            "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in of_rows]),
+            "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in of_rows]),
+            "after_backward": np.array(
+                [purpose is not None and purpose.after_backward for purpose in of_rows], dtype=bool
+            ),
+            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), place, of_ranges),
         }
     )
 
@@ -96,7 +98,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
 def _are_compressed(
     num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]
 ) -> NDArray[np.bool_]:
-    """Which collectives' launches send fewer bytes than their gradients have; `place`: each one's among `launches`."""
+    """Mark collectives whose launches send fewer bytes than their gradients have; `place`: their launch's index."""
     sent: dict[int, int] = {}
     unknown = {-1}
     for at, size in zip(place, num_bytes.tolist(), strict=True):
@@ -126,15 +128,15 @@ def _launched_inside(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -
         }
     )
     thread = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
-    return around(ranges, thread, table["launch_ns"].to_numpy(np.int64)).tolist()  # type: ignore[no-any-return]
+    return enclosing_rows(ranges, thread, table["launch_ns"].to_numpy(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
 def _purposes(trace: Trace) -> Iterator[_Purpose]:
-    labels = labels_of(trace)
+    labels = engine_labels(trace)
     ran = executions(trace)
     if any(label.word.endswith("_launch") for label in labels):
         yield from _of_labels(trace, labels, ran)
-    if ranges := fsdp2_ranges_of(trace):
+    if ranges := fsdp2_ranges(trace):
         yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
         passes = Passes(ranges)
         for label in fsdp2_scatters(ranges, ran):
@@ -143,7 +145,7 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
                 launch=label,
                 role=Role.SCATTER,
                 what=label.fields["unit"],
-                backward_end_ns=None if end_ns is None else ran.reached(end_ns),
+                backward_end_ns=None if end_ns is None else ran.done_ns(end_ns),
             )
     for backward in unlabelled_backwards(trace, ran):
         yield from _of_ddp(backward, ran)
@@ -176,7 +178,7 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
                 launch=label,
                 role=Role.BUCKET if is_bucket else Role.SCATTER,
                 what=what,
-                ready_ns=ran.reached(completed.start_ns) if completed else None,
+                ready_ns=ran.done_ns(completed.start_ns) if completed else None,
                 gradient_bytes=int(completed.fields["bytes"]) if completed else None,
                 backward_end_ns=ends[number] if number >= 0 else None,
                 after_backward=number >= 0 and label.start_ns >= hosts[number],
@@ -208,7 +210,7 @@ def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) ->
         place = int(np.searchsorted(starts, gather.launch.start_ns, side="right")) - 1
         begun = max(starts[place], first) if place >= 0 else first
         since = max(begun, freed.get(gather.unit, begun))
-        ready = ran.reached(since) if since <= gather.launch.start_ns else None
+        ready = ran.done_ns(since) if since <= gather.launch.start_ns else None
         yield _Purpose(launch=gather.launch, role=Role.GATHER, what=gather.unit, ready_ns=ready)
         if gather.free_ns is not None:
             freed[gather.unit] = gather.free_ns
@@ -221,7 +223,7 @@ def _of_ddp(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
             launch=bucket.launch,
             role=Role.BUCKET,
             what=f"bucket {bucket.index}",
-            ready_ns=None if bucket.ready_ns is None else ran.reached(bucket.ready_ns),
+            ready_ns=None if bucket.ready_ns is None else ran.done_ns(bucket.ready_ns),
             gradient_bytes=_least_bytes(bucket),
             backward_end_ns=end,
         )

@@ -31,9 +31,9 @@ from overlaplab.events import (
     rule_of,
     thread_numbers,
 )
-from overlaplab.evidence.arguments import NUMBERS, TEXTS, arguments_of, around, first_known, operators
-from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, taken
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
+from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
@@ -47,7 +47,7 @@ RECORDED_COLUMNS = {
     **dict.fromkeys(NUMBERS, "int64"),
     "kind_known": "bool",
 }
-"""The columns of `recorded`.
+"""The columns of `recorded_collectives`.
 
 `launch_ns`, `launch_end_ns` and `thread`: the host range that launched it. `host_ns`: when it was launched, also for a
 CUDA graph's kernels. `start_ns`, `end_ns`: the communication itself. `arrived_ns`: when the rank arrived. That is the
@@ -59,19 +59,19 @@ SendRecv. `kind`: the kind from labels or arguments (then `kind_known`), else `n
 
 
 @once_per_trace
-def recorded(trace: Trace) -> pd.DataFrame:
+def recorded_collectives(trace: Trace) -> pd.DataFrame:
     """The trace's collectives in order of start, or of launch where the start is unknown: `RECORDED_COLUMNS`."""
-    return _recorded(trace)[0]
+    return _collectives_and_rows(trace)[0]
 
 
 def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
-    """For every event its collective's row in `recorded`, -1 for none; read-only."""
-    return _recorded(trace)[1]
+    """For every event its collective's row in `recorded_collectives`, -1 for none; read-only."""
+    return _collectives_and_rows(trace)[1]
 
 
 @once_per_trace
-def _recorded(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    labels = labels_of(trace)
+def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+    labels = engine_labels(trace)
     unit: NDArray[np.int64] | None = None
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
@@ -109,12 +109,12 @@ def _name_groups(trace: Trace, table: Fields) -> None:
             unnamed = (table["group"] == "") & (table["group_size"] == size)
             table["group"] = np.where(unnamed, fitting[0].name, table["group"])
     described = {group.name: group.description for group in groups}
-    told = [
+    listed = [
         described.get(name, described.get(name.partition(":")[0], ""))  # a message's is `GROUP:SENDER-RECEIVER`
         for name in table["group"].tolist()
     ]
-    own = table["group_description"]
-    table["group_description"] = np.where(own != "", own, np.array(told, dtype=object))
+    descriptions = table["group_description"]
+    table["group_description"] = np.where(descriptions != "", descriptions, np.array(listed, dtype=object))
 
 
 def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -128,12 +128,12 @@ def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> ND
         place_of.setdefault(times, place)
     starts = events["ts_ns"].to_numpy(np.int64)[rows]
     ends = starts + events["dur_ns"].to_numpy(np.int64)[rows]
-    asked = zip(starts.tolist(), ends.tolist(), strict=True)
-    exact = np.array([place_of.get(times, -1) for times in asked], dtype=np.int64)
+    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+    exact = np.array([place_of.get(times, -1) for times in spans], dtype=np.int64)
     last = np.searchsorted(began, starts, side="right") - 1
     holds = (last >= 0) & (np.append(ended, UNKNOWN_NS)[last] >= ends)
-    found = np.where(exact >= 0, exact, np.where(holds, last, -1))
-    return np.asarray(np.append(ran, -1)[found], dtype=np.int64)
+    nearest = np.where(exact >= 0, exact, np.where(holds, last, -1))
+    return np.asarray(np.append(ran, -1)[nearest], dtype=np.int64)
 
 
 def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
@@ -142,10 +142,10 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[n
     rows = _communication_rows(trace)
     table = _device_events(trace, rows)
     calls, of_id = operators(trace)
-    comms = _renumbered(_label_rows([label for label in labels if label.word == "comm"]), calls)
+    comms = _renumber_labels(_label_rows([label for label in labels if label.word == "comm"]), calls)
     launched = table["launch_ns"] != UNKNOWN_NS
     in_label = np.where(launched, _around_any(comms, table["host_ns"]), -1)
-    in_call = np.where(launched, around(calls, table["thread"], table["host_ns"]), -1)
+    in_call = np.where(launched, enclosing_rows(calls, table["thread"], table["host_ns"]), -1)
     linked = events["external_id"].to_numpy(np.int64)[rows]
     linked = np.where(
         linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
@@ -161,15 +161,15 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[n
     unit = np.where(
         in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls["thread"]) + _places(table))
     )
-    units, merged = _merged(table, unit)
+    units, merged = _merge_events(table, unit)
     _fill_labelled(merged, comms, np.where(units < 0, -1 - units, -1))
     merged["kind_known"] |= units < 0
     others = [
-        _others(taken(merged, np.searchsorted(units, batch[:1])), taken(calls, np.array(batch[1:])))
+        _further_messages(take_rows(merged, np.searchsorted(units, batch[:1])), take_rows(calls, np.array(batch[1:])))
         for batch in batches.values()
         if len(batch) > 1
     ]
-    return _stacked(merged, *others, _not_run(comms, in_label)), np.searchsorted(units, unit)
+    return _stack_rows(merged, *others, _not_run(comms, in_label)), np.searchsorted(units, unit)
 
 
 def _batches(
@@ -185,32 +185,32 @@ def _batches(
     kernels = kernels[table["named"][kernels] == "send_recv"]
     messages = (calls["source"] >= 0) | (calls["destination"] >= 0)
     waiting = np.setdiff1d(np.flatnonzero(messages), in_call)
-    found: dict[int, list[int]] = {}
+    batches: dict[int, list[int]] = {}
     if not len(waiting):
-        return found
+        return batches
     threads, hosts = table["thread"][kernels], table["host_ns"][kernels]
     same = list(zip(calls["group"].tolist(), calls["sequence"].tolist(), strict=True))
     for thread in np.unique(threads):
-        own = kernels[threads == thread][np.argsort(hosts[threads == thread], kind="stable")]
-        asked = waiting[calls["thread"][waiting] == thread]
-        ends = calls["end_ns"][asked]
+        of_thread = kernels[threads == thread][np.argsort(hosts[threads == thread], kind="stable")]
+        calls_of_thread = waiting[calls["thread"][waiting] == thread]
+        ends = calls["end_ns"][calls_of_thread]
         order = np.argsort(ends, kind="stable")
-        borders = np.searchsorted(ends[order], table["host_ns"][own], side="right")
-        for kernel, first, last in zip(own.tolist(), [0, *borders[:-1].tolist()], borders.tolist(), strict=True):
-            batch = asked[order[first:last]].tolist()
+        borders = np.searchsorted(ends[order], table["host_ns"][of_thread], side="right")
+        for kernel, first, last in zip(of_thread.tolist(), [0, *borders[:-1].tolist()], borders.tolist(), strict=True):
+            batch = calls_of_thread[order[first:last]].tolist()
             batch = [call for call in batch if same[call] == same[batch[-1]]]
             if batch:
-                found[kernel] = batch
-    return found
+                batches[kernel] = batch
+    return batches
 
 
-def _others(first: Fields, calls: Fields) -> Fields:
+def _further_messages(first: Fields, calls: Fields) -> Fields:
     """The further messages of a batch, by their calls: carried as its first one was."""
-    carried = taken(first, np.zeros(len(calls["thread"]), dtype=np.intp))
+    carried = take_rows(first, np.zeros(len(calls["thread"]), dtype=np.intp))
     return carried | {name: calls[name] for name in (*TEXTS, *NUMBERS)}
 
 
-def _renumbered(comms: Fields, calls: Fields) -> Fields:
+def _renumber_labels(comms: Fields, calls: Fields) -> Fields:
     """The labels, numbered as the backend does in groups whose operators have sequence numbers.
 
     The backend also counts unlabelled collectives, such as barriers, so its numbers differ from the labels' own.
@@ -243,7 +243,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
 
 
 def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these events are kernels that share their correlation with another kernel."""
+    """Mark these events where they are kernels that share their correlation with another kernel."""
     correlation = events["correlation"].to_numpy(np.int64)
     kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
     values, counts = np.unique(correlation[kernel & np.isin(correlation, correlation[rows])], return_counts=True)
@@ -257,16 +257,16 @@ def _forget(table: Fields, rows: NDArray[np.bool_]) -> None:
         table[name] = np.where(rows, value, table[name])
 
 
-def _merged(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.int64], Fields]:
+def _merge_events(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.int64], Fields]:
     """The units, ascending, and one row per unit, from its first launch and start to its last end."""
     groups, table = Groups(unit), first_known(events, unit)
-    table["start_ns"] = groups.reduced(np.minimum, events["start_ns"])
+    table["start_ns"] = groups.reduce(np.minimum, events["start_ns"])
     for name in ("launch_ns", "host_ns"):
-        known = events[name]
-        first = groups.reduced(np.minimum, np.where(known != UNKNOWN_NS, known, np.iinfo(np.int64).max))
+        moments = events[name]
+        first = groups.reduce(np.minimum, np.where(moments != UNKNOWN_NS, moments, np.iinfo(np.int64).max))
         table[name] = np.where(first != np.iinfo(np.int64).max, first, UNKNOWN_NS)
     for name in ("launch_end_ns", "end_ns"):
-        table[name] = groups.reduced(np.maximum, events[name])
+        table[name] = groups.reduce(np.maximum, events[name])
     table["end_ns"] = np.where(table["start_ns"] == UNKNOWN_NS, UNKNOWN_NS, table["end_ns"])
     table["arrived_ns"] = table["start_ns"]
     firsts = groups.first(np.ones(len(unit), dtype=bool))
@@ -298,7 +298,7 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> Fields:
     inside = _is_within(busy, alone["start_ns"])
     if (comms["kind"] == "send_recv").any():
         inside |= alone["named"] == "send_recv"
-    return _stacked(carried, _not_run(calls, call), taken(alone, np.flatnonzero(~inside)))
+    return _stack_rows(carried, _not_run(calls, call), take_rows(alone, np.flatnonzero(~inside)))
 
 
 def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -319,8 +319,8 @@ def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
     link = np.where(carried["kind"] == "send_recv", thread, -1)
     before = np.full(len(link), UNKNOWN_NS, dtype=np.int64)
     for number in np.unique(link):
-        own = order[link[order] == number]
-        before[own[1:]] = ends[own[:-1]]
+        of_link = order[link[order] == number]
+        before[of_link[1:]] = ends[of_link[:-1]]
     arrived = np.minimum(np.maximum(launched, before), starts if alone else ends)
     return np.where(launched != UNKNOWN_NS, arrived, starts)
 
@@ -334,11 +334,11 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
         starts, durations = (trace.events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns"))
         threads = thread_numbers(trace.events, rows)
         calls: Fields = {"start_ns": starts, "end_ns": starts + durations, "thread": threads}
-        in_label = around(labelled, calls["thread"], starts)
+        in_label = enclosing_rows(labelled, calls["thread"], starts)
     else:
         calls, in_label = {name: labelled[name] for name in ("start_ns", "end_ns", "thread")}, _places(labelled)
     order = np.argsort(calls["start_ns"], kind="stable")
-    calls, in_label = taken(calls, order), in_label[order]
+    calls, in_label = take_rows(calls, order), in_label[order]
     table = _blank_rows(len(order))
     _fill_launch(table, calls, _places(calls))
     _fill_from_label(table, labelled, in_label)
@@ -347,13 +347,13 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
         table["named"] = _kinds_by_name(trace.events["name"].iloc[rows[order]])
         table["kind"] = np.where(table["kind"] != "", table["kind"], table["named"])
     skipped = _begun_before(calls["start_ns"], np.column_stack((ran["start_ns"], ran["end_ns"])))
-    late = taken(ran, np.arange(skipped, len(ran["thread"])))
+    late = take_rows(ran, np.arange(skipped, len(ran["thread"])))
     pair = _pairs(table, late)
     for name in ("start_ns", "end_ns"):
         table[name] = np.append(late[name], UNKNOWN_NS)[pair]
     table["arrived_ns"] = table["start_ns"]
     _fill(table, late, pair)
-    return _stacked(table, _not_run(labelled, in_label), taken(ran, np.arange(skipped)))
+    return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
 
 
 def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
@@ -363,8 +363,8 @@ def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
     the start such that none starts before its call.
     """
     for skipped in range(max(len(ran) - len(called), 0), len(ran) + 1):
-        kept = ran[skipped:]
-        if (kept[:, 0] >= called[: len(kept)]).all():
+        remaining = ran[skipped:]
+        if (remaining[:, 0] >= called[: len(remaining)]).all():
             return skipped
     raise AssertionError("skipping all always fits")
 
@@ -424,7 +424,7 @@ def _keys(table: Fields, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(table[name].tolist() for name in names), strict=True)
 
 
-def _stacked(*tables: Fields) -> Fields:
+def _stack_rows(*tables: Fields) -> Fields:
     """All rows of the tables."""
     return {name: np.concatenate([table[name] for table in tables]) for name in RECORDED_COLUMNS}
 
@@ -432,14 +432,14 @@ def _stacked(*tables: Fields) -> Fields:
 def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
-        own = table[name]
+        column = table[name]
         values = np.append(source[name], "" if name in TEXTS else -1)[place]
-        table[name] = np.where((own == "") if name in TEXTS else (own < 0), values, own)
+        table[name] = np.where((column == "") if name in TEXTS else (column < 0), values, column)
 
 
 def _fill_from_arguments(table: Fields, trace: Trace, rows: NDArray[np.int64]) -> None:
     """Fill unknown fields from these events' own arguments."""
-    metadata = arguments_of(trace)
+    metadata = collective_arguments(trace)
     _fill(table, metadata, place_among(metadata["event"], rows))
 
 
@@ -461,17 +461,17 @@ def _label_rows(labels: Sequence[Label]) -> Fields:
         table[name] = np.array(list(map(unquote, texts)) if name == "group" else texts, dtype=object)
     for name, field in (("bytes", "bytes"), ("sequence", "seq")):
         table[name] = np.array([int(label.fields.get(field, -1)) for label in labels], dtype=np.int64)
-    return taken(table, np.lexsort((table["start_ns"], table["thread"])))
+    return take_rows(table, np.lexsort((table["start_ns"], table["thread"])))
 
 
 def _around_any(table: Fields, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`around`, with ranges on any thread."""
-    return around(table | {"thread": np.zeros_like(table["thread"])}, np.zeros(len(at_ns), np.int64), at_ns)
+    """`enclosing_rows`, with ranges on any thread."""
+    return enclosing_rows(table | {"thread": np.zeros_like(table["thread"])}, np.zeros(len(at_ns), np.int64), at_ns)
 
 
 def _not_run(labelled: Fields, place: NDArray[np.int64]) -> Fields:
     """The labels at none of these indices, as collectives whose execution is unknown."""
-    others = taken(labelled, np.setdiff1d(_places(labelled), place))
+    others = take_rows(labelled, np.setdiff1d(_places(labelled), place))
     table = _blank_rows(len(others["thread"]))
     _fill_labelled(table, others, _places(others))
     return table

@@ -31,7 +31,9 @@ def selected_traces(run: Run, selection: Selection) -> list[Trace]:
     present = {trace.rank for trace in run.traces}
     for rank in ranks:
         if rank not in present:
-            raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=f"It holds {_listed(present)}.")
+            raise OverlaplabError(
+                "not in this run", path=run.path, rank=rank, remedy=f"It holds {_list_steps(present)}."
+            )
     return [trace for trace in run.traces if trace.rank in set(ranks)]
 
 
@@ -56,8 +58,8 @@ def rows_by_rank(
 def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
     """The trace's windows of the selected steps; raises `OverlaplabError` for a step that is not in the trace."""
     every = step_windows(trace)
-    kept = every[selection.skip_steps :]
-    if every and not kept:
+    remaining = every[selection.skip_steps :]
+    if every and not remaining:
         raise OverlaplabError(
             f"no step is left after skipping {selection.skip_steps}",
             path=trace.path,
@@ -65,16 +67,16 @@ def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
             remedy=f"It holds {len(every)}.",
         )
     if (steps := selection.steps) is None:
-        return list(kept)
-    present, wanted = {window.step for window in kept}, set(steps)
+        return list(remaining)
+    present, wanted = {window.step for window in remaining}, set(steps)
     for step in steps:
         if step not in present:
             raise OverlaplabError(
-                f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_listed(present)}."
+                f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_list_steps(present)}."
             )
-    return [window for window in kept if window.step in wanted]
+    return [window for window in remaining if window.step in wanted]
 
 
-def _listed(numbers: Collection[int | None]) -> str:
-    known = sorted(number for number in numbers if number is not None)
-    return numbers_named(known) or "none with a number"
+def _list_steps(numbers: Collection[int | None]) -> str:
+    steps = sorted(number for number in numbers if number is not None)
+    return numbers_named(steps) or "none with a number"

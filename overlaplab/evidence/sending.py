@@ -16,7 +16,7 @@ from overlaplab.events import Trace, matching, once_per_trace
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -36,7 +36,7 @@ class Sending:
     start_ns: int
     end_ns: int
     place: int
-    """Of its collective's last event, in `device_events`."""
+    """The index of its collective's last event in `device_events`."""
 
 
 @once_per_trace
@@ -56,23 +56,23 @@ def _of_units(trace: Trace) -> Iterator[Sending]:
 def _of_buckets(trace: Trace) -> list[Sending]:
     places, copied_in, copied_back = collective_places(trace), _ranges(trace, _COPIED_IN), _ranges(trace, COPIED_BACK)
     backwards = ddp_backwards(trace, executions(trace), engine=True)
-    found: list[Sending] = []
+    sendings: list[Sending] = []
     for number, backward in enumerate(backwards):
         until_ns = backwards[number + 1].start_ns if number + 1 < len(backwards) else None
         back = iter(_copied_back(backward, until_ns, copied_back))
         for bucket in backward.buckets:
             if (place := places.get(bucket.launch.ran or (0, 0))) is not None:
-                ranges = [*_into(bucket, copied_in), *islice(back, len(bucket.gradients))]
-                found += (Sending(start_ns=start, end_ns=end, place=place) for start, end in ranges if end > start)
-    return found
+                ranges = [*_copies_in(bucket, copied_in), *islice(back, len(bucket.gradients))]
+                sendings += (Sending(start_ns=start, end_ns=end, place=place) for start, end in ranges if end > start)
+    return sendings
 
 
 @once_per_trace
 def collective_places(trace: Trace) -> dict[Range, int]:
     """By start and end the place of each collective's last event, in `device_events`."""
-    row_of, rows = recorded_of_events(trace), recorded(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
+    row_of, rows = recorded_of_events(trace), recorded_collectives(trace)[["start_ns", "end_ns"]].to_numpy().tolist()
     events = enumerate(device_events(trace))
-    return {tuple(rows[row]): place for place, own in events if (row := int(row_of[own.row])) >= 0}
+    return {tuple(rows[row]): place for place, event in events if (row := int(row_of[event.row])) >= 0}
 
 
 def _ranges(trace: Trace, name: str) -> list[Range]:
@@ -83,8 +83,8 @@ def _ranges(trace: Trace, name: str) -> list[Range]:
     return sorted(zip(rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist(), strict=True))
 
 
-def _into(bucket: DDPBucket, copied: list[Range]) -> Iterator[Range]:
-    """From where DDP copies a gradient, or else launches the bucket, until its hooks are over."""
+def _copies_in(bucket: DDPBucket, copied: list[Range]) -> Iterator[Range]:
+    """Yield the ranges from where DDP copies a gradient, or else launches the bucket, until its hooks are over."""
     for gradient in bucket.gradients:
         place = bisect_left(copied, (gradient.at_ns, 0))
         if place < len(copied) and copied[place][0] < gradient.hooks_end_ns:
@@ -94,8 +94,8 @@ def _into(bucket: DDPBucket, copied: list[Range]) -> Iterator[Range]:
 
 
 def _copied_back(backward: DDPBackward, until_ns: int | None, copied: list[Range]) -> list[Range]:
-    """After a backward pass, of all its gradients in order of buckets; none where they are not told apart."""
+    """Return the copies after a backward pass, of all its gradients in order of buckets; none if they are unclear."""
     first = bisect_right(copied, (backward.end_ns, -1))
     last = len(copied) if until_ns is None else bisect_left(copied, (until_ns, -1))
-    known = sum(len(bucket.gradients) for bucket in backward.buckets)
-    return copied[first:last] if last - first == known else []
+    gradients = sum(len(bucket.gradients) for bucket in backward.buckets)
+    return copied[first:last] if last - first == gradients else []

@@ -14,16 +14,16 @@ from overlaplab.events import Run, Trace, once_per_run, once_per_trace, step_win
 from overlaplab.evidence.ddp import forward_passes, optimizer_steps
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Span
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 
 _AS_MANY_BYTES = 1.5
 """Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
 _FEWEST_ALTERNATING = 6
 """Steps, from which on longer and shorter ones hardly alternate by chance."""
-_MUCH = 0.02
-"""Of a step: steps that differ by less are not of two kinds for it."""
-_MOST = 0.5
-"""Of the steps: if there are more kinds, what steps send varies freely, and they count as one kind."""
+_MIN_DIFFERENCE_SHARE = 0.02
+"""Steps whose times differ by less than 2 % are of one kind."""
+_MAX_KINDS_SHARE = 0.5
+"""With more kinds than half the steps, what steps send varies freely, and all count as one kind."""
 
 
 @once_per_run
@@ -39,7 +39,7 @@ def step_kinds(run: Run) -> dict[int, int]:
     numbers = sorted({number for each in by_rank for number in each})
     signatures = {number: tuple(each.get(number, ()) for each in by_rank) for number in numbers}
     occurrences = Counter(signatures.values())
-    if len(occurrences) > max(_MOST * len(numbers), 1):
+    if len(occurrences) > max(_MAX_KINDS_SHARE * len(numbers), 1):
         return dict.fromkeys(numbers, 0)
     if len(occurrences) == 1 and _alternate(_mean_spans_ns(run, numbers)):
         return {number: place % 2 for place, number in enumerate(numbers)}
@@ -63,10 +63,10 @@ def _alternate(spans_ns: NDArray[np.float64]) -> bool:
         return False
     halves = sorted((spans_ns[::2], spans_ns[1::2]), key=np.mean)
     apart_ns = halves[1].min() - halves[0].max()
-    return bool(apart_ns > max(*(np.ptp(half) for half in halves), _MUCH * spans_ns.mean()))
+    return bool(apart_ns > max(*(np.ptp(half) for half in halves), _MIN_DIFFERENCE_SHARE * spans_ns.mean()))
 
 
-def period_of(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
+def kind_period(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
     """Every how many steps a kind comes that these steps are of; None where that is not known of the recorded ones.
 
     It is known from two periods on.
@@ -83,7 +83,7 @@ def step_signatures(trace: Trace) -> dict[int, tuple[object, ...]]:
     """What each numbered step sends and does, as something that is equal for steps of one kind."""
     windows = [window for window in step_windows(trace) if window.step is not None]
     starts = np.array([window.host_start_ns for window in windows], dtype=np.int64)
-    rows = recorded(trace)
+    rows = recorded_collectives(trace)
     rows = rows[rows["start_ns"] != UNKNOWN_NS]
     launched_ns = rows["host_ns"].where(rows["host_ns"] != UNKNOWN_NS, rows["start_ns"]).to_numpy(np.int64)
     places = np.searchsorted(starts, launched_ns, side="right") - 1

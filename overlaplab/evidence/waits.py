@@ -18,9 +18,9 @@ from overlaplab.events import Run, activity, once_per_run
 from overlaplab.evidence.arguments import TEXTS
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by
-from overlaplab.evidence.matching import matched
+from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pairing import ROOTED
-from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
 
 
@@ -36,54 +36,60 @@ class Exposed:
 
 @once_per_run
 def arrivals(run: Run) -> pd.DataFrame:
-    """`matched`'s rows joined with `recorded`'s, all times by the first rank's clock.
+    """Rows of `match_collectives` joined with those of `recorded_collectives`; all times by the first rank's clock.
 
-    Columns: those of `matched`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns` (absolute
-    int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (from any of the collective's
-    ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank arrived; of
-    messages that one kernel carries, the last of all their ranks), `wait_ns` (from this rank's arrival until then) and
-    `moves_ns` (the moment between `start_ns` and `end_ns` from which on it did not wait); these three are `UNKNOWN_NS`
-    where wait is unknown.
+    Columns: those of `match_collectives`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns`
+    (absolute int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (from any of the
+    collective's ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank
+    arrived; of messages that one kernel carries, the last of all their ranks), `wait_ns` (from this rank's arrival
+    until then) and `moves_ns` (the moment between `start_ns` and `end_ns` from which on it did not wait); these three
+    are `UNKNOWN_NS` where wait is unknown.
     """
     offsets = corrections(run)
-    table: Fields = {str(name): column.to_numpy() for name, column in matched(run).items()}
-    own = [recorded(trace) for trace in run.traces]
+    table: Fields = {str(name): column.to_numpy() for name, column in match_collectives(run).items()}
+    tables = [recorded_collectives(trace) for trace in run.traces]
     group_names = {name: table[name] for name in ("group", "group_description")}  # also by what other ranks recorded
-    table |= {name: np.concatenate([each[name].to_numpy() for each in own]) for name in RECORDED_COLUMNS} | group_names
+    table |= {
+        name: np.concatenate([each[name].to_numpy() for each in tables]) for name in RECORDED_COLUMNS
+    } | group_names
     for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
         table[name] = np.where(table[name] == UNKNOWN_NS, UNKNOWN_NS, table[name] - offsets[table["trace"]])
     groups = Groups(table["match"])
     _agree(table, groups)
     rooted = np.isin(table["kind"], [*ROOTED, ""])
-    known = table["complete"] & ~table["doubtful"] & (table["message"] | ~rooted)
+    is_known = table["complete"] & ~table["doubtful"] & (table["message"] | ~rooted)
     last = groups.spread(np.maximum, table["arrived_ns"])
-    kernels = kernels_of(table)
+    kernels = message_kernels(table)
     if (kernels >= 0).any():  # all messages of a kernel are waited for together
-        known = known & ~np.isin(kernels, kernels[~known & (kernels >= 0)])
+        is_known = is_known & ~np.isin(kernels, kernels[~is_known & (kernels >= 0)])
         last = np.where(kernels >= 0, Groups(kernels).spread(np.maximum, last), last)
-    table["last_ns"] = np.where(known, last, UNKNOWN_NS)
+    table["last_ns"] = np.where(is_known, last, UNKNOWN_NS)
     arrived, ends = table["arrived_ns"], table["end_ns"]
-    table["wait_ns"] = np.where(known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
-    table["moves_ns"] = np.where(known, np.clip(last, table["start_ns"], ends), UNKNOWN_NS)
+    table["wait_ns"] = np.where(is_known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
+    table["moves_ns"] = np.where(is_known, np.clip(last, table["start_ns"], ends), UNKNOWN_NS)
     ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
     return as_table(table | {"rank": ranks[table["trace"]]})
 
 
-def kernels_of(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> NDArray[np.int64]:
+def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> NDArray[np.int64]:
     """For each row of `arrivals` that is a message by a kernel the kernel's number, else -1: one may carry several."""
     names = ("source", "destination", "trace", "start_ns", "end_ns")
     source, destination, trace, start, end = (np.asarray(table[name], dtype=np.int64) for name in names)
-    own = ((source >= 0) | (destination >= 0)) & (start != UNKNOWN_NS)
-    return np.where(own, grouped_by(trace, start, end).of_row, -1) if own.any() else np.full(len(own), -1)
+    is_message = ((source >= 0) | (destination >= 0)) & (start != UNKNOWN_NS)
+    return (
+        np.where(is_message, grouped_by(trace, start, end).of_row, -1)
+        if is_message.any()
+        else np.full(len(is_message), -1)
+    )
 
 
 def _agree(table: Fields, groups: Groups) -> None:
     """Give all rows of a collective what is known from any of its ranks."""
     for name in TEXTS:
-        own = table[name]
-        known = (own != "") & (table["kind_known"] if name == "kind" else True)
-        agreed = np.append(own, "")[groups.first(known)][groups.of_row]
-        table[name] = np.where(agreed != "", agreed, own)
+        column = table[name]
+        is_known = (column != "") & (table["kind_known"] if name == "kind" else True)
+        agreed = np.append(column, "")[groups.first(is_known)][groups.of_row]
+        table[name] = np.where(agreed != "", agreed, column)
     table["bytes"] = groups.spread(np.maximum, table["bytes"])
 
 
@@ -102,9 +108,9 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     offsets = corrections(run)
     parts = []
     for place, exposed in enumerate(exposures):
-        own = rows[(rows["trace"] == place) & (rows["start_ns"] != UNKNOWN_NS)]
-        is_known = own["moves_ns"].to_numpy() != UNKNOWN_NS
-        times = (own[name].to_numpy(np.int64) + offsets[place] for name in ("start_ns", "moves_ns", "end_ns"))
+        trace_rows = rows[(rows["trace"] == place) & (rows["start_ns"] != UNKNOWN_NS)]
+        is_known = trace_rows["moves_ns"].to_numpy() != UNKNOWN_NS
+        times = (trace_rows[name].to_numpy(np.int64) + offsets[place] for name in ("start_ns", "moves_ns", "end_ns"))
         starts, moves, ends = times
         transfer = intersect(exposed, union(moves[is_known], ends[is_known]))
         waiting = subtract(union(starts[is_known], moves[is_known]), union(starts[~is_known], ends[~is_known]))
@@ -119,10 +125,10 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
 
 
 @once_per_run
-def numbered(run: Run) -> pd.DataFrame:
+def numbered_arrivals(run: Run) -> pd.DataFrame:
     """`arrivals`' rows in order of the collective's first start, with `index`, its number in `collectives`.
 
-    `trace` and `row` say where each comes from: the index in `run.traces`, the row of `recorded`.
+    `trace` and `row` say where each comes from: the index in `run.traces`, the row of `recorded_collectives`.
     """
     table = arrivals(run)
     starts, match = table["start_ns"].to_numpy(), table["match"].to_numpy()

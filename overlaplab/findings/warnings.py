@@ -27,7 +27,7 @@ from overlaplab.events import (
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
-from overlaplab.evidence.matching import matched
+from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pairing import DOUBTFUL_NS, UNLIKE
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.stream_waits import missing_wait_fields
@@ -105,7 +105,7 @@ def _contradiction(run: Run, place: int) -> str | None:
     )
     if steps and others and not steps & others:
         return f"rank {first.rank} recorded {_range(steps)}, and rank {other.rank} {_range(others)}"
-    rows = matched(run)
+    rows = match_collectives(run)
     reasons = rows.loc[rows["trace"] == place, "reason"]
     if reasons.empty or reasons.isna().any():
         return None

@@ -97,7 +97,7 @@ class Cache:
 
     def _evict(self, newest: Path) -> None:
         """Delete the least recently used entries until the limit holds."""
-        kept: list[tuple[float, int, str]] = []
+        entries: list[tuple[float, int, str]] = []
         with os.scandir(self._folder) as files:
             for file in files:
                 with contextlib.suppress(OSError):  # another process may be deleting as well
@@ -106,9 +106,9 @@ class Cache:
                         os.unlink(file.path)
                     elif file.name.endswith(".trace"):
                         used = float("inf") if file.name == newest.name else status.st_mtime
-                        kept.append((used, status.st_size, file.path))
-        total = sum(size for _, size, _ in kept)
-        for _, size, path in sorted(kept):
+                        entries.append((used, status.st_size, file.path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
             if total <= _limit():
                 break
             with contextlib.suppress(OSError):

@@ -30,7 +30,7 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.folders import MANIFEST_NAME
-from overlaplab.load.file.decode import Event
+from overlaplab.load.file.decode import FileEvent
 from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
@@ -50,8 +50,8 @@ _SEQUENCE = re.compile(r"engine::\w+ (?:.* )?seq=(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """Which events of a file are copied."""
+class _ChosenEvents:
+    """What decides which events of a file are copied."""
 
     starts: Integers
     """When the chosen ones start, in order."""
@@ -88,7 +88,7 @@ def slice_run(
             if progress:
                 progress(done, len(by_file))
             with local_copy(path) as file, gzip.open(part / _name(path, traces), "wb", compresslevel=6) as target:
-                _copy(RawEvents(file), _wanted(traces, chosen, spans), target, path)
+                _copy(RawEvents(file), _choose_events(traces, chosen, spans), target, path)
         _copy_manifest(run, steps, part)
         part.rename(out)
     except OSError as error:
@@ -128,19 +128,19 @@ def _name(path: str, traces: Sequence[Trace]) -> str:
     return name if name.endswith(".gz") else f"{name}.gz"
 
 
-def _wanted(traces: Sequence[Trace], steps: Collection[int], spans: Sequence[tuple[int, int]]) -> _Wanted:
+def _choose_events(traces: Sequence[Trace], steps: Collection[int], spans: Sequence[tuple[int, int]]) -> _ChosenEvents:
     starts, ends, damaged, following = [], [], set(), set()
     for trace in traces:
-        own = _span(trace, steps)
-        met = [span for span in spans if span[0] <= own[1] and span[1] >= own[0]]  # others' clocks are far apart
-        rows = rows_of_steps(trace, steps, (min(start for start, _ in met), max(end for _, end in met)))
+        first, last = _span(trace, steps)
+        overlapping = [span for span in spans if span[0] <= last and span[1] >= first]  # others' clocks are far apart
+        rows = rows_of_steps(trace, steps, (min(start for start, _ in overlapping), max(end for _, end in overlapping)))
         starts.append(trace.events["ts_ns"].to_numpy()[rows])
         ends.append(starts[-1] + trace.events["dur_ns"].to_numpy()[rows])
         damaged |= {*trace.events["correlation"][rows & (trace.events["phase"] == DAMAGED).to_numpy()].tolist()}
-        after = _following(trace, steps)
+        after = _ending_window(trace, steps)
         if after is not None and after.step is not None:
             following.add(after.step)
-    return _Wanted(
+    return _ChosenEvents(
         starts=np.unique(np.concatenate(starts)),
         ends=np.unique(np.concatenate(ends)),
         damaged=frozenset(damaged - {-1}),
@@ -154,7 +154,7 @@ def _span(trace: Trace, steps: Collection[int]) -> tuple[int, int]:
     return min(window.start_ns for window in windows), max(window.end_ns for window in windows)
 
 
-def _following(trace: Trace, steps: Collection[int]) -> Window | None:
+def _ending_window(trace: Trace, steps: Collection[int]) -> Window | None:
     """The window that ends the last of the steps."""
     windows = step_windows(trace)
     last = max(place for place, window in enumerate(windows) if window.step in steps)
@@ -162,7 +162,7 @@ def _following(trace: Trace, steps: Collection[int]) -> Window | None:
 
 
 def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int]) -> Mask:
-    """Which rows of the trace's events the figures of these steps depend on.
+    """Mark the rows of the trace's events that the figures of these steps depend on.
 
     `within` is the time, in absolute ns, in which any rank was in these steps, since a collective may begin or end on a
     rank outside of them. The rows are:
@@ -186,7 +186,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
     called = np.where(calls >= 0, starts[calls], _NEVER)
     span = min(within[0], *(w.start_ns for w in windows)), max(within[1], *(w.end_ns for w in windows))
-    after = _following(trace, steps)
+    after = _ending_window(trace, steps)
     opens = host[1] if after is None else int(called[device & (starts == after.start_ns)].min(initial=_NEVER))
     opens = host[1] if opens == _NEVER else opens
     for _ in range(2):
@@ -208,7 +208,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
         rows = rows | (events["name"] == f"ProfilerStep#{after.step}").to_numpy()
     rows = rows | _counts_around(trace, hosts)
     rows[calls[rows & (calls >= 0)]] = True
-    return np.asarray(rows | _joined(trace, rows))
+    return np.asarray(rows | _labels_by_number(trace, rows))
 
 
 def _neighbours(trace: Trace, steps: Collection[int]) -> Mask:
@@ -237,16 +237,16 @@ def _counts_around(trace: Trace, hosts: tuple[int, int]) -> Mask:
     counts = matching(trace.events["name"], lambda text: text.startswith("engine::processor "))
     starts, threads = trace.events["ts_ns"].to_numpy(), thread_numbers(trace.events)
     for thread in np.unique(threads[counts]):
-        own = np.flatnonzero(counts & (threads == thread))
-        first = np.searchsorted(starts[own], hosts[0], side="right") - 1
-        last = np.searchsorted(starts[own], hosts[1], side="left")
-        counts[own[: max(first, 0)]] = False
-        counts[own[last + 1 :]] = False
+        of_thread = np.flatnonzero(counts & (threads == thread))
+        first = np.searchsorted(starts[of_thread], hosts[0], side="right") - 1
+        last = np.searchsorted(starts[of_thread], hosts[1], side="left")
+        counts[of_thread[: max(first, 0)]] = False
+        counts[of_thread[last + 1 :]] = False
     return np.asarray(counts)
 
 
-def _joined(trace: Trace, rows: Mask) -> Mask:
-    """Labels that share a number with one of these rows."""
+def _labels_by_number(trace: Trace, rows: Mask) -> Mask:
+    """Mark the labels that share a number with one of these rows."""
     names = trace.events["name"].cat
     codes = names.codes.to_numpy()
     numbers = {code: match[1] for code, text in enumerate(names.categories) if (match := _SEQUENCE.match(str(text)))}
@@ -254,7 +254,7 @@ def _joined(trace: Trace, rows: Mask) -> Mask:
     return np.isin(codes, [code for code, number in numbers.items() if number in present])
 
 
-def _copy(raw: RawEvents, wanted: _Wanted, target: BinaryIO | gzip.GzipFile, path: str) -> None:
+def _copy(raw: RawEvents, wanted: _ChosenEvents, target: BinaryIO | gzip.GzipFile, path: str) -> None:
     base_ns, in_ns, written = raw.base_ns(), None, 0
     for number, events in enumerate(raw):
         if number == 0:
@@ -262,8 +262,8 @@ def _copy(raw: RawEvents, wanted: _Wanted, target: BinaryIO | gzip.GzipFile, pat
         if in_ns is None:
             in_ns = counts_ns([event.ts for _, event in events])
         times = nanoseconds([event.ts for _, event in events], ns=bool(in_ns)) + base_ns
-        kept = _kept([event for _, event in events], times, wanted).tolist()
-        chosen = (_text(text, event, wanted) for (text, event), keep in zip(events, kept, strict=True) if keep)
+        chosen_rows = _choose_rows([event for _, event in events], times, wanted).tolist()
+        chosen = (_text(text, event, wanted) for (text, event), keep in zip(events, chosen_rows, strict=True) if keep)
         texts = [text for text in chosen if text is not None]
         if texts:
             target.write((b",\n" if written else b"\n") + b",\n".join(texts))
@@ -273,25 +273,25 @@ def _copy(raw: RawEvents, wanted: _Wanted, target: BinaryIO | gzip.GzipFile, pat
         raise OverlaplabError("its events are not found again in the file", path=path, remedy="Has it changed?")
 
 
-def _kept(events: Sequence[Event], times: Integers, wanted: _Wanted) -> Mask:
-    """Metadata, events that start or end when a chosen event does, and counters in between."""
+def _choose_rows(events: Sequence[FileEvent], times: Integers, wanted: _ChosenEvents) -> Mask:
+    """Mark metadata, events that start or end when a chosen event does, and counters in between."""
     phases = np.array([event.ph or "" for event in events])
     during = (times >= wanted.starts[0]) & (times <= wanted.ends[-1]) if len(wanted.starts) else False
-    starts = ~np.isin(phases, ["C", "E", "M"]) & _among(times, wanted.starts)
-    ends = (phases == "E") & _among(times, wanted.ends)
+    starts = ~np.isin(phases, ["C", "E", "M"]) & _is_among(times, wanted.starts)
+    ends = (phases == "E") & _is_among(times, wanted.ends)
     numbers = [event.args.correlation if event.args else None for event in events] if wanted.damaged else []
     damaged = np.isin(phases, ["X"]) & np.array([number in wanted.damaged for number in numbers]) if numbers else False
     return np.asarray(starts | ends | damaged | (phases == "M") | ((phases == "C") & during))
 
 
-def _among(values: Integers, ordered: Integers) -> Mask:
-    """Which of the values are among the ordered ones."""
+def _is_among(values: Integers, ordered: Integers) -> Mask:
+    """Mark the values that are among the ordered ones."""
     if not len(ordered):
         return np.zeros(len(values), dtype=bool)
     return np.asarray(ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values)
 
 
-def _text(raw: bytes, event: Event, wanted: _Wanted) -> bytes | None:
+def _text(raw: bytes, event: FileEvent, wanted: _ChosenEvents) -> bytes | None:
     """The event's text, or None. The step after the last one is kept under another name, as it marks the end."""
     match = _STEP.fullmatch(event.name or "")
     if match is None or int(match[1]) in wanted.steps:

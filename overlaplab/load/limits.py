@@ -16,14 +16,14 @@ class Limit:
 
     @property
     def value(self) -> int:
-        """The environment's, else the default; an unreadable one counts as absent."""
+        """The environment's number, else the default; an unreadable one counts as absent."""
         try:
             return int(float(os.environ[self.name]))
         except (KeyError, ValueError, OverflowError):
             return self._default
 
-    def exceeded(self, problem: str, *, path: object, remedy: str, enough: int | None = None) -> OverlaplabError:
-        """The error that says so; `enough` would be a value to raise it to."""
+    def error(self, problem: str, *, path: object, remedy: str, enough: int | None = None) -> OverlaplabError:
+        """Return the error for what exceeds the limit; `enough` would be a value to raise it to."""
         raised = f"{self.name}={2 * self.value if enough is None else enough}"
         return OverlaplabError(
             problem, path=path, remedy=f"{remedy} If this is intended, raise the limit with {raised}."
@@ -33,6 +33,6 @@ class Limit:
 MAX_TRACES = Limit("OVERLAPLAB_MAX_TRACES", 2048)
 """Files of a folder. Each takes milliseconds, however small it is."""
 MAX_EVENTS = Limit("OVERLAPLAB_MAX_EVENTS", 20_000_000)
-"""Of one file. Each takes about 65 bytes."""
+"""Most events of one file. Each takes about 65 bytes."""
 MAX_RATIO = Limit("OVERLAPLAB_MAX_RATIO", 50)
-"""Of a gzip file's text to its size. Traces shrink by a factor of up to 26; deflate's maximum is 1032."""
+"""Largest ratio of a gzip file's text to its size. Traces have up to 26; deflate's maximum is 1032."""

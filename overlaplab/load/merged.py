@@ -21,25 +21,25 @@ _EARLY = 0.02
 
 
 def rank_masks(content: TraceFile, *, named: bool = False) -> dict[int, NDArray[np.bool_]]:
-    """Which events belong to each rank, in order of rank; empty if the file is of one rank.
+    """Mark each rank's events, in order of rank; empty if the file is of one rank.
 
     `named`: the file's name contains a rank.
     """
     owners = _ranks_in_arguments(content)
-    if len(_known(owners)) < 2:
+    if len(_ranks_of_owners(owners)) < 2:
         owners = _devices(content, named)
-    if len(_known(owners)) < 2:
+    if len(_ranks_of_owners(owners)) < 2:
         return {}
     pids = content.events["pid"].cat.codes.to_numpy().astype(np.int64)
     of_pid = _processes(content.events, owners, pids)
     masks = {}
-    for rank in _known(owners).tolist():
+    for rank in _ranks_of_owners(owners).tolist():
         shared = np.isin(pids, [pid for pid, ranks in of_pid.items() if rank in ranks])
         masks[int(rank)] = (owners == rank) | (shared & (owners < 0))
     return masks
 
 
-def _known(owners: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ranks_of_owners(owners: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(owners[owners >= 0])
 
 
@@ -58,7 +58,7 @@ def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
     on_device = (events["stream"].to_numpy() >= 0) & (device >= 0)
     owners = np.where(on_device, device, -1).astype(np.int64)
     kernels = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
-    computing = _known(np.where(kernels, owners, -1))  # copies alone do not make a device a rank
+    computing = _ranks_of_owners(np.where(kernels, owners, -1))  # copies alone do not make a device a rank
     hosts = runtime_calls(events)["pid"].nunique()
     rank_known = named or (content.rank is not None and (content.world_size or 1) > 1)
     one_rank = rank_known and hosts < 2
@@ -68,20 +68,21 @@ def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
 def _processes(events: pd.DataFrame, owners: NDArray[np.int64], pids: NDArray[np.int64]) -> dict[int, frozenset[int]]:
     """The ranks that each process's events without a rank belong to, by the code of its `pid`."""
     of_pid = {
-        int(pid): frozenset(_known(owners[pids == pid]).tolist()) for pid in np.unique(pids[owners >= 0]).tolist()
+        int(pid): frozenset(_ranks_of_owners(owners[pids == pid]).tolist())
+        for pid in np.unique(pids[owners >= 0]).tolist()
     }
-    for rank in _known(owners).tolist():
-        found = _launcher(events, owners == rank, owners < 0, pids)
-        if found is not None and not (found in of_pid and (owners[pids == found] >= 0).any()):
-            of_pid[found] = of_pid.get(found, frozenset()) | {rank}
+    for rank in _ranks_of_owners(owners).tolist():
+        launcher = _launcher(events, owners == rank, owners < 0, pids)
+        if launcher is not None and not (launcher in of_pid and (owners[pids == launcher] >= 0).any()):
+            of_pid[launcher] = of_pid.get(launcher, frozenset()) | {rank}
     if len({pid for pid in of_pid if (owners[pids == pid] < 0).all()}) == 1:  # one host process: the rest is its own
-        everyone = frozenset(_known(owners).tolist())
+        everyone = frozenset(_ranks_of_owners(owners).tolist())
         of_pid = {int(pid): of_pid.get(int(pid), everyone) for pid in np.unique(pids)}
     return of_pid
 
 
 def _launcher(
-    events: pd.DataFrame, own: NDArray[np.bool_], unowned: NDArray[np.bool_], pids: NDArray[np.int64]
+    events: pd.DataFrame, on_device: NDArray[np.bool_], unowned: NDArray[np.bool_], pids: NDArray[np.int64]
 ) -> int | None:
     """The process that launched these device events: most of their numbers, none too late, and soonest before."""
     numbered = (events["correlation"] >= 0).to_numpy()
@@ -90,12 +91,12 @@ def _launcher(
     )
     is_call = np.isin(events.index.to_numpy(), runtime_calls(events).index.to_numpy())
     calls = launched[is_call & unowned & numbered].drop_duplicates(["pid", "correlation"])
-    ran = launched.loc[own & numbered & ~is_call, ["correlation", "ts_ns"]]
+    ran = launched.loc[on_device & numbered & ~is_call, ["correlation", "ts_ns"]]
     pairs = calls.merge(ran, on="correlation", suffixes=("_call", "_ran"))
     pairs["delay_ns"] = pairs["ts_ns_ran"] - pairs["ts_ns_call"]
     best: tuple[int, float, int] | None = None
-    for pid, found in pairs.groupby("pid"):
-        delays = found["delay_ns"].to_numpy()
+    for pid, of_process in pairs.groupby("pid"):
+        delays = of_process["delay_ns"].to_numpy()
         if (delays < 0).mean() <= _EARLY:
             candidate = (-len(delays), float(np.median(delays)), int(str(pid)))
             best = candidate if best is None else min(best, candidate)

@@ -10,12 +10,12 @@ from overlaplab.events import Tables, Trace, known_of
 from overlaplab.load.cache import Cache
 from overlaplab.load.file import TraceFile
 from overlaplab.load.places import Located
-from overlaplab.load.ranks import traces_of
+from overlaplab.load.ranks import split_ranks
 from overlaplab.load.reading import read_here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class FileTraces:
     """The ranks of one file."""
 
     traces: tuple[Trace, ...]
@@ -24,10 +24,10 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class FileOpener:
     """How the files of a run are opened; workers get a copy."""
 
-    given: Mapping[str, int]
+    assigned_ranks: Mapping[str, int]
     """Ranks that the user assigned, by path."""
     device: str | None
     """The manifest's."""
@@ -35,10 +35,10 @@ class Opening:
     """The user's own rule, see `Trace.communication`."""
     cache: Cache | None
 
-    def ranks(self, file: Located, content: TraceFile) -> Opened:
+    def ranks(self, file: Located, content: TraceFile) -> FileTraces:
         """The traces of the file's ranks."""
-        traces, notes = traces_of(file, content, self.given.get(file.path))
-        return Opened(
+        traces, notes = split_ranks(file, content, self.assigned_ranks.get(file.path))
+        return FileTraces(
             traces=tuple(replace(trace, device=self.device, communication=self.communication) for trace in traces),
             notes=tuple(f"{file.name}: {note}" for note in (*content.warnings, *notes)),
         )
@@ -49,11 +49,11 @@ class Opening:
         progress: Callable[[float], None] | None = None,
         *,
         of_each: Sequence[Callable[[Trace], object]],
-    ) -> Opened:
-        """The same without tables, after these functions of each trace."""
+    ) -> FileTraces:
+        """Return the file's ranks without tables, after these functions of each trace."""
         opened = self.ranks(file, read_here(file, self.cache, progress))
         traces = (
-            replace(trace, tables=partial(self._tables, file, place), known=known_of(trace, of_each))
+            replace(trace, tables=partial(self._tables, file, place), precomputed=known_of(trace, of_each))
             for place, trace in enumerate(opened.traces)
         )
         return replace(opened, traces=tuple(traces))

@@ -64,7 +64,9 @@ def unpack(packed: bytes) -> TraceFile:
         document = _DOCUMENT.decode(_read(archive, _FIELDS))
         content: dict[str, Any] = {name: _PLAIN[name].decode(text) for name, text in document.fields.items()}
         for field, described in document.tables.items():
-            columns = {name: _got(archive, f"{field}/{name}", own) for name, own in described.items()}
+            columns = {
+                name: _read_column(archive, f"{field}/{name}", description) for name, description in described.items()
+            }
             is_array = list(columns) == [_ARRAY]
             content[field] = columns[_ARRAY] if is_array else pd.DataFrame(columns, copy=False)
     return TraceFile(**content)
@@ -87,7 +89,7 @@ def _put(archive: zipfile.ZipFile, name: str, column: pd.Series[Any]) -> dict[st
     return described
 
 
-def _got(archive: zipfile.ZipFile, name: str, described: dict[str, Any]) -> Any:
+def _read_column(archive: zipfile.ZipFile, name: str, described: dict[str, Any]) -> Any:
     values = _added_up(_read(archive, name), np.dtype(described["dtype"]))
     if "categories" not in described:
         return values

@@ -15,7 +15,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name
 
 STANDARD_INPUT = "-"
-"""As a path: a trace that comes through a pipe, and is read once."""
+"""The path of a trace that comes through a pipe, and is read once."""
 _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "modified", "created")
 """File systems' names for a value that changes with the file."""
 
@@ -25,7 +25,7 @@ class Located:
     """One trace file, with its size and version, which show whether it has changed."""
 
     path: str
-    """As given by the user, or within the given folder."""
+    """The path that the user gave, or one within the folder that the user gave."""
     name: str
     size: int
     version: str | None
@@ -39,14 +39,14 @@ def sources(path: str) -> list[Located]:
     """The trace files of a folder in order of name, or the one file; raises `OverlaplabError` if there is none."""
     if path == STANDARD_INPUT:
         return [Located(path=path, name="standard input", size=0, version=None, shared=False)]
-    found = _remote_sources(path) if _is_remote(path) else _local_sources(Path(path))
-    if not found:
+    files = _remote_sources(path) if _is_remote(path) else _local_sources(Path(path))
+    if not files:
         inner = [] if _is_remote(path) else sorted(folder.name for folder in Path(path).iterdir() if folder.is_dir())
         hint = f" Is one of its folders meant: {', '.join(inner[:3])}{' …' if inner[3:] else ''}?" if inner else ""
         raise OverlaplabError(
             "holds no trace", path=path, remedy=f"Traces are files named *.json or *.json.gz, one per rank.{hint}"
         )
-    return found
+    return files
 
 
 def manifest_text(path: str) -> bytes | None:

@@ -28,7 +28,7 @@ def names_rank(file: str) -> bool:
     return _RANK_IN_NAME.match(file) is not None
 
 
-def named(files: Sequence[Located], wanted: str) -> Located | None:
+def find_file(files: Sequence[Located], wanted: str) -> Located | None:
     """The file that the user means by its name or its path."""
     for file in files:
         if wanted in (file.name, file.path) or os.path.abspath(wanted) == os.path.abspath(file.path):
@@ -36,41 +36,41 @@ def named(files: Sequence[Located], wanted: str) -> Located | None:
     return None
 
 
-def assigned(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, int]:
+def assign_ranks_by_path(files: Sequence[Located], ranks: Mapping[str, int]) -> dict[str, int]:
     """The ranks that the user assigns, by path; files may be given by name or path.
 
     Raises `OverlaplabError` for an unknown file or an impossible rank.
     """
-    found: dict[str, int] = {}
+    rank_of_path: dict[str, int] = {}
     for wanted, rank in ranks.items():
-        meant = named(files, wanted)
+        meant = find_file(files, wanted)
         if meant is None:
             names = ", ".join(file.name for file in files[:4]) + (" …" if len(files) > 4 else "")
             raise OverlaplabError("no such trace to assign a rank to", path=wanted, remedy=f"There is {names}.")
         if not 0 <= rank < _MOST:
             raise OverlaplabError(f"{rank} is not a rank", path=wanted, remedy="Ranks count from 0.")
-        found[meant.path] = rank
-    return found
+        rank_of_path[meant.path] = rank
+    return rank_of_path
 
 
-def traces_of(file: Located, content: TraceFile, given: int | None) -> tuple[list[Trace], list[str]]:
+def split_ranks(file: Located, content: TraceFile, assigned: int | None) -> tuple[list[Trace], list[str]]:
     """The file's traces, one per rank, and warnings about them.
 
     The rank is the one that the user assigned, else the one in the file, else the one in its name, else None.
     """
     masks = rank_masks(content, named=names_rank(file.name))
-    if masks and given is not None:
+    if masks and assigned is not None:
         raise OverlaplabError(f"holds ranks {', '.join(map(str, masks))}, so it cannot be assigned one", path=file.path)
     if masks:
         listed = ", ".join(map(str, masks))
         return [_trace(file, content, rank, mask) for rank, mask in masks.items()], [f"holds the ranks {listed}"]
-    own = _rank_of(file, content)
-    if given is not None and content.rank not in (None, given):
-        return [_trace(file, content, given)], [f"says rank {content.rank}, and is taken for rank {given}"]
-    return [_trace(file, content, own if given is None else given)], []
+    stored = _find_rank(file, content)
+    if assigned is not None and content.rank not in (None, assigned):
+        return [_trace(file, content, assigned)], [f"says rank {content.rank}, and is taken for rank {assigned}"]
+    return [_trace(file, content, stored if assigned is None else assigned)], []
 
 
-def _rank_of(file: Located, content: TraceFile) -> int | None:
+def _find_rank(file: Located, content: TraceFile) -> int | None:
     if content.rank is not None:
         return content.rank
     if content.event_ranks is not None and (content.event_ranks >= 0).any():
@@ -85,9 +85,9 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
         rank=rank,
         tables=Tables(
             events=content.events if mask is None else content.events[mask].reset_index(drop=True),
-            collectives=content.collectives if mask is None else _rows_of(content.collectives, mask),
-            inputs=content.inputs if mask is None else _rows_of(content.inputs, mask),
-            syncs=content.syncs if mask is None else _rows_of(content.syncs, mask),
+            collectives=content.collectives if mask is None else _select_rows(content.collectives, mask),
+            inputs=content.inputs if mask is None else _select_rows(content.inputs, mask),
+            syncs=content.syncs if mask is None else _select_rows(content.syncs, mask),
         ),
         groups=content.groups,
         world_size=content.world_size,
@@ -98,12 +98,12 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
     )
 
 
-def _rows_of(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
+def _select_rows(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
     """The rows of some events, renumbered."""
     events = table["event"].to_numpy()
-    kept: pd.DataFrame = table[mask[events]].reset_index(drop=True)
+    selected: pd.DataFrame = table[mask[events]].reset_index(drop=True)
     places = np.cumsum(mask) - 1
-    return kept.assign(event=places[events[mask[events]]].astype(events.dtype))
+    return selected.assign(event=places[events[mask[events]]].astype(events.dtype))
 
 
 def one_recording(traces: Sequence[Trace], wanted: int | None, path: str) -> tuple[list[Trace], list[str]]:

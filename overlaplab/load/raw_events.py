@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.load.file.decode import Event, decoded, lenient
-from overlaplab.load.file.inflate import Source, opened
+from overlaplab.load.file.decode import FileEvent, decode_events, event_from_object
+from overlaplab.load.file.inflate import Source, open_file
 
 _KEY_BYTES = 64
 _ARRAY = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
@@ -38,22 +38,22 @@ class RawEvents:
     def base_ns(self) -> int:
         """The offset of all times; found by a pass of its own, because kineto writes it last."""
         values, text = [b"0"], b""
-        with opened(self._path) as file:
+        with open_file(self._path) as file:
             for chunk in Source(self._path, file):
                 text = text[-_KEY_BYTES:] + chunk  # the key may span two chunks
                 values = _BASE.findall(text)[-1:] or values
         return int(values[0])
 
-    def __iter__(self) -> Iterator[list[tuple[bytes, Event]]]:
-        with opened(self._path) as file:
+    def __iter__(self) -> Iterator[list[tuple[bytes, FileEvent]]]:
+        with open_file(self._path) as file:
             chunks = iter(Source(self._path, file))
             buffer = self._head(chunks)
             for chunk in chunks:
                 buffer += chunk
-                for cut, rest in _boundaries(buffer):
-                    if (found := _events(buffer[:cut])) is not None:
-                        yield found
-                        buffer = buffer[rest:]
+                for cut, start in _boundaries(buffer):
+                    if (events := _events(buffer[:cut])) is not None:
+                        yield events
+                        buffer = buffer[start:]
                         break
                 else:
                     if _end(buffer) is not None:
@@ -71,15 +71,15 @@ class RawEvents:
                 return buffer[match.end() :]
         raise OverlaplabError("no list of traceEvents", path=self._path)
 
-    def _last(self, buffer: bytes) -> list[tuple[bytes, Event]]:
+    def _last(self, buffer: bytes) -> list[tuple[bytes, FileEvent]]:
         end = _end(buffer)
         if end is not None:
             self.tail = buffer[end:]
             return _events(buffer[:end]) or []
         self.tail = b"]}" if b"{" in self.head else b"]"
         for cut, _ in _boundaries(buffer):
-            if (found := _events(buffer[:cut])) is not None:
-                return found
+            if (events := _events(buffer[:cut])) is not None:
+                return events
         return []
 
 
@@ -88,38 +88,38 @@ def _boundaries(buffer: bytes) -> list[tuple[int, int]]:
     return [(match.start() + 1, match.end()) for match in list(_BOUNDARY.finditer(buffer))[-_ATTEMPTS:][::-1]]
 
 
-def _events(text: bytes) -> list[tuple[bytes, Event]] | None:
+def _events(text: bytes) -> list[tuple[bytes, FileEvent]] | None:
     """The events in the text, or None if it was not cut between two events."""
-    text = _mended(b"[" + text + b"]")
+    text = _replace_surrogates(b"[" + text + b"]")
     try:
         raws = _RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     try:
-        events, _ = decoded(text)
+        events, _ = decode_events(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        events = [_patiently(bytes(raw)) for raw in raws]
+        events = [_decode_leniently(bytes(raw)) for raw in raws]
     return [(bytes(raw), event) for raw, event in zip(raws, events, strict=True)]
 
 
-def _mended(text: bytes) -> bytes:
+def _replace_surrogates(text: bytes) -> bytes:
     """Replace half surrogate pairs, which msgspec refuses, as the reader does; the length stays the same."""
     if rb"\ud" not in text and rb"\uD" not in text:
         return text
     return _SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)
 
 
-def _patiently(raw: bytes) -> Event:
+def _decode_leniently(raw: bytes) -> FileEvent:
     try:
         value: Any = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         value = None
-    return lenient(value if isinstance(value, dict) else {}, Counter())
+    return event_from_object(value if isinstance(value, dict) else {}, Counter())
 
 
 def _end(buffer: bytes) -> int | None:
     """The place of the array's closing bracket; None if the text does not hold it."""
-    text = _mended(b"[" + buffer)
+    text = _replace_surrogates(b"[" + buffer)
     try:
         _RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -20,16 +20,16 @@ from overlaplab.load.places import Located, stream
 Advance = Callable[[float, int], None]
 """`advance(done, files)`, at the start and after each file; within a large one that this process reads, fractions."""
 
-Found = TypeVar("Found")
-Sent = TypeVar("Sent")
-Given = TypeVar("Given", covariant=True)
+Result = TypeVar("Result")
+Packed = TypeVar("Packed")
+Output = TypeVar("Output", covariant=True)
 
 
-class Work(Protocol[Given]):
+class FileJob(Protocol[Output]):
     """What is done with a file; `progress(part)` is called while a large one is read."""
 
-    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Given:
-        """What came of it."""
+    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Output:
+        """Return what came of it."""
 
 
 WORTH_BYTES = 300_000_000
@@ -53,25 +53,25 @@ def read_all(
     progress(0, len(files))
     read: dict[int, TraceFile | NotATraceError] = {}
     for place, file in enumerate(files):
-        if cache and (known := cache.get(file)) is not None:
-            read[place] = known
+        if cache and (cached := cache.get(file)) is not None:
+            read[place] = cached
             progress(len(read), len(files))
     missing = [place for place in range(len(files)) if place not in read]
 
-    def received(place: int, packed: bytes) -> TraceFile:
+    def unpack_and_cache(place: int, packed: bytes) -> TraceFile:
         if cache:
             cache.put(files[missing[place]], packed)
         return unpack(packed)
 
-    found = _each(
+    results = _run_on_files(
         [files[place] for place in missing],
-        work=_packed,
-        received=received,
-        here=lambda file: _read_here(file, cache, lambda part: progress(len(read) + part, len(files))),
+        worker_job=_read_packed,
+        decode=unpack_and_cache,
+        read_locally=lambda file: _read_here(file, cache, lambda part: progress(len(read) + part, len(files))),
         executor=executor,
         optional=optional,
     )
-    for place, content in found:
+    for place, content in results:
         read[missing[place]] = content
         progress(len(read), len(files))
     return [read[place] for place in range(len(files))]
@@ -79,54 +79,54 @@ def read_all(
 
 def work_on_each(
     files: Sequence[Located],
-    work: Work[Found],
+    work: FileJob[Result],
     *,
     executor: Executor | None,
     optional: Container[str],
     progress: Advance,
-) -> list[Found | NotATraceError]:
-    """What the work finds of each file, in order, as `read_all`: but its results come back as they are (pickled)."""
+) -> list[Result | NotATraceError]:
+    """Return what the job makes of each file, in order, as `read_all` does, but pickled between processes."""
     progress(0, len(files))
-    found: dict[int, Found | NotATraceError] = {}
-    for place, one in _each(
+    results: dict[int, Result | NotATraceError] = {}
+    for place, result in _run_on_files(
         files,
-        work=work,
-        received=lambda _, one: one,
-        here=lambda file: work(file, lambda part: progress(len(found) + part, len(files))),
+        worker_job=work,
+        decode=lambda _, result: result,
+        read_locally=lambda file: work(file, lambda part: progress(len(results) + part, len(files))),
         executor=executor,
         optional=optional,
     ):
-        found[place] = one
-        progress(len(found), len(files))
-    return [found[place] for place in range(len(files))]
+        results[place] = result
+        progress(len(results), len(files))
+    return [results[place] for place in range(len(files))]
 
 
-def _each(
+def _run_on_files(
     files: Sequence[Located],
     *,
-    work: Callable[[Located], Sent],
-    received: Callable[[int, Sent], Found],
-    here: Callable[[Located], Found],
+    worker_job: Callable[[Located], Packed],
+    decode: Callable[[int, Packed], Result],
+    read_locally: Callable[[Located], Result],
     executor: Executor | None,
     optional: Container[str],
-) -> Iterator[tuple[int, Found | NotATraceError]]:
-    """By index what `received(index, work(file))` gives, the work being a worker's, or `here(file)` without workers."""
-    left, own = list(range(len(files))), executor is None
+) -> Iterator[tuple[int, Result | NotATraceError]]:
+    """Yield `decode(index, worker_job(file))` by index, or `read_locally(file)` without workers."""
+    left, own_workers = list(range(len(files))), executor is None
     with _workers(files) if executor is None else nullcontext(executor) as workers:
         if workers is not None:
             try:
-                for place, sent in _by_workers(workers, files, work, optional, own=own):
-                    with _blaming(files[place], own=own):
-                        one = sent if isinstance(sent, NotATraceError) else received(place, sent)
+                for place, sent in _by_workers(workers, files, worker_job, optional, own_workers=own_workers):
+                    with _blame_file(files[place], own_workers=own_workers):
+                        result = sent if isinstance(sent, NotATraceError) else decode(place, sent)
                     left.remove(place)
-                    yield place, one
+                    yield place, result
             except BrokenExecutor:
                 pass  # the workers were probably killed for lack of memory: one file at a time needs less
     for place in left:
-        yield place, _or_none(partial(here, files[place]), files[place], optional)
+        yield place, _or_none(partial(read_locally, files[place]), files[place], optional)
 
 
-def _or_none(work: Callable[[], Found], file: Located, optional: Container[str]) -> Found | NotATraceError:
+def _or_none(work: Callable[[], Result], file: Located, optional: Container[str]) -> Result | NotATraceError:
     """What the work finds, or that an optional file is no trace."""
     try:
         return work()
@@ -137,14 +137,14 @@ def _or_none(work: Callable[[], Found], file: Located, optional: Container[str])
 
 
 @contextmanager
-def _blaming(file: Located, *, own: bool) -> Iterator[None]:
+def _blame_file(file: Located, *, own_workers: bool) -> Iterator[None]:
     """Errors of an executor that is not our own may be of any type: they are this file's."""
     try:
         yield
     except OverlaplabError:
         raise
     except Exception as error:
-        if own:
+        if own_workers:
             raise
         raise OverlaplabError(
             f"the executor did not read it ({type(error).__name__}: {error})", path=file.path
@@ -154,30 +154,30 @@ def _blaming(file: Located, *, own: bool) -> Iterator[None]:
 def _by_workers(
     workers: Executor,
     files: Sequence[Located],
-    work: Callable[[Located], Sent],
+    work: Callable[[Located], Packed],
     optional: Container[str],
     *,
-    own: bool,
-) -> Iterator[tuple[int, Sent | NotATraceError]]:
-    asked: dict[Future[Sent], int] = {}
+    own_workers: bool,
+) -> Iterator[tuple[int, Packed | NotATraceError]]:
+    futures: dict[Future[Packed], int] = {}
     for place, file in enumerate(files):
-        with _blaming(file, own=own):
-            asked[workers.submit(work, file)] = place
+        with _blame_file(file, own_workers=own_workers):
+            futures[workers.submit(work, file)] = place
     try:
-        for done in as_completed(list(asked)):
-            place = asked.pop(done)
-            with _blaming(files[place], own=own):
-                found = _or_none(done.result, files[place], optional)
-            yield place, found
+        for done in as_completed(list(futures)):
+            place = futures.pop(done)
+            with _blame_file(files[place], own_workers=own_workers):
+                result = _or_none(done.result, files[place], optional)
+            yield place, result
     finally:
-        for future in asked:
+        for future in futures:
             future.cancel()
 
 
 def read_here(file: Located, cache: Cache | None, progress: Callable[[float], None] | None = None) -> TraceFile:
     """The file's content by this process, from the cache if it is there; `progress(part)` while a large one is read."""
-    known = cache.get(file) if cache else None
-    return _read_here(file, cache, progress) if known is None else known
+    cached = cache.get(file) if cache else None
+    return _read_here(file, cache, progress) if cached is None else cached
 
 
 def _read_here(file: Located, cache: Cache | None, progress: Callable[[float], None] | None = None) -> TraceFile:
@@ -188,13 +188,13 @@ def _read_here(file: Located, cache: Cache | None, progress: Callable[[float], N
 
 
 def _read(located: Located, progress: Callable[[float], None] | None = None) -> TraceFile:
-    told = (lambda read: progress(min(read / located.size, 1.0))) if progress and located.size else None
+    report_bytes = (lambda read: progress(min(read / located.size, 1.0))) if progress and located.size else None
     with stream(located.path) as file:
-        return read_trace(located.path, file, progress=told)
+        return read_trace(located.path, file, progress=report_bytes)
 
 
-def _packed(file: Located) -> bytes:
-    """The work of a worker. The packed form is a tenth of the table's size, and goes into the cache unchanged."""
+def _read_packed(file: Located) -> bytes:
+    """A worker's job. The packed form is a tenth of the table's size, and goes into the cache unchanged."""
     return pack(_read(file))
 
 

@@ -19,9 +19,9 @@ from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load import cache as kept
 from overlaplab.load.file import NotATraceError
 from overlaplab.load.limits import MAX_TRACES
-from overlaplab.load.opening import Opened, Opening
+from overlaplab.load.opening import FileOpener, FileTraces
 from overlaplab.load.places import manifest_text, sources
-from overlaplab.load.ranks import assigned, named, names_rank, one_recording
+from overlaplab.load.ranks import assign_ranks_by_path, find_file, names_rank, one_recording
 from overlaplab.load.reading import Advance, read_all, work_on_each
 from overlaplab.manifest import Manifest
 
@@ -57,27 +57,29 @@ def load_run(
 
     Raises `OverlaplabError` naming the file, the rank and the remedy for anything that cannot be read.
     """
-    where = _plain(path)
+    where = _plain_path(path)
     _check_rule(communication)
     files = sources(where)
     if len(files) > MAX_TRACES.value:
-        raise MAX_TRACES.exceeded(
+        raise MAX_TRACES.error(
             f"holds {len(files):,} files named as traces, and at most {MAX_TRACES.value:,} are opened",
             path=where,
             remedy="Name a folder that holds one run.",
             enough=len(files),
         )
-    given = assigned(files, assign_ranks or {})
+    assigned_ranks = assign_ranks_by_path(files, assign_ranks or {})
     manifest = load_manifest(where)
-    opening = Opening(
-        given=given,
+    opening = FileOpener(
+        assigned_ranks=assigned_ranks,
         device=manifest.device if manifest else None,
         communication=communication or None,
         cache=kept.Cache() if cache and not kept.is_off() else None,
     )
     advance = progress or (lambda done, files: None)
-    strays = {file.path for file in files if len(files) > 1 and file.path not in given and not names_rank(file.name)}
-    opened: list[Opened | NotATraceError]
+    strays = {
+        file.path for file in files if len(files) > 1 and file.path not in assigned_ranks and not names_rank(file.name)
+    }
+    opened: list[FileTraces | NotATraceError]
     if of_each is None:
         contents = read_all(files, cache=opening.cache, executor=executor, optional=strays, progress=advance)
         opened = [
@@ -87,24 +89,24 @@ def load_run(
     else:
         work = partial(opening.worked_out, of_each=(extent, *of_each))
         opened = work_on_each(files, work, executor=executor, optional=strays, progress=advance)
-    found: list[Trace] = []
+    every_trace: list[Trace] = []
     warnings: list[str] = []
-    for file, one in zip(files, opened, strict=True):
-        if isinstance(one, NotATraceError):
-            warnings.append(f"{file.name} was skipped: it is not a trace ({one.reason})")
+    for file, file_traces in zip(files, opened, strict=True):
+        if isinstance(file_traces, NotATraceError):
+            warnings.append(f"{file.name} was skipped: it is not a trace ({file_traces.reason})")
         else:
-            found += one.traces
-            warnings += one.notes
-    if not found and isinstance(opened[0], NotATraceError):
+            every_trace += file_traces.traces
+            warnings += file_traces.notes
+    if not every_trace and isinstance(opened[0], NotATraceError):
         raise opened[0]
-    traces, notes = one_recording(found, recording, where)
+    traces, notes = one_recording(every_trace, recording, where)
     # Of equal length for all ranks, so that their times compare: the first moment that any of them recorded.
     origin_ns = min((span[0] for span in map(extent, traces) if span), default=0)
     return Run(
         path=where,
         manifest=manifest,
         traces=tuple(replace(trace, origin_ns=origin_ns) for trace in traces),
-        warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in found}), manifest)),
+        warnings=(*warnings, *notes, *_missing_ranks(traces, len({t.rank for t in every_trace}), manifest)),
     )
 
 
@@ -115,7 +117,7 @@ def load_sweep(path: str | os.PathLike[str], *, cache: bool = True, progress: Ad
 
 def holds_trace(path: str | os.PathLike[str], file: str) -> bool:
     """Whether a run has a trace of this name or path; raises as `load_run`."""
-    return named(sources(_plain(path)), file) is not None
+    return find_file(sources(_plain_path(path)), file) is not None
 
 
 def _check_rule(communication: str | None) -> None:
@@ -128,7 +130,7 @@ def _check_rule(communication: str | None) -> None:
         ) from None
 
 
-def _plain(path: str | os.PathLike[str]) -> str:
+def _plain_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path).removeprefix("file://")
     return text if "://" in text else str(Path(text))
 
@@ -138,8 +140,8 @@ def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | Non
     size = max([*sizes, ranks])
     here = {trace.rank for trace in traces}
     phantoms = set(manifest.phantom_ranks) - here if manifest else set()
-    asked = manifest.raw.get("trace_ranks") if manifest else None  # of a trace; None: all ranks
-    traced = {rank for rank in asked if rank in range(size)} if isinstance(asked, list) else None
+    recorded_ranks = manifest.raw.get("trace_ranks") if manifest else None  # of a trace; None: all ranks
+    traced = {rank for rank in recorded_ranks if rank in range(size)} if isinstance(recorded_ranks, list) else None
     untraced = 0 if traced is None else size - len(traced | here | phantoms)
     missing = size - len(traces) - len(phantoms) - untraced
     notes = []

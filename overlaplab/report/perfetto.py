@@ -21,7 +21,7 @@ import pandas as pd
 
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.findings import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
@@ -93,7 +93,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
 
 def _first_ns(run: Run, timeline: Timeline) -> int:
     """When the first event or mark begins, in ns from the run's zero: no time in the file is negative."""
-    starts = [int(trace.events["ts_ns"].min()) - zero_of(run, trace) for trace in run.traces if len(trace.events)]
+    starts = [int(trace.events["ts_ns"].min()) - run_zero_ns(run, trace) for trace in run.traces if len(trace.events)]
     starts += [int(timeline.events["start_ns"].min())] if len(timeline.events) else []
     return min(starts, default=0)
 
@@ -179,7 +179,7 @@ class _Writer:
     def recorded(self, trace: Trace, ends: Ends) -> Iterator[str]:
         """The rank's events with their arrows."""
         events = trace.events
-        starts = events["ts_ns"].to_numpy() - (zero_of(self.run, trace) + self.first_ns)
+        starts = events["ts_ns"].to_numpy() - (run_zero_ns(self.run, trace) + self.first_ns)
         places = threads_of(trace, self.pid)
         for pid, name in places.processes:
             yield from _process_name(pid, name, self.place)

@@ -12,7 +12,7 @@ import numpy as np
 
 from overlaplab.events import Trace
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges
 from overlaplab.evidence.labels import Label, Span
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
@@ -177,7 +177,7 @@ def blocked_fsdp2(trace: Trace, launches: Sequence[Launched], compute: Intervals
 
     Of HSDP a reduction among the shards is over before the one across the replicas is launched.
     """
-    ranges, moments = fsdp2_ranges_of(trace), [own.at_ns for own in launches]
+    ranges, moments = fsdp2_ranges(trace), [own.at_ns for own in launches]
 
     def launched_in(span: Span) -> Sequence[Launched]:
         return launches[bisect_left(moments, span.start_ns) : bisect_left(moments, span.end_ns)]

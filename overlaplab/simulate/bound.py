@@ -143,7 +143,7 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
         if cut is None or own.gradients is None:
             continue
         done_ns, buckets = (np.maximum.accumulate(cut[0]), cut[1])
-        times = [(ran.reached(host_ns) or host_ns) - step.start_ns for host_ns, _ in own.gradients]
+        times = [(ran.done_ns(host_ns) or host_ns) - step.start_ns for host_ns, _ in own.gradients]
         at_ns = np.maximum.accumulate(times)
 
         def recorded(done: int, done_ns: Any = done_ns, at_ns: Any = at_ns) -> int:

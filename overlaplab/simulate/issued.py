@@ -25,9 +25,9 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, ddp_backwards, unlabelled_backwards
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.gathers import Gather
-from overlaplab.evidence.labels import Label, Span, labels_of
+from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.selection import launched_in
 from overlaplab.intervals import clip, length_before
 from overlaplab.manifest import Manifest
@@ -63,7 +63,7 @@ class Issued:
 
 def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Issued]]:
     """What was issued in each of these steps; steps of which the trace does not show all are left out."""
-    labels, ran, ranges = labels_of(trace), executions(trace), fsdp2_ranges_of(trace)
+    labels, ran, ranges = engine_labels(trace), executions(trace), fsdp2_ranges(trace)
     backwards, unlabelled = ddp_backwards(trace, ran), unlabelled_backwards(trace, ran)
     gathers, size_of = fsdp2_gathers(ranges, ran), unit_sizes(manifest, ranges)
     scattered = fsdp2_scatters(ranges, ran)

@@ -18,10 +18,10 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, activity, missing_ranks, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.fsdp2 import fsdp2_ranges_of
+from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
-from overlaplab.evidence.labels import Label, Ordered, labels_of
-from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, passes_of, updates_of
+from overlaplab.evidence.labels import Label, Ordered, engine_labels
+from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
@@ -128,9 +128,9 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
-    others = (label for label in (*labels_of(trace), *bucket_labels(trace)) if label.word not in PASSES)
-    passes = passes_of(trace) or updates_of(trace)
-    ranges = sorted((*passes, *others, *fsdp2_ranges_of(trace), *host_work(trace)), key=lambda label: label.start_ns)
+    others = (label for label in (*engine_labels(trace), *bucket_labels(trace)) if label.word not in PASSES)
+    passes = pass_labels(trace) or update_labels(trace)
+    ranges = sorted((*passes, *others, *fsdp2_ranges(trace), *host_work(trace)), key=lambda label: label.start_ns)
     labels = [label for label in ranges if begin <= label.start_ns < end]
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
@@ -146,7 +146,7 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
     ended = {own.launch.key: own.ended_ns for own in launches}
     points: list[tuple[int, int, Move | Blocked]] = [(own.at_ns, 1, own.launch) for own in launches]
     points += [(at, 2, mark) for at, mark in _marks(labels)]
-    waits = blocked_fsdp2(trace, launches, compute) if fsdp2_ranges_of(trace) else blocked(labels, launches, compute)
+    waits = blocked_fsdp2(trace, launches, compute) if fsdp2_ranges(trace) else blocked(labels, launches, compute)
     points += [(wait.start_ns, 3, wait) for wait in waits]
     points += [(at, 0, End()) for at in (*(window.start_ns for window in windows), windows[-1].end_ns)]
     now = zero
@@ -254,7 +254,7 @@ def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
     for label in labels:
         match label.word:
             case "gradient_ready":
-                own = passes.holding("backward", label.start_ns)
+                own = passes.range_around("backward", label.start_ns)
                 if own is not None and label.start_ns < own.end_ns:
                     word = "gradient" if own.fields["sync"] == "1" else "kept_gradient"
                     yield from ((label.start_ns, Mark(word, name)) for name in label_list(label.fields["parameter"]))

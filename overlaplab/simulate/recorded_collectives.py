@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, STALL_NS, WAKE_NS
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.manifest import traits_of
 
 
 def collectives_of(run: Run) -> pd.DataFrame:
-    """Rows of `numbered` that were carried, with what they have in a `Launch`: `hops`, `members` and `lane`, or None.
+    """Rows of `numbered_arrivals` that were carried, with `hops`, `members` and `lane` of a `Launch`, or None.
 
     The hops of a bucket are one collective.
     """
-    rows = numbered(run)
+    rows = numbered_arrivals(run)
     rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
     traits = traits_of(run.manifest)
     if traits is not None and traits.hops is not None:
@@ -70,9 +70,9 @@ def with_seen_ends(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     seen_ends, seen = rows["end_ns"].to_numpy(np.int64).copy(), np.zeros(len(rows), dtype=bool)
     for place, trace in enumerate(run.traces):
         chosen = np.flatnonzero(rows["trace"] == place)
-        offset, known = int(corrections(run)[place]), purposes(trace).iloc[rows["row"].to_numpy()[chosen]]
-        ends, backward_ends = seen_ends[chosen] + offset, known["backward_end_ns"].to_numpy()
-        waited = (known["role"] == Role.BUCKET).to_numpy() & (backward_ends != UNKNOWN_NS) & (ends >= backward_ends)
+        offset, purpose = int(corrections(run)[place]), purposes(trace).iloc[rows["row"].to_numpy()[chosen]]
+        ends, backward_ends = seen_ends[chosen] + offset, purpose["backward_end_ns"].to_numpy()
+        waited = (purpose["role"] == Role.BUCKET).to_numpy() & (backward_ends != UNKNOWN_NS) & (ends >= backward_ends)
         seen[chosen[waited]] = True
         seen_ends[chosen[waited]] = [_seen_end(trace, end, ends) - offset for end in ends[waited].tolist()]
     return rows.assign(end_ns=seen_ends, seen=seen)
@@ -127,7 +127,7 @@ _COLUMNS = ("trace", "match", "kind", "bytes", "launch_ns", "start_ns", "end_ns"
 
 
 def _averaged_by_hand(run: Run) -> pd.DataFrame:
-    """One row per trace and bucket whose all-reduce `ring` or `tree` made, with columns as `numbered` has.
+    """One row per trace and bucket whose all-reduce `ring` or `tree` made, with columns as `numbered_arrivals` has.
 
     Its launch is when the hops of the bucket could begin on the rank, unless those of another were under way; it ends
     with the rank's last hop. Empty where the ranks' hops are of different buckets.
@@ -145,7 +145,7 @@ def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
     for place, trace in enumerate(run.traces):
         ran, offset = executions(trace), int(corrections(run)[place])
         seen: Counter[str] = Counter()
-        for label in labels_of(trace):
+        for label in engine_labels(trace):
             hops = ran.hops(label)
             if not hops:
                 continue

@@ -11,7 +11,7 @@ from overlaplab.events import Run, Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.launches import launches
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Link, traits_of
 
@@ -82,7 +82,7 @@ class _Measured:
     def __init__(self, run: Run, trace: Trace) -> None:
         found = arrivals(run)
         own = found[found["trace"] == run.traces.index(trace)]
-        starts = recorded(trace)["start_ns"].to_numpy()[own["row"]]
+        starts = recorded_collectives(trace)["start_ns"].to_numpy()[own["row"]]
         known = own["moves_ns"] != UNKNOWN_NS
         waits = (own["moves_ns"] - own["start_ns"]).where(known, UNKNOWN_NS)
         wait_of = dict(zip(starts.tolist(), waits.tolist(), strict=True))
@@ -99,7 +99,7 @@ class _Measured:
         self.by_size = cache(self._by_size)
 
     def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
-        moved = [self._moved[own.ran] for own in self._executions.inside(launch) if own.ran]
+        moved = [self._moved[own.ran] for own in self._executions.launches_inside(launch) if own.ran]
         if not moved:
             return None
         self.waits_known &= all(known for _, known in moved)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from overlaplab.costs import attained_steps
 from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
-from overlaplab.evidence.step_kinds import period_of, step_kinds
+from overlaplab.evidence.step_kinds import kind_period, step_kinds
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import Rule
 
@@ -85,7 +85,7 @@ def step_weights(run: Run) -> npt.NDArray[np.float64]:
     shares: dict[int, float] = {}
     for kind in set(kinds.tolist()):
         steps = np.flatnonzero(kinds == kind).tolist()
-        period = period_of(steps, places) if len(steps) < len(kinds) else None
+        period = kind_period(steps, places) if len(steps) < len(kinds) else None
         shares[kind] = 1 / period if period else len(steps) / len(kinds)
     weights = np.array([shares[kind] / (left & (kinds == kind)).sum() for kind in kinds.tolist()])
     return np.where(left, weights, 0.0)

@@ -13,7 +13,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, classify, launchers, matching, step_windows, thread_numbers
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.recorded import recorded_of_events
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.vocabulary import OPERATOR_CATEGORIES
 
 _NOTE = "record_param_comms"
@@ -139,13 +139,13 @@ def _launch(trace: Trace, row: int, zero: int) -> LaunchDetails | None:
     call = int(launchers(trace)[row])
     if call < 0:
         return None
-    made, at = trace.events.iloc[call], int(trace.events["ts_ns"].to_numpy()[row])
-    start = int(made["ts_ns"])
+    call_event, at = trace.events.iloc[call], int(trace.events["ts_ns"].to_numpy()[row])
+    start = int(call_event["ts_ns"])
     return LaunchDetails(
-        name=str(made["name"]),
+        name=str(call_event["name"]),
         start_ns=start - zero,
-        end_ns=start - zero + int(made["dur_ns"]),
-        thread=str(made["tid"]),
+        end_ns=start - zero + int(call_event["dur_ns"]),
+        thread=str(call_event["tid"]),
         operator=_operator_around(trace.events, call),
         delay_ns=at - start,
     )
@@ -169,21 +169,21 @@ def _collective(run: Run, place: int, row: int) -> CollectiveDetails | None:
     of_trace = int(recorded_of_events(run.traces[place])[row])
     if of_trace < 0:
         return None
-    known = numbered(run)
-    here = (known["trace"] == place) & (known["row"] == of_trace)
-    index = int(known.loc[here, "index"].iloc[0])
+    arrivals = numbered_arrivals(run)
+    here = (arrivals["trace"] == place) & (arrivals["row"] == of_trace)
+    index = int(arrivals.loc[here, "index"].iloc[0])
     table = collectives(run)
     table = table[table["index"] == index].sort_values("rank", kind="stable")
     rows = [
-        {name: None if _absent(value) else value for name, value in row.items()} for row in table.to_dict("records")
+        {name: None if _is_absent(value) else value for name, value in row.items()} for row in table.to_dict("records")
     ]
-    own = next(row for row in rows if row["rank"] == run.traces[place].rank)
-    found: Any = {name: own[str(name)] for name in CollectiveDetails.__annotations__ if name != "peers"}
-    details: CollectiveDetails = found | {
+    of_rank = next(row for row in rows if row["rank"] == run.traces[place].rank)
+    fields: Any = {name: of_rank[str(name)] for name in CollectiveDetails.__annotations__ if name != "peers"}
+    details: CollectiveDetails = fields | {
         "peers": [{name: peer[name] for name in Peer.__annotations__} for peer in rows]
     }
     return details
 
 
-def _absent(value: Any) -> bool:
+def _is_absent(value: Any) -> bool:
     return value is None or value is pd.NA or value is pd.NaT or value != value

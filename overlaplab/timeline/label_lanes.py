@@ -15,9 +15,9 @@ from overlaplab.analyses.sharding.scatters import scatters
 from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.systems.hops import hops
 from overlaplab.events import Run, Trace, rule_of
-from overlaplab.evidence.clocks import zero_of
+from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.manifest import traits_of
 from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import Rule
@@ -48,19 +48,19 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
         (f"{verb}s", schedule(run), _gather),
         ("reduce-scatters", scatters(run), _scatter),
     )
-    known = _collectives(run)
-    found = []
+    collectives_of_trace = _collectives(run)
+    lanes_of_trace = []
     for place, trace in enumerate(run.traces):
         begun = {_step(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)}
         lanes = []
         for label, table, marks_of in tables:
             marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[_step(row["step"])])]
             if label == f"{verb}s":
-                marks += _updated_parameters(trace, zero_of(run, trace), verb)
+                marks += _updated_parameters(trace, run_zero_ns(run, trace), verb)
             if marks:
-                lanes.append(_lane(label, marks, known.get(place, {})))
-        found.append(lanes)
-    return found
+                lanes.append(_lane(label, marks, collectives_of_trace.get(place, {})))
+        lanes_of_trace.append(lanes)
+    return lanes_of_trace
 
 
 def _step(step: Any) -> int | None:
@@ -110,7 +110,7 @@ def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
 
 def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
     """zero1's and zero2's gathers, and local-sgd's averages."""
-    launched = [label for label in labels_of(trace) if label.word == "param_gather_launch"]
+    launched = [label for label in engine_labels(trace) if label.word == "param_gather_launch"]
     if not launched or rule_of(trace) is Rule.UNRECORDED:
         return []
     ran = executions(trace)
@@ -127,10 +127,12 @@ def _collectives(run: Run) -> dict[int, dict[int, tuple[int, Mark]]]:
     table = collectives(run)
     table = table[table["start_ns"].notna()]
     places = {trace.rank: place for place, trace in enumerate(run.traces)}
-    found: dict[int, dict[int, tuple[int, Mark]]] = {}
+    by_start: dict[int, dict[int, tuple[int, Mark]]] = {}
     for rank, start, index, kind in zip(*(table[name] for name in ("rank", "start_ns", "index", "kind")), strict=True):
-        found.setdefault(places[_step(rank)], {}).setdefault(int(start), (int(index), mark_of_collective(kind or "")))
-    return found
+        by_start.setdefault(places[_step(rank)], {}).setdefault(
+            int(start), (int(index), mark_of_collective(kind or ""))
+        )
+    return by_start
 
 
 def _lane(label: str, marks: list[_LabelMark], collective: dict[int, tuple[int, Mark]]) -> Lane:

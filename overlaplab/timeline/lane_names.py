@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import AXES, axis_of
 from overlaplab.events import Trace, Work, counting_as, matching, thread_numbers
-from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.timeline.marks import Mark
 from overlaplab.vocabulary import label_fields
 
@@ -55,8 +55,13 @@ def _streams(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
     for lane in lanes:
         what = {Mark.COMPUTE: "compute", Mark.MEMORY: "copies"}.get(lane.main)
         if what is None:
-            own = lane.rows[communicates[lane.rows]]
-            what = ", ".join(("NCCL" if 2 * nccl[own].sum() > len(own) else "communication", *_axes(trace, own)))
+            communicating = lane.rows[communicates[lane.rows]]
+            what = ", ".join(
+                (
+                    "NCCL" if 2 * nccl[communicating].sum() > len(communicating) else "communication",
+                    *_axes(trace, communicating),
+                )
+            )
         begin = f"device {device[lane.rows[0]]} " if several else ""
         names.append(f"{begin}stream {stream[lane.rows[0]]} ({what})")
     return names
@@ -65,45 +70,45 @@ def _streams(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
 def _threads(trace: Trace, lanes: Sequence[Counted]) -> list[str]:
     thread = thread_numbers(trace.events)
     names = trace.events["name"]
-    stepping = _carrying(thread, names, lambda name: name.startswith("ProfilerStep"))
+    stepping = _threads_with(thread, names, lambda name: name.startswith("ProfilerStep"))
     carried = (
-        ("link", _carrying(thread, names, lambda name: name.startswith("engine::comm "))),
-        ("gloo", _carrying(thread, names, lambda name: name.startswith("gloo:"))),
+        ("link", _threads_with(thread, names, lambda name: name.startswith("engine::comm "))),
+        ("gloo", _threads_with(thread, names, lambda name: name.startswith("gloo:"))),
     )
-    hooks = _carrying(thread, names, _is_backward)
+    hooks = _threads_with(thread, names, _is_backward)
     computing = [lane for lane in lanes if lane.main is Mark.COMPUTE]
     leads = [lane for lane in computing if int(thread[lane.rows[0]]) in stepping] or computing[:1]
-    found = []
+    labels = []
     for lane in lanes:
-        own = int(thread[lane.rows[0]])
-        if any(lane is one for one in leads) or own in stepping:
-            found.append("main")
+        lane_thread = int(thread[lane.rows[0]])
+        if any(lane is lead for lead in leads) or lane_thread in stepping:
+            labels.append("main")
         elif lane.main is Mark.COMPUTE:
-            found.append("autograd" if own in hooks else "compute")
+            labels.append("autograd" if lane_thread in hooks else "compute")
         elif lane.main is Mark.MEMORY:
-            found.append("copies")
+            labels.append("copies")
         else:
-            word = next((word for word, threads in carried if own in threads), "communication")
-            found.append(f"{word} ({axis})" if (axis := _axis(trace, lane)) else word)
-    return found
+            word = next((word for word, threads in carried if lane_thread in threads), "communication")
+            labels.append(f"{word} ({axis})" if (axis := _axis(trace, lane)) else word)
+    return labels
 
 
 def _axis(trace: Trace, lane: Counted) -> str:
     """What the group is for whose collectives an emulated link's thread carries; empty if there is only one group."""
     carried = (label_fields(str(name)) for name in trace.events["name"].iloc[lane.rows[:1]])
-    group = next((found[1].get("group", "") for found in carried if found), "")
-    return next((axis_of(own.description) for own in trace.joined_groups if own.name == group), "")
+    group = next((parsed[1].get("group", "") for parsed in carried if parsed), "")
+    return next((axis_of(joined.description) for joined in trace.joined_groups if joined.name == group), "")
 
 
 def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
     """Along which axes of the mesh these events communicate, as far as their groups' descriptions tell."""
-    own = recorded_of_events(trace)[rows]
-    descriptions = recorded(trace)["group_description"].iloc[own[own >= 0]].unique()
-    found = {axis_of(str(description)) for description in descriptions}
-    return [axis for axis in AXES if axis in found]
+    collective_rows = recorded_of_events(trace)[rows]
+    descriptions = recorded_collectives(trace)["group_description"].iloc[collective_rows[collective_rows >= 0]].unique()
+    present = {axis_of(str(description)) for description in descriptions}
+    return [axis for axis in AXES if axis in present]
 
 
-def _carrying(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:
+def _threads_with(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:
     """The threads of the events with such names."""
     return set(np.unique(thread[matching(names, wanted)]).tolist())
 

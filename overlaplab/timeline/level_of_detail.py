@@ -9,8 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 
-def touching(events: pd.DataFrame, start: int, end: int, lanes: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The rows of events in these lanes that overlap [start, end), and of instants within it."""
+def rows_in_window(events: pd.DataFrame, start: int, end: int, lanes: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Select rows of events in these lanes that overlap [start, end), and of instants within it."""
     starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     lane = events["lane"].to_numpy()
     chosen = np.zeros(int(lane.max(initial=-1)) + 1, dtype=bool)
@@ -104,8 +104,8 @@ def _marks(
     busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one on ties
     longest = np.flatnonzero(length == _of_groups(np.maximum, length, opens)[group])
     rows = longest[np.append(group[longest][1:] != group[longest][:-1], True)[: len(longest)]]
-    own = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)
-    lowest, highest = _of_groups(np.minimum, own, opens), _of_groups(np.maximum, own, opens)
+    collective = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)
+    lowest, highest = _of_groups(np.minimum, collective, opens), _of_groups(np.maximum, collective, opens)
     return pd.DataFrame(
         {
             "lane": lane[opens],

@@ -115,7 +115,7 @@ class Lane:
     label: str
     kind: LaneKind
     marks: pd.DataFrame
-    """As from `marks_table`."""
+    """The lane's marks, as `marks_table` gives them."""
 
 
 def marks_table(
@@ -134,7 +134,7 @@ def marks_table(
         {
             "start_ns": start_ns,
             "end_ns": end_ns,
-            "name": names if isinstance(names, pd.Categorical) else encoded(names),
+            "name": names if isinstance(names, pd.Categorical) else encode_names(names),
             "part": np.full(rows, mark_code(part), dtype=np.int8) if isinstance(part, Mark) else part,
             "event": np.broadcast_to(np.asarray(event, dtype=np.int64), rows),
             "collective": np.broadcast_to(np.asarray(collective, dtype=np.int64), rows),
@@ -147,7 +147,7 @@ def marks_table(
     return table.iloc[np.lexsort((-end_ns, start_ns))]
 
 
-def encoded(names: ArrayLike) -> pd.Categorical:
+def encode_names(names: ArrayLike) -> pd.Categorical:
     """Texts as a categorical with object categories, as in traces."""
     codes, texts = pd.factorize(np.asarray(names, dtype=object))
     return pd.Categorical.from_codes(codes, pd.Index(texts, dtype=object))

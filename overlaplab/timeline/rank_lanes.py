@@ -10,10 +10,10 @@ from pandas.api.types import union_categoricals
 from overlaplab.events import Run, Trace, Work, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.recorded import recorded_of_events
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
 from overlaplab.timeline.lane_names import Counted, lane_names
-from overlaplab.timeline.marks import Lane, Mark, encoded, mark_code, mark_of_collective, marks_table
+from overlaplab.timeline.marks import Lane, Mark, encode_names, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
 
 _EXPOSED = "communication while nothing computes"
@@ -28,17 +28,17 @@ def rank_lanes(
     """
     trace = run.traces[place]
     named = ["the trace" if pd.isna(step) else f"step {step}" for step in steps["step"]]
-    found = [Lane(label="steps", kind="steps", marks=marks_table(steps["start_ns"], steps["end_ns"], named, Mark.STEP))]
+    lanes = [Lane(label="steps", kind="steps", marks=marks_table(steps["start_ns"], steps["end_ns"], named, Mark.STEP))]
     phases = _phases(trace, zero)
     if len(phases):
-        found.append(Lane(label="phases", kind="phases", marks=phases))
-    found += labels
-    found += _counted_lanes(run, place, zero)
-    found.append(Lane(label="exposed", kind="exposed", marks=_exposed(trace, zero, moments)))
-    return found
+        lanes.append(Lane(label="phases", kind="phases", marks=phases))
+    lanes += labels
+    lanes += _counted_lanes(run, place, zero)
+    lanes.append(Lane(label="exposed", kind="exposed", marks=_exposed_marks(trace, zero, moments)))
+    return lanes
 
 
-def _exposed(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFrame:
+def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFrame:
     """Exposed communication by cause: rows of `exposed_moments` with a `name`; outside all steps there is no cause."""
     busy = activity(trace)
     inside = moments[["start_ns", "end_ns"]].to_numpy(np.int64)
@@ -47,7 +47,9 @@ def _exposed(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFrame:
     cause, causes = pd.factorize(moments["cause"])
     codes = np.array([mark_code(Mark(text)) for text in causes], dtype=np.int8)
     parts = np.concatenate((codes[cause], np.full(len(outside), mark_code(Mark.EXPOSED), dtype=np.int8)))
-    names = union_categoricals([_used(moments["name"], np.arange(len(moments))), encoded([_EXPOSED] * len(outside))])
+    names = union_categoricals(
+        [_used_names(moments["name"], np.arange(len(moments))), encode_names([_EXPOSED] * len(outside))]
+    )
     names = pd.Categorical.from_codes(names.codes, names.categories.astype(object))  # as in traces
     return marks_table(times[:, 0], times[:, 1], names, parts)
 
@@ -64,8 +66,10 @@ def _phases(trace: Trace, zero: int) -> pd.DataFrame:
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     if rule_of(trace) is Rule.GPU:
         ran = executions(trace)
-        starts = np.array([at if (begun := ran.begun(at)) is None else begun for at in starts.tolist()], dtype=np.int64)
-        ends = np.maximum(starts, np.array([ran.reached(at) for at in ends.tolist()], dtype=np.int64))
+        starts = np.array(
+            [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()], dtype=np.int64
+        )
+        ends = np.maximum(starts, np.array([ran.done_ns(at) for at in ends.tolist()], dtype=np.int64))
     parts = np.array([mark_code(Mark(_word(name))) for name in events["name"]], dtype=np.int8)
     return marks_table(starts - zero, ends - zero, events["name"].astype(str), parts, event=rows)
 
@@ -81,32 +85,34 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     rows = np.flatnonzero(~counting_as(trace, Work.NOTHING))
     if rule_of(trace) is Rule.UNRECORDED or not len(rows):
         return []
-    lane = _numbered(trace.events, rows, gpu=gpu)
+    lane = _lane_numbers(trace.events, rows, gpu=gpu)
     order = np.argsort(lane.astype(np.int16) if lane.max() < 1 << 15 else lane, kind="stable")  # int16 sorts by radix
     rows, bounds = rows[order], np.cumsum(np.bincount(lane))
     starts, lasted = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
     parts, collective = _parts(run, place, rows)
-    names = _used(trace.events["name"], rows)
-    found: list[tuple[Counted, pd.DataFrame, float]] = []
+    names = _used_names(trace.events["name"], rows)
+    counted: list[tuple[Counted, pd.DataFrame, float]] = []
     for own_rows in np.split(np.arange(len(rows)), bounds[:-1]):
-        own = slice(int(own_rows[0]), int(own_rows[-1]) + 1)
+        span = slice(int(own_rows[0]), int(own_rows[-1]) + 1)
         marks = marks_table(
-            starts[own] - zero,
-            starts[own] - zero + lasted[own],
-            names[own],
-            parts[own],
-            event=rows[own],
-            collective=collective[own],
+            starts[span] - zero,
+            starts[span] - zero + lasted[span],
+            names[span],
+            parts[span],
+            event=rows[span],
+            collective=collective[span],
         )
-        took = np.bincount(parts[own], weights=lasted[own], minlength=len(Mark))
+        took = np.bincount(parts[span], weights=lasted[span], minlength=len(Mark))
         main = int(took.argmax())
-        found.append((Counted(rows=rows[own], main=tuple(Mark)[main]), marks, float(took[main])))
-    found.sort(key=lambda one: (one[0].main is not Mark.COMPUTE, mark_code(one[0].main), -one[2], int(one[0].rows[0])))
-    labels = lane_names(trace, [lane for lane, _, _ in found], gpu=gpu)
-    return [Lane(label=label, kind="stream", marks=marks) for label, (_, marks, _) in zip(labels, found, strict=True)]
+        counted.append((Counted(rows=rows[span], main=tuple(Mark)[main]), marks, float(took[main])))
+    counted.sort(
+        key=lambda item: (item[0].main is not Mark.COMPUTE, mark_code(item[0].main), -item[2], int(item[0].rows[0]))
+    )
+    labels = lane_names(trace, [lane for lane, _, _ in counted], gpu=gpu)
+    return [Lane(label=label, kind="stream", marks=marks) for label, (_, marks, _) in zip(labels, counted, strict=True)]
 
 
-def _numbered(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> NDArray[np.intp]:
+def _lane_numbers(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> NDArray[np.intp]:
     """For each of these events the number of its stream or thread."""
     if gpu:
         device, stream = (events[name].to_numpy(dtype=np.int64)[rows] for name in ("device", "stream"))
@@ -117,7 +123,7 @@ def _numbered(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> NDA
     return lane
 
 
-def _used(names: pd.Series, rows: NDArray[np.intp]) -> pd.Categorical:
+def _used_names(names: pd.Series, rows: NDArray[np.intp]) -> pd.Categorical:
     """The names of these rows, with only the categories that occur, in their order."""
     codes = names.cat.codes.to_numpy()[rows]
     there = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=1))
@@ -133,7 +139,7 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     for work, mark in ((Work.COMPUTE, Mark.COMPUTE), (Work.MEMORY, Mark.MEMORY)):
         parts[counting_as(trace, work)[rows]] = mark_code(mark)
     communicates = counting_as(trace, Work.COMMUNICATION)[rows]
-    table = numbered(run)
+    table = numbered_arrivals(run)
     table = table[table["trace"] == place].set_index("row").sort_index()
     recorded_row = recorded_of_events(trace)[rows]
     collective = np.append(table["index"].to_numpy(np.int64), -1)[recorded_row]
@@ -141,6 +147,8 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     names = trace.events["name"]
     of_name = np.array([mark_code(mark_of_collective(collective_kind(t) or "")) for t in names.cat.categories], np.int8)
     by_name = of_name[names.cat.codes.to_numpy()[rows[communicates]]]
-    known = recorded_row[communicates]
-    parts[communicates] = np.where(known >= 0, np.append(np.array(of_row, dtype=np.int8), 0)[known], by_name)
+    collective_row = recorded_row[communicates]
+    parts[communicates] = np.where(
+        collective_row >= 0, np.append(np.array(of_row, dtype=np.int8), 0)[collective_row], by_name
+    )
     return parts, collective

@@ -17,10 +17,10 @@ from pandas.api.types import union_categoricals
 from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
-from overlaplab.evidence.clocks import clocks, zero_of
+from overlaplab.evidence.clocks import clocks, run_zero_ns
 from overlaplab.timeline.label_lanes import label_lanes
-from overlaplab.timeline.level_of_detail import merged_marks, touching
-from overlaplab.timeline.marks import Lane, Mark, Timeline, encoded, mark_names, marks_table
+from overlaplab.timeline.level_of_detail import merged_marks, rows_in_window
+from overlaplab.timeline.marks import Lane, Mark, Timeline, encode_names, mark_names, marks_table
 from overlaplab.timeline.rank_lanes import rank_lanes
 from overlaplab.timeline.window_statistics import chosen_lanes, window_totals
 
@@ -60,32 +60,35 @@ def timeline_events(
     `moments`: the stretches of exposed communication and their causes, where they are not `exposed_moments`.
     `exposed_name` names one, given its row. All times are by the first rank's clock (see `clocks`).
     """
-    moments = _named(exposed_moments(run) if moments is None else moments, exposed_name)
-    found: list[tuple[int, Lane]] = []
+    moments = _name_moments(exposed_moments(run) if moments is None else moments, exposed_name)
+    placed_lanes: list[tuple[int, Lane]] = []
     steps: list[pd.DataFrame] = []
     activities: list[tuple[int | None, Activity, int]] = []
     for trace in run.traces:
-        zero = zero_of(run, trace)
+        zero = run_zero_ns(run, trace)
         activities.append((trace.rank, activity(trace), zero))
         own_steps = windows(trace)[["step", "start_ns", "end_ns"]]
         own_steps[["start_ns", "end_ns"]] -= zero
         steps.append(own_steps.assign(rank=pd.array([trace.rank] * len(own_steps), dtype="Int64")))
     for place, labels in enumerate(label_lanes(run, steps)):
         rank = run.traces[place].rank
-        own = moments if rank is None else moments[moments["rank"] == rank]
-        found += [(place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels, own)]
-    ranks = [run.traces[place].rank for place, _ in found]
+        rank_moments = moments if rank is None else moments[moments["rank"] == rank]
+        placed_lanes += [
+            (place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels, rank_moments)
+        ]
+    ranks = [run.traces[place].rank for place, _ in placed_lanes]
     lanes = {
-        "lane": range(len(found)),
+        "lane": range(len(placed_lanes)),
         "label": [
-            f"rank {'?' if rank is None else rank} {lane.label}" for rank, (_, lane) in zip(ranks, found, strict=True)
+            f"rank {'?' if rank is None else rank} {lane.label}"
+            for rank, (_, lane) in zip(ranks, placed_lanes, strict=True)
         ],
         "rank": pd.array(ranks, dtype="Int64"),
-        "kind": [lane.kind for _, lane in found],
+        "kind": [lane.kind for _, lane in placed_lanes],
     }
     return Timeline(
         lanes=pd.DataFrame(lanes),
-        events=_together(found),
+        events=_join_marks(placed_lanes),
         steps=pd.concat(steps, ignore_index=True)
         if steps
         else pd.DataFrame({"step": [], "start_ns": [], "end_ns": [], "rank": []}, dtype="Int64"),
@@ -105,27 +108,27 @@ def _coordinates(run: Run) -> dict[int, str]:
     return {rank: ", ".join(f"{axis} {mesh.coordinates(rank)[axis]}" for axis in several) for rank in ranks}
 
 
-def _named(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
+def _name_moments(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, Any]], str]) -> pd.DataFrame:
     """The moments with a `name` (category); what has one cause and collective, and is short or not, is named once."""
     keys = ["rank", "step", "cause", "collective", moments["exposed_ns"] < SHORT_PAUSE_NS]
     alike = moments.groupby(keys, dropna=False, sort=False).ngroup().to_numpy()
     firsts = moments.iloc[np.unique(alike, return_index=True)[1]]
-    return moments.assign(name=encoded([exposed_name(row) for row in firsts.to_dict("records")])[alike])
+    return moments.assign(name=encode_names([exposed_name(row) for row in firsts.to_dict("records")])[alike])
 
 
-def _together(found: list[tuple[int, Lane]]) -> pd.DataFrame:
+def _join_marks(placed_lanes: list[tuple[int, Lane]]) -> pd.DataFrame:
     """All lanes' marks as `Timeline.events`."""
-    if not found:
+    if not placed_lanes:
         return marks_table([], [], [], Mark.STEP).assign(lane=0, trace=0)
-    tables = [lane.marks for _, lane in found]
+    tables = [lane.marks for _, lane in placed_lanes]
     columns: dict[str, Any] = {
         name: np.concatenate([table[name].to_numpy() for table in tables])
         for name in map(str, tables[0])
         if name != "name"
     }
     sizes = [len(table) for table in tables]
-    columns["lane"] = np.repeat(np.arange(len(found)), sizes)
-    columns["trace"] = np.repeat([place for place, _ in found], sizes)
+    columns["lane"] = np.repeat(np.arange(len(placed_lanes)), sizes)
+    columns["trace"] = np.repeat([place for place, _ in placed_lanes], sizes)
     columns["name"] = union_categoricals([table["name"].array for table in tables])
     return pd.DataFrame(columns, copy=False)
 
@@ -143,7 +146,7 @@ def timeline_view(
     start, end = start if start_ns is None else start_ns, end if end_ns is None else end_ns
     end = max(end, start + 1)
     chosen = chosen_lanes(timeline, ranks)
-    cut = timeline.events.iloc[touching(timeline.events, start, end, chosen["lane"].to_numpy())]
+    cut = timeline.events.iloc[rows_in_window(timeline.events, start, end, chosen["lane"].to_numpy())]
     merged = merged_marks(cut, start, end, marks)
     merged["part"] = mark_names(merged["part"])
     merged = merged.merge(chosen, on="lane", how="left")

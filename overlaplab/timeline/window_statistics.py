@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.intervals import clip, intersect, total, union
-from overlaplab.timeline.level_of_detail import added_ns, touching
+from overlaplab.timeline.level_of_detail import added_ns, rows_in_window
 from overlaplab.timeline.marks import Mark, Timeline, mark_names
 from overlaplab.vocabulary import label_fields
 
@@ -26,7 +26,7 @@ class WindowStatistics:
     start_ns: int
     end_ns: int
     ranks: pd.DataFrame
-    """As from `window_totals`."""
+    """Each rank's totals, as `window_totals` gives them."""
     kernels: pd.DataFrame
     """The names with most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels only the
     word and the kind), `part` (a `Mark`, the one with most of their time), `events` (how many overlap the window),
@@ -43,7 +43,7 @@ def timeline_window(
     """Statistics of the window [start_ns, end_ns) of these ranks, or of all."""
     lanes = chosen_lanes(timeline, ranks)
     streams = lanes.loc[lanes["kind"] == "stream", "lane"].to_numpy()
-    here = touching(timeline.events, start_ns, end_ns, streams)
+    here = rows_in_window(timeline.events, start_ns, end_ns, streams)
     return WindowStatistics(
         start_ns=start_ns,
         end_ns=end_ns,
@@ -67,12 +67,12 @@ def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collect
     the same time), `overlapped_ns` (compute and communication), `exposed_comm_ns`, `idle_ns`.
     """
     rows = []
-    for rank, own, origin in timeline.activities:
+    for rank, rank_activity, origin in timeline.activities:
         if ranks is not None and rank is not None and rank not in ranks:
             continue
         compute, comm, memory = (
             clip(intervals, start_ns + origin, end_ns + origin)
-            for intervals in (own.compute, own.communication, own.memory)
+            for intervals in (rank_activity.compute, rank_activity.communication, rank_activity.memory)
         )
         both = total(intersect(compute, comm))
         working = total(compute) + total(comm) - both
@@ -90,7 +90,7 @@ def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collect
 def _causes(events: pd.DataFrame, lanes: pd.DataFrame, start_ns: int, end_ns: int) -> pd.DataFrame:
     """The exposed lanes' marks within the window, by part; those of one lane do not overlap."""
     exposed = lanes.loc[lanes["kind"] == "exposed", "lane"].to_numpy()
-    here = events.iloc[touching(events, start_ns, end_ns, exposed)]
+    here = events.iloc[rows_in_window(events, start_ns, end_ns, exposed)]
     took = here["end_ns"].clip(upper=end_ns) - here["start_ns"].clip(lower=start_ns)
     sums = took.groupby(here["part"]).sum().sort_values(ascending=False, kind="stable")
     return pd.DataFrame({"part": mark_names(sums.index), "exposed_ns": sums.to_numpy(np.int64)})
@@ -106,7 +106,7 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     trace = events["trace"].to_numpy()[here]
     key = group * (int(trace.max(initial=0)) + 1) + trace
     order = np.argsort(begins, kind="stable")
-    order = order[np.argsort(_narrow(key[order]), kind="stable")]
+    order = order[np.argsort(_narrow_keys(key[order]), kind="stable")]
     group, adds = group[order], added_ns(key[order], begins[order], ends[order])
     shares = np.zeros((len(texts) + 1, len(Mark)), dtype=np.int64)
     np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # +1: instants count as well
@@ -122,7 +122,7 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     return table.sort_values(["busy_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
 
 
-def _narrow(keys: NDArray[np.int64]) -> NDArray[Any]:
+def _narrow_keys(keys: NDArray[np.int64]) -> NDArray[Any]:
     """The keys in 16 bits if they fit, which numpy sorts fastest."""
     return keys.astype(np.int16) if len(keys) and keys.min() >= -(1 << 15) and keys.max() < 1 << 15 else keys
 

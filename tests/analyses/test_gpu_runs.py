@@ -16,7 +16,7 @@ from rich.text import Text
 import overlaplab
 from overlaplab import Run
 from overlaplab.analyses import scatters, schedule_steps, volume
-from overlaplab.evidence.recorded import recorded
+from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.findings import run_warnings
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections.tables import summary_rows
@@ -87,7 +87,7 @@ def test_a_collective_is_its_events_from_first_to_last(tmp_path: Path) -> None:
         ["all_reduce", 8_000_000, "bfloat16", 8, 0, 300, 300],
     ]
     assert table["bus_gb_per_s"].tolist() == pytest.approx([8e6 / 300e3 * 14 / 8] * 2)
-    assert recorded(run.traces[0])["sequence"].tolist() == [0, 1, 2, 3]
+    assert recorded_collectives(run.traces[0])["sequence"].tolist() == [0, 1, 2, 3]
     assert volume(run)["sent_bytes"].tolist() == [28_000_000] * 2  # 2 × 7/8 of 16 MB
 
 

@@ -18,7 +18,7 @@ from overlaplab import OverlaplabError, Run, analyses, clocks, load_ranks, load_
 from overlaplab.cli import app
 from overlaplab.events import Tables
 from overlaplab.findings import run_warnings
-from overlaplab.load.opening import Opening
+from overlaplab.load.opening import FileOpener
 from overlaplab.load.places import Located
 from overlaplab.simulate.advice import devices
 
@@ -32,7 +32,7 @@ TABLES: tuple[Callable[[Run], pd.DataFrame], ...] = (
 @pytest.fixture
 def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a rank's table again fails."""
-    monkeypatch.setattr(Opening, "_tables", lambda opening, file, place: pytest.fail(f"{file.name} is read again"))
+    monkeypatch.setattr(FileOpener, "_tables", lambda opening, file, place: pytest.fail(f"{file.name} is read again"))
 
 
 def assert_same(run: Run, whole: Run) -> None:
@@ -89,13 +89,13 @@ def test_what_advises_reads_one_rank_again(
     """
     run_of(tmp_path, bucketed(labelled=False), bucketed(labelled=False), backend="nccl")
     read: list[str] = []
-    again = Opening._tables
+    again = FileOpener._tables
 
-    def counted(opening: Opening, file: Located, place: int) -> Tables:
+    def counted(opening: FileOpener, file: Located, place: int) -> Tables:
         read.append(file.name)
         return again(opening, file, place)
 
-    monkeypatch.setattr(Opening, "_tables", counted)
+    monkeypatch.setattr(FileOpener, "_tables", counted)
     assert CliRunner().invoke(app, [*line, str(tmp_path)]).exit_code == 0
     assert sorted(read) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
     read.clear()

@@ -10,7 +10,7 @@ import pytest
 from ranks.warm_ranks import run_launcher
 from schemas import expect_schema
 
-from overlaplab.analyses.systems.bench import bench_collectives, link_of
+from overlaplab.analyses.systems.bench import bench_collectives, measured_link
 from overlaplab.cli.bench import _sizes
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import bench_finding, bench_remarks
@@ -52,7 +52,7 @@ def test_ring_and_tree_stand_side_by_side_and_cross() -> None:
         [1e6, 18e6, 36e6],
     ]
     assert bench_finding(table) == "Fastest is tree at 1.00 kB and ring at 1.00 MB."
-    assert list(bench_remarks(table, link_of(MEASURED))) == [
+    assert list(bench_remarks(table, measured_link(MEASURED))) == [
         "By the formula of the link, 1 Gbit/s and 1000 µs, a tree over 4 ranks takes less time than a ring up to"
         " 100 kB, and more beyond.",
         "Measured ÷ formula: ring 1.000 to 1.048 and tree 1.000 to 1.042.",

@@ -15,7 +15,7 @@ from made.traces import event, gloo, op, run_of, step
 import overlaplab
 from overlaplab.analyses import PARTS, delays, idle
 from overlaplab.events import activity
-from overlaplab.events.preempted import stolen
+from overlaplab.events.preempted import core_waits
 from overlaplab.findings import note, run_warnings
 from overlaplab.intervals import intersect, subtract, total, union
 
@@ -138,7 +138,7 @@ times = st.lists(st.integers(0, 10_000), min_size=2, max_size=30, unique=True).m
 def test_what_is_lost_is_in_proportion(borders: list[int], ops: list[int], lost: list[int]) -> None:
     compute = union(ops[0:-1:2], ops[1::2])
     table = pd.DataFrame({"start_ns": borders[:-1], "end_ns": borders[1:], "delayed_ns": lost[: len(borders) - 1]})
-    found = stolen(compute, table)
+    found = core_waits(compute, table)
     assert total(subtract(found, compute)) == 0
     for start, end, delayed in table.to_numpy().tolist():
         between = union([start], [end])

@@ -17,7 +17,7 @@ from made.traces import op, run_of, step
 import overlaplab
 from overlaplab import Run
 from overlaplab.events import EVENT_COLUMNS, Group, Tables, Trace, empty_table
-from overlaplab.evidence.recorded import RECORDED_COLUMNS, recorded
+from overlaplab.evidence.recorded import RECORDED_COLUMNS, recorded_collectives
 from overlaplab.findings import run_warnings
 from overlaplab.timeline.timeline import timeline_events
 
@@ -132,13 +132,13 @@ def run_of_ends(groups: list[dict[int, list[int]]]) -> Run:
             times = {"start_ns": np.array(ends) - 5, "arrived_ns": np.array(ends) - 5, "end_ns": ends}
             tables[rank].append(pd.DataFrame(rows | of_group | times))
     empty = Tables(**{name: empty_table(EVENT_COLUMNS) for name in ("events", "collectives", "inputs")})
-    name = f"{recorded.__module__}.{recorded.__qualname__}"
+    name = f"{recorded_collectives.__module__}.{recorded_collectives.__qualname__}"
     traces = [
         Trace(
             path=f"rank{rank}.json",
             rank=rank,
             tables=empty,
-            known={name: pd.concat(own).sort_values("start_ns", ignore_index=True).astype(RECORDED_COLUMNS)},
+            precomputed={name: pd.concat(own).sort_values("start_ns", ignore_index=True).astype(RECORDED_COLUMNS)},
             groups=tuple(group for group in named if rank in group.ranks),
         )
         for rank, own in tables.items()

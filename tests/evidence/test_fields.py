@@ -7,7 +7,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.evidence.fields import Groups, as_table, grouped_by, numbers_of, or_none, place_among, taken
+from overlaplab.evidence.fields import Groups, as_table, grouped_by, number_texts, or_none, place_among, take_rows
 
 SMALL = st.integers(-2, 3)
 
@@ -21,7 +21,7 @@ def test_groups_are_those_of_pandas(rows: list[tuple[int, int, int]]) -> None:
     assert groups.of_row.tolist() == by.ngroup().tolist()
     assert groups.place().tolist() == by.cumcount().tolist()
     assert groups.spread(np.maximum, values).tolist() == by["value"].transform("max").tolist()
-    assert groups.reduced(np.add, values).tolist() == by["value"].sum().tolist()
+    assert groups.reduce(np.add, values).tolist() == by["value"].sum().tolist()
     known = by["value"].transform(lambda own: own[own >= 0].nunique() > 1)
     assert groups.differ(values).tolist() == known.astype(bool).tolist()
     one = Groups(a)
@@ -48,8 +48,8 @@ def test_places_among_ascending_values(known: list[int], asked: list[int]) -> No
 
 def test_texts_stay_objects() -> None:
     texts = np.array(["b", "", "a", "b"], dtype=object)
-    assert numbers_of(texts).tolist() == [0, -1, 2, 0]
+    assert number_texts(texts).tolist() == [0, -1, 2, 0]
     assert or_none(texts, texts != "").tolist() == ["b", None, "a", "b"]
-    table = as_table(taken({"texts": texts, "numbers": np.arange(4)}, np.array([3, 1])))
+    table = as_table(take_rows({"texts": texts, "numbers": np.arange(4)}, np.array([3, 1])))
     assert table.dtypes.astype(str).to_dict() == {"texts": "object", "numbers": "int64"}
     assert table.to_numpy().tolist() == [["b", 3], ["", 1]]

@@ -42,7 +42,8 @@ def test_a_range_holds_what_its_thread_launched_in_it(
         inside = [
             (seq, at, ran) for seq, (at, t, ran) in enumerate(calls) if t == tid and start <= at <= start + length
         ]
-        assert sorted(launch.start_ns for launch in found.inside(span)) == sorted(1000 * at for _, at, _ in inside)
+        launches = found.launches_inside(span)
+        assert sorted(launch.start_ns for launch in launches) == sorted(1000 * at for _, at, _ in inside)
         ends = [(1000 * (at + 5), 1000 * (at + 9 + seq)) for seq, at, ran in inside if ran]
         expected = (min(start for start, _ in ends), max(end for _, end in ends)) if ends else None
         assert found.of_launch(span) == expected
@@ -85,8 +86,8 @@ def test_on_a_gpu_any_thread_may_launch(tmp_path: Path) -> None:
         ("reduce_scatter", None, (40_000, 50_000)),
     ]
     assert found.of_launch(Span(start_ns=9_000, end_ns=15_000, thread=0)) == (18_000, 30_000)
-    assert found.begun(0) == 2_000
-    assert found.begun(1_001) is None
+    assert found.first_begin_ns(0) == 2_000
+    assert found.first_begin_ns(1_001) is None
 
 
 @pytest.mark.parametrize(

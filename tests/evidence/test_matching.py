@@ -15,15 +15,18 @@ from made.traces import event, gloo, launched, run_of, step
 
 import overlaplab
 from overlaplab import Run
-from overlaplab.evidence.matching import matched
-from overlaplab.evidence.recorded import recorded
+from overlaplab.evidence.matching import match_collectives
+from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.findings import unmatched_notes
 
 
 def matches(run: Run) -> list[tuple[tuple[int, float], ...]]:
     """Every match as (trace, start in µs) of its members, in order."""
-    table = matched(run)
-    starts = [recorded(run.traces[t])["start_ns"].iloc[row] / 1000 for t, row in table[["trace", "row"]].to_numpy()]
+    table = match_collectives(run)
+    starts = [
+        recorded_collectives(run.traces[t])["start_ns"].iloc[row] / 1000
+        for t, row in table[["trace", "row"]].to_numpy()
+    ]
     members: dict[int, list[tuple[int, float]]] = {}
     for match, trace, start in zip(table["match"], table["trace"], starts, strict=True):
         members.setdefault(match, []).append((trace, start))
@@ -31,7 +34,7 @@ def matches(run: Run) -> list[tuple[tuple[int, float], ...]]:
 
 
 def reasons(run: Run) -> list[str | None]:
-    return [None if pd.isna(reason) else reason for reason in matched(run)["reason"]]
+    return [None if pd.isna(reason) else reason for reason in match_collectives(run)["reason"]]
 
 
 def kernels(
@@ -51,7 +54,7 @@ def test_by_number(tmp_path: Path) -> None:
     run = run_of(tmp_path, rank0, rank1)
     assert matches(run) == [((0, 0),), ((0, 20), (1, 25)), ((0, 40), (1, 41))]
     assert reasons(run) == ["rank 1 did not record it", None, None, None, None]
-    assert matched(run)["complete"].tolist() == [False, True, True, True, True]
+    assert match_collectives(run)["complete"].tolist() == [False, True, True, True, True]
 
 
 def test_ends_of_one_number_may_lie_apart(tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ def test_groups_of_one_name_are_distinguished_by_their_members(tmp_path: Path) -
     pairs = [group("1", [0, 1], "mesh_tp"), group("1", [2, 3], "mesh_tp")]
     run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), [pairs[rank // 2]]) for rank in range(4)))
     assert matches(run) == [((0, 0), (1, 1)), ((2, 2), (3, 3))]
-    assert matched(run)["complete"].all()
+    assert match_collectives(run)["complete"].all()
     table = overlaplab.collectives(run)
     assert table["group_description"].tolist() == ["mesh_tp"] * 4
     assert table["group_size"].tolist() == [2] * 4
@@ -130,7 +133,7 @@ def test_a_member_without_a_trace_here(tmp_path: Path) -> None:
     run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), told) for rank in range(2)))
     assert matches(run) == [((0, 0), (1, 1))]
     assert reasons(run) == [None, None]
-    assert not matched(run)["complete"].any()
+    assert not match_collectives(run)["complete"].any()
 
 
 def test_without_numbers_by_alignment(tmp_path: Path) -> None:
@@ -305,7 +308,7 @@ def test_a_kernel_whose_launch_was_not_recorded_counts(tmp_path: Path) -> None:
 def test_one_rank_alone_matches_itself(tmp_path: Path) -> None:
     run = run_of(tmp_path, carried(0, 0, 5) + carried(1, 6, 9))
     assert reasons(run) == [None, None]
-    assert matched(run)["complete"].all()
+    assert match_collectives(run)["complete"].all()
 
 
 def test_against_the_truth_of_simulated_ranks(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from made.traces import event, run_of, step
 from samples import sample_run, with_recorders_labels
 
 import overlaplab
-from overlaplab.evidence.passes import passes_of
+from overlaplab.evidence.passes import pass_labels
 
 FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
 
 
 def test_torchs_ranges_give_the_passes_that_the_engine_labels(tmp_path: Path) -> None:
     labelled, unlabelled = sample_run("torch-ddp"), overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
-    for labels, passes in zip(map(passes_of, labelled.traces), map(passes_of, unlabelled.traces), strict=True):
+    for labels, passes in zip(map(pass_labels, labelled.traces), map(pass_labels, unlabelled.traces), strict=True):
         assert [derived.word for derived in passes] == ["forward", "backward", "optimizer"] * 3
         for label, derived in zip(labels, passes, strict=True):
             assert (derived.word, derived.fields, derived.thread) == (label.word, label.fields, label.thread)
@@ -44,10 +44,10 @@ def test_microbatches_count_in_each_step_and_the_last_sends(tmp_path: Path) -> N
             event("Optimizer.step#SGD.step", start + 800, start + 900, cat="user_annotation"),
         ]
     (trace,) = run_of(tmp_path, events).traces
-    origin = passes_of(trace)[0].start_ns - 100_000
+    origin = pass_labels(trace)[0].start_ns - 100_000
     found = [
         (one.word, (one.start_ns - origin) // 1000, (one.end_ns - origin) // 1000, one.fields)
-        for one in passes_of(trace)
+        for one in pass_labels(trace)
     ]
     assert found[:5] == [
         ("forward", 100, 150, {"microbatch": "0"}),
@@ -66,4 +66,4 @@ def test_without_ddp_or_the_recorders_labels_there_are_none(tmp_path: Path) -> N
     launch = event("engine::bucket_launch bucket=0", 150, 160)
     for number, events in enumerate(([forward, backward], [backward, launch])):
         (trace,) = run_of(tmp_path / str(number), [step(0, 0, 1000), *events]).traces
-        assert passes_of(trace) == ()
+        assert pass_labels(trace) == ()

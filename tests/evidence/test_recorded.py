@@ -13,7 +13,7 @@ from made.traces import event, gloo, launched, op, run_of, write
 import overlaplab
 from overlaplab import load_run
 from overlaplab.evidence.launches import launches
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 
 ARGUMENTS = {
     "Collective name": "allreduce",
@@ -35,7 +35,7 @@ def table_of(folder: Path, events: list[dict[str, Any]], **info: Any) -> pd.Data
     path = folder / "rank0.json"
     events = [*launched("gemm", 0, 0, 1, correlation=9_999), *events]
     write(path, events, distributedInfo={"rank": 0, "world_size": 8, "backend": "nccl", **info})
-    return recorded(load_run(path).traces[0])
+    return recorded_collectives(load_run(path).traces[0])
 
 
 def kernel(name: str, host: float, start: float, end: float, correlation: int, **args: Any) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def test_plain_gloo(tmp_path: Path) -> None:
         event("c10d::allreduce_", 30, 31),
     ]
     (trace,) = run_of(tmp_path, events).traces
-    table = recorded(trace)
+    table = recorded_collectives(trace)
     assert table["kind"].tolist() == ["all_reduce"] * 4
     assert table["bytes"].tolist() == [-1, 1284, 84, -1]
     assert table["dtype"].tolist()[1:3] == ["float32", "float16"]
@@ -197,7 +197,7 @@ def test_gloos_threads_that_overtake_one_another(tmp_path: Path) -> None:
     for call, own, elements in zip(calls, ranges, sizes, strict=True):
         call["args"] |= shapes([[elements]], ["float"])
         own["args"] |= shapes([[elements]], ["float"])
-    table = recorded(run_of(tmp_path, [op("mm", 0, 50), *calls, *ranges]).traces[0])
+    table = recorded_collectives(run_of(tmp_path, [op("mm", 0, 50), *calls, *ranges]).traces[0])
     launched = table.sort_values("launch_ns")
     assert launched["elements"].tolist() == [*sizes]
     assert ((launched["start_ns"] - launched["launch_ns"]) / 1000).tolist() == [1, 28, 7]
@@ -206,27 +206,27 @@ def test_gloos_threads_that_overtake_one_another(tmp_path: Path) -> None:
 def test_on_a_link_a_rank_is_there_when_the_link_is_free(tmp_path: Path) -> None:
     """The second was launched while the first held the link; the third's launch was not recorded."""
     events = [op("mm", 0, 1), *carried(0, 5, 10, launch=3), *carried(1, 11, 20, launch=4), *carried(2, 25, 30)]
-    table = recorded(run_of(tmp_path, events).traces[0])
+    table = recorded_collectives(run_of(tmp_path, events).traces[0])
     assert ((table["arrived_ns"] - table["start_ns"]) / 1000).tolist() == [-2, -1, 0]
 
 
 def test_gloos_own_ranges_under_a_link(tmp_path: Path) -> None:
     """Inside a collective of the link they are part of it, on whatever thread; elsewhere they count themselves."""
     events = [op("mm", 0, 1), *carried(0, 5, 10, launch=3), gloo(6, 9, tid=8), gloo(20, 22, tid=8)]
-    table = recorded(run_of(tmp_path, events).traces[0])
+    table = recorded_collectives(run_of(tmp_path, events).traces[0])
     assert (table["end_ns"] - table["start_ns"]).tolist() == [5_000, 2_000]
 
 
 def test_gloos_own_ranges_beside_a_shorter_collective_of_another_group(tmp_path: Path) -> None:
     """It belongs to the one that began before the other and goes on after it."""
     longer, shorter = carried(0, 5, 30), [e | {"tid": 9} for e in carried(0, 6, 10, group="1")]
-    table = recorded(run_of(tmp_path, [op("mm", 0, 1), *longer, *shorter, gloo(20, 22, tid=8)]).traces[0])
+    table = recorded_collectives(run_of(tmp_path, [op("mm", 0, 1), *longer, *shorter, gloo(20, 22, tid=8)]).traces[0])
     assert (table["end_ns"] - table["start_ns"]).tolist() == [25_000, 4_000]
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_an_empty_trace_has_no_collectives(tmp_path: Path, backend: str) -> None:
-    assert len(recorded(run_of(tmp_path, [op("mm", 0, 1)], backend=backend).traces[0])) == 0
+    assert len(recorded_collectives(run_of(tmp_path, [op("mm", 0, 1)], backend=backend).traces[0])) == 0
 
 
 def test_groups_that_share_an_emulated_link(tmp_path: Path) -> None:
@@ -243,6 +243,6 @@ def test_groups_that_share_an_emulated_link(tmp_path: Path) -> None:
 
     path = tmp_path / "rank0.json"
     write(path, [launch("0", 1), launch("1", 2), comm("0", 3, 12, 7), comm("1", 4, 21, 8)])
-    table = recorded(load_run(path).traces[0])
+    table = recorded_collectives(load_run(path).traces[0])
     times = table[["launch_ns", "arrived_ns", "start_ns", "end_ns"]] - table["launch_ns"].min() + 1000
     assert times.to_numpy().tolist() == [[1000, 1000, 3000, 12_000], [2000, 12_000, 4000, 21_000]]

@@ -12,7 +12,7 @@ from made.traces import event, gloo, op, run_of, step
 import overlaplab
 from overlaplab.analyses import worst_step
 from overlaplab.analyses.worst import costliest_kind, outlier_steps
-from overlaplab.evidence.step_kinds import period_of, step_kinds
+from overlaplab.evidence.step_kinds import kind_period, step_kinds
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding
 
 
@@ -79,7 +79,7 @@ def test_steps_that_alternate_are_of_two_kinds(tmp_path: Path, lengths: tuple[in
 def test_how_often_a_kind_comes_is_known_from_two_periods_on(
     steps: list[int], recorded: range, period: int | None
 ) -> None:
-    assert period_of(steps, recorded) == period
+    assert kind_period(steps, recorded) == period
 
 
 AVERAGES = [number % 4 == 3 for number in range(8)]

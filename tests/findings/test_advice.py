@@ -14,7 +14,7 @@ from samples import sample_run, sample_tables
 
 import overlaplab
 from overlaplab import findings, simulate
-from overlaplab.analyses.across_runs.verified import verified
+from overlaplab.analyses.across_runs.verified import verify_gain
 from overlaplab.findings import Loop, diagnose
 from overlaplab.manifest import MachineStep, Swept
 from overlaplab.traits import BUCKETS, TRAITS, UNITS
@@ -207,8 +207,8 @@ def test_recordings_confirm_a_gain_in_its_range_and_beyond_chance(
     """Recordings of 100, 101 and 99 ms before; 3 against 3 come in one order by chance in 5 % of cases."""
     table = rows(dict(CAP, gain=10), dict(CAP, bucket_cap_mb=1.4, gain=8, best=False))
     own, beside = table.to_dict("records")
-    found = verified(steps(100, 101, 98.5), steps(*after))
-    next_to = None if other is None else verified(steps(*after), steps(*other))
+    found = verify_gain(steps(100, 101, 98.5), steps(*after))
+    next_to = None if other is None else verify_gain(steps(*after), steps(*other))
     told, sentence = findings.verified_finding(own, found, None if other is None else beside, next_to)
     assert told == confirmed
     assert words in sentence

@@ -28,12 +28,12 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.matching import matched
+from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.purposes import purposes
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.vocabulary import Rule
 
 GRAIN_NS = 20_000
@@ -128,7 +128,7 @@ def _blocked(trace: Trace, compute: Spans) -> Spans:
         begun.setdefault(thread, []).append(start)
     for starts in begun.values():
         starts.sort()
-    for what in _rows(recorded(trace)):
+    for what in _rows(recorded_collectives(trace)):
         launch, end = what["launch_ns"], what["end_ns"]
         if UNKNOWN_NS in (launch, end):
             continue
@@ -163,11 +163,11 @@ def expected(run: Run) -> Counter[Key]:
 
 
 def _ones(run: Run) -> list[list[One]]:
-    pairs, index = matched(run), numbered(run).set_index(["trace", "row"])["index"]
+    pairs, index = match_collectives(run), numbered_arrivals(run).set_index(["trace", "row"])["index"]
     found: list[list[One]] = [[] for _ in run.traces]
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
     for place, trace in enumerate(run.traces):
-        table, told = recorded(trace), purposes(trace)
+        table, told = recorded_collectives(trace), purposes(trace)
         own = pairs[pairs["trace"] == place].set_index("row")
         for row, (what, purpose) in enumerate(zip(_rows(table), _rows(told), strict=True)):
             if what["start_ns"] == UNKNOWN_NS:
@@ -232,7 +232,7 @@ def _delays(rank: Rank) -> None:
 def _over_all_ranks(run: Run, ranks: list[Rank]) -> None:
     """When the last rank of each collective arrived, and had arrived if none had been late, or had queued."""
     offsets = [int(offset) for offset in corrections(run)]
-    pairs = numbered(run)
+    pairs = numbered_arrivals(run)
     by = pairs.groupby("match")
     whole = by["complete"].all() & (by["message"].all() | ~by["kind"].first().isin([*ROOTED, ""]))
     names = pairs.drop_duplicates("match").set_index("match")[["group", "kind"]]

@@ -40,7 +40,7 @@ class Baseline:
     format_version: int = _VERSION
 
     def text(self) -> str:
-        """As a JSON file, which `stored_baseline` reads."""
+        """Return the text of a JSON file, which `stored_baseline` reads."""
         return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
 
 
@@ -50,8 +50,8 @@ _BASELINE = msgspec.json.Decoder(Baseline)
 def baseline(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Baseline:
     """The figures of these recordings. Raises `OverlaplabError` where they did different work."""
     settings = [_settings(run) for run in runs]
-    for run, own in zip(runs, settings, strict=True):
-        _require_same(settings[0], own, run)
+    for run, run_settings in zip(runs, settings, strict=True):
+        _require_same(settings[0], run_settings, run)
     figures = tuple(scalars(run, selection) for run in runs)
     ranks = tuple(sorted(set.intersection(*(_ranks(run, selection) for run in runs))))
     return Baseline(settings=settings[0], recordings=figures, skip_steps=selection.skip_steps, ranks=ranks)
@@ -61,24 +61,24 @@ def stored_baseline(path: Path) -> Baseline:
     """Read a baseline's file. Raises `OverlaplabError` where there is none, or it is something else."""
     remedy = "Write one with: overlaplab baseline RUN… -o FILE"
     try:
-        found = _BASELINE.decode(path.read_bytes())
+        stored = _BASELINE.decode(path.read_bytes())
     except OSError as error:
         raise OverlaplabError(f"cannot be read ({error.strerror or error})", path=path, remedy=remedy) from None
     except msgspec.DecodeError as error:
         raise OverlaplabError(f"is no baseline ({error})", path=path, remedy=remedy) from None
-    if found.format != _FORMAT or not found.recordings:
+    if stored.format != _FORMAT or not stored.recordings:
         raise OverlaplabError("is no baseline", path=path, remedy=remedy)
-    if found.format_version > _VERSION:
+    if stored.format_version > _VERSION:
         raise OverlaplabError("was written by a newer overlaplab", path=path, remedy="Upgrade, or write it anew.")
-    return found
+    return stored
 
 
 def require_causes(stored: Baseline, path: Path, conditions: Sequence[Condition]) -> None:
     """Raise `OverlaplabError` where changes of causes are asked of a baseline that has them by earlier rules."""
-    asked = next((one.column for one in conditions if one.is_change and one.is_of_cause), None)
-    if asked is not None and stored.format_version < _VERSION:
+    column = next((condition.column for condition in conditions if condition.is_change and condition.is_of_cause), None)
+    if column is not None and stored.format_version < _VERSION:
         raise OverlaplabError(
-            f"has {asked} by the rules of an earlier overlaplab",
+            f"has {column} by the rules of an earlier overlaplab",
             path=path,
             remedy="Write it again: overlaplab baseline RUN… -o FILE",
         )
@@ -152,12 +152,12 @@ def _ranks(run: Run, selection: Selection) -> set[int]:
 
 
 def _require_same(
-    one: dict[str, Any] | None, other: dict[str, Any] | None, run: Run, *, others: str = "the other recordings"
+    first: dict[str, Any] | None, other: dict[str, Any] | None, run: Run, *, others: str = "the other recordings"
 ) -> None:
     """Runs without run.json are trusted to be what they are said to be."""
-    if one is None or other is None:
+    if first is None or other is None:
         return
-    if differ := settings_differ(one, other):
+    if differ := settings_differ(first, other):
         raise OverlaplabError(
             f"differs from {others} in {', '.join(differ)}",
             path=run.path,

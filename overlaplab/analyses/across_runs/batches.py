@@ -25,7 +25,7 @@ class _Published:
     batch: int
     """The largest that fits, per GPU."""
     minutes: float
-    """Of one epoch, so that their ratios are those of the time per sample."""
+    """Time of one epoch, so that ratios are those of the time per sample."""
 
 
 PUBLISHED = {
@@ -59,11 +59,11 @@ def largest_batches(runs: Sequence[Run], selection: Selection = EVERYTHING) -> p
     batch, or had another limit), `published_batch_ratio` and `published_sample_ratio` (the same of Hugging Face's
     measurements, see `PUBLISHED`): Float64, null where unknown.
     """
-    found = [(run, run.manifest) for run in runs if run.manifest is not None and run.manifest.largest_batch]
-    rows = [_row(run, manifest, selection) for run, manifest in found]
+    with_batch = [(run, run.manifest) for run in runs if run.manifest is not None and run.manifest.largest_batch]
+    rows = [_row(run, manifest, selection) for run, manifest in with_batch]
     base = next((place for place, row in enumerate(rows) if row["sharding"] == "DDP"), 0)
-    for row, (_, manifest) in zip(rows, found, strict=True):
-        row |= _ratios(row, rows[base], comparable=same_but_batch(manifest, found[base][1]))
+    for row, (_, manifest) in zip(rows, with_batch, strict=True):
+        row |= _ratios(row, rows[base], comparable=same_but_batch(manifest, with_batch[base][1]))
     table = pd.DataFrame(rows, columns=["path", "sharding", *_SIZES, *_RATIOS])
     return table.astype(dict.fromkeys(_SIZES, "Int64") | dict.fromkeys(_RATIOS, "Float64"))
 
@@ -100,6 +100,6 @@ def _sharding(manifest: Manifest) -> str | None:
     if traits is None or traits.cuts_layers or traits.stages:
         return manifest.strategy
     if traits.gathers == "units":
-        kept = manifest.reshard_after_forward is False
-        return f"{'SHARD_GRAD_OP' if kept else 'FULL_SHARD'}{', offloaded' if manifest.offload else ''}"
+        stays_gathered = manifest.reshard_after_forward is False
+        return f"{'SHARD_GRAD_OP' if stays_gathered else 'FULL_SHARD'}{', offloaded' if manifest.offload else ''}"
     return "DDP" if traits.buckets and not traits.sharded and not traits.hops else manifest.strategy

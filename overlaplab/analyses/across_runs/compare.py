@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, settings_of
+from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, setting_numbers
 from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
 from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.memory import memory, peaks
@@ -63,17 +63,17 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     for itself. What a tier is, and by which test, stands in `across_runs.tiers`; all recordings of a setting that is
     alone in the first of several tiers are fastest. Among runs of different models none is.
     """
-    rows = [_whole(run) if selection.is_everything else _measured(run, selection) for run in runs]
+    rows = [_summarise_whole_run(run) if selection.is_everything else _summarise_run(run, selection) for run in runs]
     measured = [table for table, _ in rows]
     table = pd.DataFrame([row for _, row in rows])
-    settings = settings_of(runs)
+    settings = setting_numbers(runs)
     of_setting: dict[int, list[Steps]] = {}
     for setting, times in zip(settings, map(step_times, measured), strict=True):
         of_setting.setdefault(setting, []).append(times)
-    found = tiers(list(of_setting.values())) if table["model"].nunique() < 2 else None
-    tier_of = dict(zip(of_setting, found, strict=True)) if found else {}
+    tier_numbers = tiers(list(of_setting.values())) if table["model"].nunique() < 2 else None
+    tier_of = dict(zip(of_setting, tier_numbers, strict=True)) if tier_numbers else {}
     spreads = {setting: spread(recordings) for setting, recordings in of_setting.items()}
-    table["fastest"] = [found is not None and is_fastest(tier_of[setting], found) for setting in settings]
+    table["fastest"] = [tier_numbers is not None and is_fastest(tier_of[setting], tier_numbers) for setting in settings]
     table["spread_ms"] = [spreads[setting] if np.isfinite(spreads[setting]) else None for setting in settings]
     table["recording_of"] = settings
     table["tier"] = pd.array([tier_of.get(setting) for setting in settings], dtype="Int64")
@@ -95,7 +95,7 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     return table[[*shown, *_COSTS, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
 
 
-def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _summarise_run(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A run's `summary`, and its row without the columns that depend on other runs."""
     table = drop_damaged(summary(run, selection))
     again = to_ms(recomputation(run, selection).groupby(["rank", "step"], dropna=False)["recompute_ns"].sum())
@@ -104,9 +104,9 @@ def _measured(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, A
 
 
 @once_per_run
-def _whole(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _summarise_whole_run(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The same for all ranks and steps, cached per run."""
-    return _measured(run, EVERYTHING)
+    return _summarise_run(run, EVERYTHING)
 
 
 def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:

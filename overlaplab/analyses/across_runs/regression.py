@@ -51,16 +51,16 @@ class Condition:
 
     def value(self, figures: Scalars) -> float | None:
         """A run's figure in the condition's unit (ns, where that is %); None where unknown."""
-        found = figures.get(self.column)
-        return None if found is None else found / _NS.get(self.unit, 1)
+        figure = figures.get(self.column)
+        return None if figure is None else figure / _NS.get(self.unit, 1)
 
     def change(self, before: Sequence[Scalars], figures: Scalars) -> float | None:
         """By how many percent the figure changed, from its mean over earlier recordings; None where unknown."""
-        earlier, after = [one.get(self.column) for one in before], figures.get(self.column)
-        known = [one for one in earlier if one is not None]
-        if after is None or len(known) < len(earlier):
+        earlier, after = [scalars_of_run.get(self.column) for scalars_of_run in before], figures.get(self.column)
+        figures_before = [scalars_of_run for scalars_of_run in earlier if scalars_of_run is not None]
+        if after is None or len(figures_before) < len(earlier):
             return None
-        mean = fmean(known)
+        mean = fmean(figures_before)
         if mean == 0:
             return 0.0 if after == 0 else float("inf") if after > 0 else float("-inf")
         return 100 * (after - mean) / abs(mean)
@@ -81,7 +81,7 @@ class Judged:
     """The mean over the earlier recordings that a change is from, as the figure's own unit has it."""
     now: float | None
     """The figure itself, in the same unit, where the number is a change."""
-    met: bool
+    holds: bool
     """Whether the number meets the condition."""
     recordings: int
     """How many earlier ones the change is from."""
@@ -91,7 +91,7 @@ class Judged:
     @property
     def failed(self) -> bool:
         """Whether the check fails."""
-        return self.met and not self.within
+        return self.holds and not self.within
 
 
 def judged(conditions: Sequence[Condition], before: Sequence[Scalars], figures: Scalars) -> list[Judged]:
@@ -104,11 +104,11 @@ def judged(conditions: Sequence[Condition], before: Sequence[Scalars], figures: 
 
 
 def _judge(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
-    judged = _judged(condition, before, figures)
+    judged = _apply_condition(condition, before, figures)
     if not condition.is_of_cause or condition.column == _UNKNOWN_CAUSE or judged.failed:
         return judged
     at_most = [_with_unknown(each, condition.column) for each in (*before, figures)]
-    if _judged(condition, at_most[:-1], at_most[-1]).failed:
+    if _apply_condition(condition, at_most[:-1], at_most[-1]).failed:
         unknown = ms(round(figures.get(_UNKNOWN_CAUSE) or 0))
         raise OverlaplabError(
             f"--fail-if: {condition} cannot be judged: {unknown} of exposed time per step have no known cause",
@@ -123,13 +123,16 @@ def _with_unknown(figures: Scalars, column: str) -> Scalars:
     return {**figures, column: None if value is None else value + (unknown or 0)}
 
 
-def _judged(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
+def _apply_condition(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
     number = condition.change(before, figures) if condition.is_change else condition.value(figures)
     if number is None:
         raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs")
     mean, now, within = None, None, False
     if condition.is_change:
-        now, others = figures[condition.column] or 0, [one.get(condition.column) or 0 for one in before]
+        now, others = (
+            figures[condition.column] or 0,
+            [scalars_of_run.get(condition.column) or 0 for scalars_of_run in before],
+        )
         mean = fmean(others)
         if len(before) > 1:
             within = now <= max(others) if condition.sign == ">" else now >= min(others)
@@ -138,7 +141,7 @@ def _judged(condition: Condition, before: Sequence[Scalars], figures: Scalars) -
         number=number,
         before=mean,
         now=now,
-        met=condition.met_by(number),
+        holds=condition.met_by(number),
         recordings=len(before),
         within=within,
     )

@@ -34,41 +34,46 @@ _WORK = (
 """The keys of run.json that beside the model decide what work a step is, and on what machine and link it runs."""
 
 
-def comparable(one: Manifest, other: Manifest) -> bool:
+def comparable(first: Manifest, other: Manifest) -> bool:
     """Whether step times compare the two runs' strategies and options: same model, input, ranks, machine and link."""
-    return not work_differs(one, other)
+    return not work_differs(first, other)
 
 
-def work_differs(one: Manifest, other: Manifest) -> list[str]:
+def work_differs(first: Manifest, other: Manifest) -> list[str]:
     """In which keys of run.json two runs did different work, or on different machines or links; a model's by its own.
 
     A precision is an option, as runs are compared across precisions.
     """
-    return settings_differ(work_settings(one), work_settings(other))
+    return settings_differ(work_settings(first), work_settings(other))
 
 
-def same_but_batch(one: Manifest, other: Manifest) -> bool:
+def same_but_batch(first: Manifest, other: Manifest) -> bool:
     """Whether both have the largest batch that fits into the same memory, and did the same work but for it."""
-    fitted = one.largest_batch and other.largest_batch and one.memory_limit == other.memory_limit
-    return bool(fitted) and set(work_differs(one, other)) <= {"batch"}
+    fitted = first.largest_batch and other.largest_batch and first.memory_limit == other.memory_limit
+    return bool(fitted) and set(work_differs(first, other)) <= {"batch"}
 
 
 def work_settings(manifest: Manifest) -> dict[str, Any]:
     """What decides the work of a step, and on what machine and link it runs: the model's keys, then others; as JSON."""
     model = manifest.raw.get("model")
-    own = {key: model[key] for key in model if key not in ("dtype", "parameters")} if isinstance(model, dict) else {}
+    of_model = (
+        {key: model[key] for key in model if key not in ("dtype", "parameters")} if isinstance(model, dict) else {}
+    )
     settings = _with_defaults(manifest)
-    return {key: json.loads(_plain(value)) for key, value in (own | {key: settings.get(key) for key in _WORK}).items()}
+    return {
+        key: json.loads(_canonical_json(value))
+        for key, value in (of_model | {key: settings.get(key) for key in _WORK}).items()
+    }
 
 
-def settings_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def settings_differ(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys in which two `work_settings` differ."""
-    return [key for key in {**one, **other} if _plain(one.get(key)) != _plain(other.get(key))]
+    return [key for key in {**first, **other} if _canonical_json(first.get(key)) != _canonical_json(other.get(key))]
 
 
-def same_but_cap(one: Manifest, other: Manifest) -> bool:
+def same_but_cap(first: Manifest, other: Manifest) -> bool:
     """Whether two runs differ in nothing but bucket_cap_mb, as those of a sweep."""
-    return _fixed(one) == _fixed(other)
+    return _fixed_settings(first) == _fixed_settings(other)
 
 
 def is_sweep(runs: Sequence[Run]) -> bool:
@@ -80,28 +85,30 @@ def is_sweep(runs: Sequence[Run]) -> bool:
     caps = {manifest.bucket_cap_mb for manifest in manifests}
     if len(manifests) < len(runs) or len(caps) < 2 or None in caps:
         return False
-    return len({_fixed(manifest) for manifest in manifests}) == 1
+    return len({_fixed_settings(manifest) for manifest in manifests}) == 1
 
 
-def settings_of(runs: Sequence[Run]) -> list[int]:
+def setting_numbers(runs: Sequence[Run]) -> list[int]:
     """The setting of each run, as the place of the first run that was recorded with the same one.
 
     Where all have the same settings, or nothing tells them, each run is its own.
     """
     keys = [
-        (run.manifest.bucket_cap_mb, _fixed(run.manifest)) if run.manifest else (place,)
+        (run.manifest.bucket_cap_mb, _fixed_settings(run.manifest)) if run.manifest else (place,)
         for place, run in enumerate(runs)
     ]
     return [keys.index(key) for key in keys] if len({*keys}) > 1 else [*range(len(runs))]
 
 
-def differing(runs: Sequence[Run]) -> str:
+def name_differences(runs: Sequence[Run]) -> str:
     """Why these runs are not a sweep, in words."""
     manifests = [run.manifest for run in runs if run.manifest is not None]
     if len(manifests) < len(runs):
         return "some have no run.json"
     differ = [
-        key for key, values in zip(_SAME, zip(*map(_fixed, manifests), strict=True), strict=True) if len({*values}) > 1
+        key
+        for key, values in zip(_SAME, zip(*map(_fixed_settings, manifests), strict=True), strict=True)
+        if len({*values}) > 1
     ]
     if differ:
         return f"they differ in {', '.join(differ)}"
@@ -111,7 +118,11 @@ def differing(runs: Sequence[Run]) -> str:
 def model_settings(manifest: Manifest | None) -> str | None:
     """The model and its input in a manifest, as JSON; without the precision, as runs are compared across precisions."""
     model = manifest.raw.get("model") if manifest is not None else None
-    return _plain({key: value for key, value in model.items() if key != "dtype"}) if isinstance(model, dict) else None
+    return (
+        _canonical_json({key: value for key, value in model.items() if key != "dtype"})
+        if isinstance(model, dict)
+        else None
+    )
 
 
 def is_emulated(run: Run) -> bool:
@@ -124,23 +135,23 @@ def is_predicted(run: Run) -> bool:
     return run.manifest is not None and run.manifest.predicted is not None
 
 
-def _fixed(manifest: Manifest) -> tuple[str, ...]:
+def _fixed_settings(manifest: Manifest) -> tuple[str, ...]:
     settings = _with_defaults(manifest)
-    return tuple(_plain(settings.get(key)) for key in _SAME)
+    return tuple(_canonical_json(settings.get(key)) for key in _SAME)
 
 
 def _with_defaults(manifest: Manifest) -> dict[str, Any]:
     # Older run.json files lack these.
-    given = {} if manifest.swept is None else manifest.swept.settings
-    own = {
+    swept = {} if manifest.swept is None else manifest.swept.settings
+    computed = {
         "phantom_ranks": manifest.phantom_ranks,
         "predicted": manifest.predicted is not None,
         "mesh": None if manifest.axes.dp == manifest.world_size else asdict(manifest.axes),
         "microbatches": manifest.pipeline.microbatches if manifest.pipeline else None,
-        "swept": {name: value for name, value in given.items() if name != "bucket_cap_mb"},
+        "swept": {name: value for name, value in swept.items() if name != "bucket_cap_mb"},
     }
-    return {"communicators": 1} | manifest.raw | own
+    return {"communicators": 1} | manifest.raw | computed
 
 
-def _plain(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)

@@ -34,8 +34,8 @@ def step_times(table: pd.DataFrame) -> Steps:
 
 def spread(recordings: Sequence[Steps]) -> float:
     """The spread of a setting's steps; infinite with too few steps."""
-    steps = sum(one.shape[1] for one in recordings)
-    values = np.concatenate([one.ravel() for one in recordings])
+    steps = sum(recording.shape[1] for recording in recordings)
+    values = np.concatenate([recording.ravel() for recording in recordings])
     if steps < FEWEST:
         return float("inf")
     if steps < _QUARTILES:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.across_runs.settings import differing, is_emulated, is_sweep
+from overlaplab.analyses.across_runs.settings import is_emulated, is_sweep, name_differences
 from overlaplab.analyses.across_runs.spread import spread, step_times
 from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
 from overlaplab.analyses.buckets import buckets
@@ -46,16 +46,16 @@ def sweep(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFram
 
     Raises `OverlaplabError` if the runs are not a sweep, or one has no measured step, and as `summary`.
     """
-    found = _by_cap(runs)
-    measured = {cap: [_measured(run, selection) for run in own] for cap, own in found.items()}
+    runs_of_cap = _by_cap(runs)
+    measured = {cap: [_summarise_run(run, selection) for run in recordings] for cap, recordings in runs_of_cap.items()}
     tier_of = tiers([[step_times(table) for table in tables] for tables in measured.values()])
     rows = []
     for tier, (cap, tables) in zip(tier_of, measured.items(), strict=True):
-        counts = [_bucket_count(run, selection) for run in found[cap]]
+        counts = [_bucket_count(run, selection) for run in runs_of_cap[cap]]
         rows.append(
             {"bucket_cap_mb": cap, "buckets": max((count for count in counts if count), default=None)}
             | _row(tables)
-            | {"tier": tier, "fastest": is_fastest(tier, tier_of), "emulated": any(map(is_emulated, found[cap]))}
+            | {"tier": tier, "fastest": is_fastest(tier, tier_of), "emulated": any(map(is_emulated, runs_of_cap[cap]))}
         )
     table = pd.DataFrame(rows).astype({"buckets": "Int64", "bucket_cap_mb": "Float64", "overlap_ratio": "Float64"})
     table = table.astype(dict.fromkeys(_FIGURES, "Float64"))
@@ -72,20 +72,22 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
     Raises as `sweep`.
     """
     rows: list[dict[str, Any]] = []
-    for cap, own in _by_cap(runs).items():
-        tables = [_measured(run, selection) for run in own]
+    for cap, recordings in _by_cap(runs).items():
+        tables = [_summarise_run(run, selection) for run in recordings]
         median = pd.concat(tables)["span_ns"].median()
         firsts = [_first_rank(table) for table in tables]
         off = [(first["span_ns"] - median).abs() for first in firsts]
-        place = int(np.argmin([found.min() for found in off]))
+        place = int(np.argmin([distances.min() for distances in off]))
         at = int(off[place].to_numpy().argmin())
         row = firsts[place].iloc[at]
         trace = (
-            selected_traces(own[place], selection)[0] if pd.isna(row["rank"]) else _trace(own[place], int(row["rank"]))
+            selected_traces(recordings[place], selection)[0]
+            if pd.isna(row["rank"])
+            else _trace(recordings[place], int(row["rank"]))
         )
         window = selected_windows(trace, selection)[at]
-        shared = {"bucket_cap_mb": cap, "path": own[place].path, "rank": trace.rank, "step": window.step}
-        rows += [shared | stretch for stretch in _on_link(own[place], trace, window)]
+        shared = {"bucket_cap_mb": cap, "path": recordings[place].path, "rank": trace.rank, "step": window.step}
+        rows += [shared | stretch for stretch in _on_link(recordings[place], trace, window)]
     columns = ["bucket_cap_mb", "path", "rank", "step", "bucket", "bytes", "part", "start_ns", "end_ns"]
     return pd.DataFrame(rows, columns=columns, dtype="object").astype(
         {"bucket_cap_mb": "Float64", "path": "str", "part": "str", "start_ns": "int64", "end_ns": "int64"}
@@ -95,39 +97,43 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
 
 def _on_link(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any]]:
     """The step's communication: each bucket's stretches first, then what belongs to no bucket."""
-    found = activity(trace)
-    compute = clip(found.compute, window.start_ns, window.end_ns)
-    own = buckets(run, EVERYTHING if trace.rank is None else Selection(ranks=[trace.rank]))
-    own = own[own["step"].isna() if window.step is None else own["step"].eq(window.step)].dropna(subset=["start_ns"])
-    spans = own[["start_ns", "end_ns"]].to_numpy(dtype="int64") + window.start_ns
-    for bucket, (start, end) in zip(own.to_dict("records"), spans, strict=True):
-        known = {"bucket": bucket["index"], "bytes": bucket["bytes"]}
-        yield from _stretches(union([start], [end]), compute, window, known)
-    other = subtract(clip(found.communication, window.start_ns, window.end_ns), union(spans[:, 0], spans[:, 1]))
+    busy = activity(trace)
+    compute = clip(busy.compute, window.start_ns, window.end_ns)
+    rows = buckets(run, EVERYTHING if trace.rank is None else Selection(ranks=[trace.rank]))
+    rows = rows[rows["step"].isna() if window.step is None else rows["step"].eq(window.step)].dropna(
+        subset=["start_ns"]
+    )
+    spans = rows[["start_ns", "end_ns"]].to_numpy(dtype="int64") + window.start_ns
+    for bucket, (start, end) in zip(rows.to_dict("records"), spans, strict=True):
+        identity = {"bucket": bucket["index"], "bytes": bucket["bytes"]}
+        yield from _stretches(union([start], [end]), compute, window, identity)
+    other = subtract(clip(busy.communication, window.start_ns, window.end_ns), union(spans[:, 0], spans[:, 1]))
     yield from _stretches(other, compute, window, {"bucket": pd.NA, "bytes": pd.NA})
 
 
-def _stretches(spans: Intervals, compute: Intervals, window: Window, known: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _stretches(
+    spans: Intervals, compute: Intervals, window: Window, identity: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     parts = [(LINK_PARTS[0], intersect(spans, compute)), (LINK_PARTS[1], subtract(spans, compute))]
     stretches = sorted((int(start), int(end), part) for part, stretch in parts for start, end in stretch)
     for start, end, part in stretches:
-        yield known | {"part": part, "start_ns": start - window.start_ns, "end_ns": end - window.start_ns}
+        yield identity | {"part": part, "start_ns": start - window.start_ns, "end_ns": end - window.start_ns}
 
 
 def _by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
     """The runs of each cap, the smallest first."""
     if not is_sweep(runs):
         raise OverlaplabError(
-            "these runs are no sweep over bucket_cap_mb", remedy=f"Compare them instead: {differing(runs)}."
+            "these runs are no sweep over bucket_cap_mb", remedy=f"Compare them instead: {name_differences(runs)}."
         )
-    found: dict[float, list[Run]] = {}
+    by_cap: dict[float, list[Run]] = {}
     for run in runs:
         if run.manifest is not None and run.manifest.bucket_cap_mb is not None:
-            found.setdefault(run.manifest.bucket_cap_mb, []).append(run)
-    return dict(sorted(found.items()))
+            by_cap.setdefault(run.manifest.bucket_cap_mb, []).append(run)
+    return dict(sorted(by_cap.items()))
 
 
-def _measured(run: Run, selection: Selection) -> pd.DataFrame:
+def _summarise_run(run: Run, selection: Selection) -> pd.DataFrame:
     table = drop_damaged(summary(run, selection))
     if table.empty:
         raise OverlaplabError("no step was measured", path=run.path, remedy="Leave this run out.")

@@ -1,4 +1,4 @@
-"""Which of several settings are faster than which others, as far as their recordings tell.
+"""Tiers of settings: the settings that are faster than others, as far as their recordings show.
 
 A setting is what was recorded once or several times: a bucket_cap_mb of a sweep, a strategy.
 
@@ -41,7 +41,7 @@ import numpy.typing as npt
 from overlaplab.analyses.across_runs.spread import Steps, spread
 
 LEVEL = 0.05
-"""Of cases: how often equals may be told apart."""
+"""Equal settings may differ in at most 5 % of cases."""
 FEWEST_RECORDINGS = 4
 """The fewest recordings of two settings that can tell them apart at this level."""
 
@@ -54,15 +54,15 @@ def tiers(settings: Sequence[Sequence[Steps]]) -> list[int]:
     Each setting is its recordings, each an array of shape (ranks, steps) of step times in any one unit, NaN where a
     rank lacks a step.
     """
-    if any(np.isfinite(one).sum() == 0 for recordings in settings for one in recordings):
+    if any(np.isfinite(recording).sum() == 0 for recordings in settings for recording in recordings):
         return [1] * len(settings)
-    left = dict(enumerate(map(_measured, settings)))
+    left = dict(enumerate(map(_setting_times, settings)))
     tier_of = [1] * len(settings)
     tier = 0
     while left:
         tier += 1
-        first = min(left.values(), key=lambda own: own.middle)
-        for place in [place for place, own in left.items() if not _slower(own, first)]:
+        first = min(left.values(), key=lambda setting: setting.middle)
+        for place in [place for place, setting in left.items() if not _is_slower(setting, first)]:
             tier_of[place] = tier
             del left[place]
     return tier_of
@@ -76,36 +76,36 @@ def is_fastest(tier: int, all_tiers: Sequence[int]) -> bool:
 def chance(faster: Medians, slower: Medians) -> float:
     """The p-value of an exact two-sided rank-sum test that the first are lower: equals are in the wrong order."""
     many, more = len(faster), len(slower)
-    as_extreme = sum(_orders(many, more)[: _wrong(faster, slower) + 1])
+    as_extreme = sum(_orders(many, more)[: _count_inversions(faster, slower) + 1])
     return min(2 * as_extreme / comb(many + more, many), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """What a setting's recordings tell of its step."""
+class _SettingTimes:
+    """Step times of a setting's recordings."""
 
     middle: float
     """The median step of all of them."""
     spread: float
     medians: Medians
-    """Of each recording."""
+    """The median step of each recording."""
 
 
-def _measured(recordings: Sequence[Steps]) -> _Measured:
-    medians = np.array([np.nanmedian(one) for one in recordings])
-    middle = float(np.nanmedian(np.concatenate([one.ravel() for one in recordings])))
-    return _Measured(middle=middle, spread=spread(recordings), medians=medians)
+def _setting_times(recordings: Sequence[Steps]) -> _SettingTimes:
+    medians = np.array([np.nanmedian(recording) for recording in recordings])
+    middle = float(np.nanmedian(np.concatenate([recording.ravel() for recording in recordings])))
+    return _SettingTimes(middle=middle, spread=spread(recordings), medians=medians)
 
 
-def _slower(own: _Measured, first: _Measured) -> bool:
+def _is_slower(setting: _SettingTimes, first: _SettingTimes) -> bool:
     """Whether a setting is told apart from one with a shorter median step, by the recordings of the two alone."""
-    if min(len(own.medians), len(first.medians)) > 1:
-        return chance(first.medians, own.medians) <= LEVEL
-    beyond = own.middle - first.middle > max(own.spread, first.spread)
-    return beyond and bool(first.medians.max() < own.medians.min())
+    if min(len(setting.medians), len(first.medians)) > 1:
+        return chance(first.medians, setting.medians) <= LEVEL
+    beyond = setting.middle - first.middle > max(setting.spread, first.spread)
+    return beyond and bool(first.medians.max() < setting.medians.min())
 
 
-def _wrong(faster: Medians, slower: Medians) -> int:
+def _count_inversions(faster: Medians, slower: Medians) -> int:
     """How many pairs of a faster and a slower recording are in the wrong order (Mann and Whitney's U)."""
     return int((faster[:, None] >= slower[None, :]).sum())
 
@@ -116,10 +116,10 @@ def _orders(many: int, more: int) -> tuple[int, ...]:
 
     The coefficients of a Gaussian binomial: the product of (1 − q^(more+i)) / (1 − q^i) for i = 1 … many.
     """
-    found = [1] + [0] * (many * more)
+    counts = [1] + [0] * (many * more)
     for size in range(1, many + 1):
         for wrong in range(many * more, more + size - 1, -1):
-            found[wrong] -= found[wrong - more - size]
+            counts[wrong] -= counts[wrong - more - size]
         for wrong in range(size, many * more + 1):
-            found[wrong] += found[wrong - size]
-    return tuple(found)
+            counts[wrong] += counts[wrong - size]
+    return tuple(counts)

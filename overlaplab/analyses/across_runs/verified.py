@@ -23,9 +23,9 @@ class Verified:
     faster: bool
     """Whether the second setting is faster by an exact one-sided rank-sum test, since the direction was predicted."""
     error_ms: float
-    """Of the gain: the root of the added squares of half the range of each setting's recordings."""
+    """The gain's error: the root of the added squares of half the range of each setting's recordings."""
     recordings: int
-    """Of either setting, at least."""
+    """Recordings of the setting with fewer."""
 
     @property
     def gained_ms(self) -> float:
@@ -33,9 +33,12 @@ class Verified:
         return self.before_ms - self.after_ms
 
 
-def verified(before: Sequence[Steps], after: Sequence[Steps]) -> Verified:
+def verify_gain(before: Sequence[Steps], after: Sequence[Steps]) -> Verified:
     """Compare recordings of two settings, each an array of shape (ranks, steps) of step times in ms."""
-    first, second = (np.array([np.nanmedian(np.nanmax(one, axis=0)) for one in own]) for own in (before, after))
+    first, second = (
+        np.array([np.nanmedian(np.nanmax(recording, axis=0)) for recording in recordings])
+        for recordings in (before, after)
+    )
     return Verified(
         before_ms=float(np.median(first)),
         after_ms=float(np.median(second)),

@@ -66,7 +66,7 @@ class HeldLimit:
 
     prefetch: int
     units: int
-    kept: int
+    staying: int
     """How many of these stay gathered from their forward into their backward."""
     bytes: int
 
@@ -83,30 +83,32 @@ def held_limit(table: pd.DataFrame, prefetch: int) -> HeldLimit | None:
     sizes = table.groupby("unit")["bytes"].max()
     if sizes.isna().any() or (table["resharded_bytes"].fillna(1) > 0).any():
         return None
-    kept, lasting = kept_units(table), _lasting_units(table)
-    others = sizes.drop(list(kept)).astype("int64").sort_values(ascending=False)
+    staying, lasting = kept_units(table), _lasting_units(table)
+    others = sizes.drop(list(staying)).astype("int64").sort_values(ascending=False)
     passing = (sorted(lasting), others.head(prefetch + 1))
-    at_the_turn = (sorted(kept), others.head(prefetch))
-    held = [(len(own), [*sizes[own].astype("int64"), *ahead]) for own, ahead in (passing, at_the_turn)]
-    number, most = max(held, key=lambda found: sum(found[1]))
-    return HeldLimit(prefetch=prefetch, units=len(most), kept=number, bytes=int(sum(most)))
+    at_the_turn = (sorted(staying), others.head(prefetch))
+    held = [(len(names), [*sizes[names].astype("int64"), *ahead]) for names, ahead in (passing, at_the_turn)]
+    number, most = max(held, key=lambda choice: sum(choice[1]))
+    return HeldLimit(prefetch=prefetch, units=len(most), staying=number, bytes=int(sum(most)))
 
 
 def kept_units(table: pd.DataFrame) -> set[str]:
     """The units that stay gathered from their forward into their backward, from rows of `schedule`."""
     forward = table[table["phase"] == "forward"]
-    kept = (forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()
-    return set(forward.loc[kept.to_numpy(dtype=bool), "unit"])
+    stays = (forward["free_phase"] == "backward").fillna(False) | forward["backward_first_use_ns"].notna()
+    return set(forward.loc[stays.to_numpy(dtype=bool), "unit"])
 
 
 def _lasting_units(table: pd.DataFrame) -> set[str]:
-    """Of `kept_units` those that are held for as long as another unit's second gather, such as FSDP2's root."""
-    kept = kept_units(table)
-    again = table[(table["phase"] == "backward") & ~table["unit"].isin(kept)]
-    own = table[(table["phase"] == "forward") & table["unit"].isin(kept)]
+    """Those `kept_units` that are held for as long as another unit's second gather, such as FSDP2's root."""
+    staying = kept_units(table)
+    again = table[(table["phase"] == "backward") & ~table["unit"].isin(staying)]
+    stays_of_units = table[(table["phase"] == "forward") & table["unit"].isin(staying)]
     return {
         unit
-        for unit, begin, end in zip(own["unit"], own["held_ns"], own["free_ns"], strict=True)
+        for unit, begin, end in zip(
+            stays_of_units["unit"], stays_of_units["held_ns"], stays_of_units["free_ns"], strict=True
+        )
         if ((again["held_ns"] >= begin) & (pd.isna(end) | (again["free_ns"] <= end))).fillna(False).any()
     }
 

@@ -10,10 +10,10 @@ from urllib.parse import unquote
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.executions import bounds_of, executions
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_ranges_of, fsdp2_scatters, unit_sizes
-from overlaplab.evidence.labels import Label, labels_of
-from overlaplab.evidence.launches import bytes_of
+from overlaplab.evidence.executions import communication_bounds, executions
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_ranges, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.labels import Label, engine_labels
+from overlaplab.evidence.launches import total_bytes
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
@@ -41,27 +41,29 @@ def scatter_steps(table: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
     """
     window = ["rank", "step"]
     ran = table.dropna(subset=["start_ns", "end_ns"]).groupby(window, dropna=False).size().reset_index(name="scatters")
-    own = exposed[exposed["kind"] == "reduce_scatter"].groupby(window, dropna=False)["exposed_ns"].sum().reset_index()
-    found = ran.merge(own, on=window, how="left").fillna({"exposed_ns": 0})
-    return found.astype(dict.fromkeys((*window, "scatters", "exposed_ns"), "Int64"))
+    exposed_sums = (
+        exposed[exposed["kind"] == "reduce_scatter"].groupby(window, dropna=False)["exposed_ns"].sum().reset_index()
+    )
+    steps = ran.merge(exposed_sums, on=window, how="left").fillna({"exposed_ns": 0})
+    return steps.astype(dict.fromkeys((*window, "scatters", "exposed_ns"), "Int64"))
 
 
 def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     ran = executions(trace)
-    if launched := [label for label in labels_of(trace) if label.word == "scatter_launch"]:
+    if launched := [label for label in engine_labels(trace) if label.word == "scatter_launch"]:
         for label, step in _in_steps(launched, steps):
             fields = label.fields
             row = _row(label, unquote(fields["unit"]), step, ran.of_launch(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
-    elif ranges := fsdp2_ranges_of(trace):
+    elif ranges := fsdp2_ranges(trace):
         passes, size_of = Passes(ranges), unit_sizes(manifest, ranges, reduced=True)
         for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
-            microbatch = passes.before(label.start_ns) - passes.before(step.host_start_ns)
+            microbatch = passes.count_ended(label.start_ns) - passes.count_ended(step.host_start_ns)
             # With replicated shards the same range then all-reduces the sums between the replicas.
-            scattered = [launch for launch in ran.inside(label) if launch.kind != "all_reduce"]
-            unit, size = label.fields["unit"], bytes_of(scattered)
+            scattered = [launch for launch in ran.launches_inside(label) if launch.kind != "all_reduce"]
+            unit, size = label.fields["unit"], total_bytes(scattered)
             size = size_of(unit) if size is None else size
-            yield _row(label, unit, step, bounds_of(scattered)) | {"microbatch": microbatch, "bytes": size}
+            yield _row(label, unit, step, communication_bounds(scattered)) | {"microbatch": microbatch, "bytes": size}
 
 
 def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:

@@ -11,9 +11,9 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, table_of
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges_of, unit_sizes
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
-from overlaplab.evidence.labels import Span, labels_of
+from overlaplab.evidence.labels import Span, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
@@ -52,16 +52,16 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    labels, ran = labels_of(trace), executions(trace)
+    labels, ran = engine_labels(trace), executions(trace)
     if any(label.word == "gather_launch" for label in labels):
         for step in steps:
             for gather in engine_gathers(launched_in(labels, step)):
                 yield _row(gather, step, ran) | {"source": "engine"}
-    elif ranges := fsdp2_ranges_of(trace):
+    elif ranges := fsdp2_ranges(trace):
         gathers, passes, size_of = fsdp2_gathers(ranges, ran), Passes(ranges), unit_sizes(manifest, ranges)
         launched = [gather.launch.start_ns for gather in gathers]
         for step in steps:
-            earlier = passes.before(step.host_start_ns)
+            earlier = passes.count_ended(step.host_start_ns)
             for gather in gathers[bisect_left(launched, step.host_start_ns) : bisect_left(launched, step.host_end_ns)]:
                 row = _row(gather, step, ran)
                 row["microbatch"] -= earlier
@@ -83,11 +83,11 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "gather_launch_ns": gather.launch.start_ns,
         "gather_start_ns": start,
         "gather_end_ns": end,
-        "first_use_ns": _known(gather.first_use_ns, ran.begun),
-        "last_use_ns": _known(gather.last_use_ns, ran.reached),
-        "backward_first_use_ns": _known(gather.backward_first_use_ns, ran.begun),
-        "backward_last_use_ns": _known(gather.backward_last_use_ns, ran.reached),
-        "free_ns": _known(gather.free_ns, ran.reached),
+        "first_use_ns": _map_moment(gather.first_use_ns, ran.first_begin_ns),
+        "last_use_ns": _map_moment(gather.last_use_ns, ran.done_ns),
+        "backward_first_use_ns": _map_moment(gather.backward_first_use_ns, ran.first_begin_ns),
+        "backward_last_use_ns": _map_moment(gather.backward_last_use_ns, ran.done_ns),
+        "free_ns": _map_moment(gather.free_ns, ran.done_ns),
         "resharded_until_ns": _resharded_until_ns(gather, ran),
         "held_ns": _held_ns(gather.launch, ran),
     }
@@ -100,7 +100,7 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         **{name: None if at is None else at - step.start_ns for name, at in times.items()},
         "free_phase": gather.free_phase,
         "resharded_bytes": gather.shards,
-        "wait_ns": ran.waited(gather.blocked, end),
+        "wait_ns": ran.waited_ns(gather.blocked, end),
         "bytes": gather.bytes,
     }
 
@@ -109,14 +109,14 @@ def _resharded_until_ns(gather: Gather, ran: Executions) -> int | None:
     """Until when a part stays held: on a GPU the next gather may be counted from before the free, and then none is."""
     if gather.regathered is None or gather.free_ns is None:
         return None
-    return max(_held_ns(gather.regathered, ran), ran.reached(gather.free_ns))
+    return max(_held_ns(gather.regathered, ran), ran.done_ns(gather.free_ns))
 
 
 def _held_ns(launch: Span, ran: Executions) -> int:
     """From when on a gather's bytes count as held: a separate stream may start it before the main one is there."""
-    reached, bounds = ran.reached(launch.start_ns), ran.of_launch(launch)
+    reached, bounds = ran.done_ns(launch.start_ns), ran.of_launch(launch)
     return reached if bounds is None else min(reached, bounds[0])
 
 
-def _known(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
+def _map_moment(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
     return None if host_ns is None else moment(host_ns)

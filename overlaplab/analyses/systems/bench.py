@@ -22,7 +22,7 @@ def bench_collectives(measured: Mapping[str, Any]) -> pd.DataFrame:
     table = pd.DataFrame(measured["rows"], columns=["bytes", "algorithm", "time_ns", "wrong"])
     table["algbw_gb_per_s"] = table["bytes"] / table["time_ns"]
     table["bus_gb_per_s"] = table["algbw_gb_per_s"] * ring_factor("all_reduce", measured["ranks"])
-    link = link_of(measured)
+    link = measured_link(measured)
     modelled = [
         None if link is None else hops_ns(size, link, "tree" if algorithm == "tree" else "ring")
         for size, algorithm in zip(table["bytes"].tolist(), table["algorithm"], strict=True)
@@ -30,10 +30,10 @@ def bench_collectives(measured: Mapping[str, Any]) -> pd.DataFrame:
     return table.assign(modelled_ns=pd.array(modelled, dtype="Int64"))
 
 
-def link_of(measured: Mapping[str, Any]) -> Link | None:
+def measured_link(measured: Mapping[str, Any]) -> Link | None:
     """The emulated link that was measured behind."""
-    told = measured["link"]
-    return None if told is None else Link(emulated=True, world_size=measured["ranks"], **told)
+    link = measured["link"]
+    return None if link is None else Link(emulated=True, world_size=measured["ranks"], **link)
 
 
 def bench_side_by_side(table: pd.DataFrame) -> pd.DataFrame:

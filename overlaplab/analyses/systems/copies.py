@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.offload import copied_bytes
 from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import Intervals, intersect, total, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -35,12 +35,12 @@ def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    copied, computing = _copied(trace), activity(trace).compute
+    copied, computing = _copy_labels(trace), activity(trace).compute
     for step in steps:
-        own = launched_in(copied, step)
-        for way in dict.fromkeys(label.fields["way"] for label in own):
-            these = [label for label in own if label.fields["way"] == way]
-            busy = _busy(trace, these)
+        in_step = launched_in(copied, step)
+        for way in dict.fromkeys(label.fields["way"] for label in in_step):
+            these = [label for label in in_step if label.fields["way"] == way]
+            busy = _busy_time(trace, these)
             yield {
                 "step": step.step,
                 "way": way,
@@ -51,11 +51,11 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
             }
 
 
-def _copied(trace: Trace) -> list[Label]:
-    return [label for label in labels_of(trace) if label.word == "copy"]
+def _copy_labels(trace: Trace) -> list[Label]:
+    return [label for label in engine_labels(trace) if label.word == "copy"]
 
 
-def _busy(trace: Trace, these: Sequence[Label]) -> Intervals:
+def _busy_time(trace: Trace, these: Sequence[Label]) -> Intervals:
     """When at least one of these copies was under way."""
     if rule_of(trace) is not Rule.GPU:
         return union([label.start_ns for label in these], [label.end_ns for label in these])

@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -35,7 +35,7 @@ def hops(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     ran = executions(trace)
     for step in steps:
-        for launch in launched_in(labels_of(trace), step):
+        for launch in launched_in(engine_labels(trace), step):
             for hop in ran.hops(launch):
                 numbers = {name: int(hop.fields[name]) if name in hop.fields else None for name in _NUMBERS}
                 times = {"start_ns": hop.start_ns - step.start_ns, "end_ns": hop.end_ns - step.start_ns}
@@ -43,7 +43,7 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
 
 
 def chunks_after_hops(table: pd.DataFrame) -> pd.DataFrame:
-    """Which chunk was where: one row per rank, chunk and moment, from all ranks' rows of `hops` of one step and bucket.
+    """Places of chunks: one row per rank, chunk and moment, from all ranks' rows of `hops` of one step and bucket.
 
     Columns: `hop` (the moment after it; -1 before the first), `rank`, `chunk`, `ranks` (of how many ranks the chunk
     there holds the sum; all: it is done), `arrived` (whether it came in that hop). Every rank begins with its own
@@ -56,9 +56,9 @@ def chunks_after_hops(table: pd.DataFrame) -> pd.DataFrame:
     chunks = sorted({int(chunk) for name in ("sends", "receives") for chunk in table[name].dropna()})
     held = {(rank, chunk): 1 for rank in ranks for chunk in chunks}
     rows = [(-1, rank, chunk, 1, False) for rank, chunk in held]
-    for hop, own in table.dropna(subset=["receives"]).sort_values("hop").groupby("hop"):
+    for hop, received in table.dropna(subset=["receives"]).sort_values("hop").groupby("hop"):
         arrived = {}
-        for row in own.to_dict("records"):
+        for row in received.to_dict("records"):
             before = held[row["rank"], row["receives"]] if row["kind"] in _ADDING else 0
             arrived[row["rank"], row["receives"]] = before + held[row["source"], row["receives"]]
         held |= arrived

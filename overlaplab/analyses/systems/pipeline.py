@@ -56,12 +56,12 @@ def pipeline(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    table = _all(run)
+    table = _every_action(run)
     keep = np.zeros(len(table), dtype=bool)
     for trace in selected_traces(run, selection):
         steps = [window.step for window in selected_windows(trace, selection)]
-        own = (table["rank"] == trace.rank).fillna(trace.rank is None) & table["step"].isin(steps)
-        keep |= own.to_numpy(dtype=bool)
+        is_selected = (table["rank"] == trace.rank).fillna(trace.rank is None) & table["step"].isin(steps)
+        keep |= is_selected.to_numpy(dtype=bool)
     return table[keep].reset_index(drop=True)
 
 
@@ -75,31 +75,31 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     where a stage is missing), `actions`, `held` (the most microbatches that one of its stages holds).
     """
     rows = []
-    table, idle = _all(run).copy(), idle_by_schedule(run)
+    table, idle = _every_action(run).copy(), idle_by_schedule(run)
     places = {
         (trace.rank, window.step): (place, step)
         for place, trace in enumerate(run.traces)
         for step, window in enumerate(step_windows(trace))
     }
     table["whole_ns"] = table.groupby(["pipeline", "step"], dropna=False)["end_ns"].transform("max")
-    for (number, step, rank), own in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
-        span = int(own["whole_ns"].iloc[0])
-        busy = int(own["took_ns"].sum())
+    for (number, step, rank), of_rank in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
+        span = int(of_rank["whole_ns"].iloc[0])
+        busy = int(of_rank["took_ns"].sum())
         own_idle = idle.get(places.get((_number(rank), _number(step)), (-1, -1)))
         rows.append(
             {
                 "pipeline": number,
                 "rank": rank,
                 "step": step,
-                "stages": ", ".join(map(str, sorted(own["stage"].unique()))),
+                "stages": ", ".join(map(str, sorted(of_rank["stage"].unique()))),
                 "span_ns": span,
                 "busy_ns": busy,
                 "idle_ns": span - busy,
-                **{name: own[name].sum(min_count=1) for name in _GAPS},
+                **{name: of_rank[name].sum(min_count=1) for name in _GAPS},
                 "schedule_ns": own_idle.bubble_ns if own_idle else pd.NA,
                 "imbalance_ns": own_idle.imbalance_ns if own_idle else pd.NA,
-                "actions": len(own),
-                "held": own["held"].max(),
+                "actions": len(of_rank),
+                "held": of_rank["held"].max(),
             }
         )
     every = pd.DataFrame(rows, columns=list(_RANKS)).astype(_RANKS)
@@ -120,16 +120,16 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
-    for (number, step), own in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
+    for (number, step), of_step in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
         of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(_number(step) is None)]
         whole = int(of["span_ns"].sum())
-        took = own.groupby("stage")["took_ns"].sum()
+        took = of_step.groupby("stage")["took_ns"].sum()
         slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
-        known = of[["wait_ns", "schedule_ns"]].notna().to_numpy().all()
+        all_known = of[["wait_ns", "schedule_ns"]].notna().to_numpy().all()
         share = int(of["idle_ns"].sum()) / whole if whole else 0.0
-        microbatches = int(own["microbatch"].nunique())
+        microbatches = int(of_step["microbatch"].nunique())
         schedule, uneven, overhead = (
-            int(of[name].sum()) / whole if known and whole else None
+            int(of[name].sum()) / whole if all_known and whole else None
             for name in ("schedule_ns", "imbalance_ns", "overhead_ns")
         )
         rows.append(
@@ -145,11 +145,11 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
                 "imbalance": uneven,
                 "sending": None if schedule is None else max(share - schedule - (uneven or 0) - (overhead or 0), 0.0),
                 "overhead": overhead,
-                "overhead_ns": int(of["overhead_ns"].sum() / of["actions"].sum()) if known else pd.NA,
+                "overhead_ns": int(of["overhead_ns"].sum() / of["actions"].sum()) if all_known else pd.NA,
                 "hop_ns": _hop_ns(run),
                 "slowest_stage": took.idxmax() if len(took) else pd.NA,
                 "slower": slower,
-                "held": own["held"].max(),
+                "held": of_step["held"].max(),
             }
         )
     return pd.DataFrame(rows, columns=list(_STEPS)).astype(_STEPS)
@@ -162,10 +162,10 @@ def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[tuple[int, int, int]] = []
     for stage in sorted(int(number) for number in table["stage"].unique()):
-        own = table[table["stage"] == stage]
+        of_stage = table[table["stage"] == stage]
         rows.append((stage, 0, 0))
         count = 0
-        for row in own.sort_values("start_ns", kind="stable").to_dict("records"):
+        for row in of_stage.sort_values("start_ns", kind="stable").to_dict("records"):
             if row["action"] == FORWARD:
                 count += 1
                 rows.append((stage, int(row["start_ns"]), count))
@@ -176,7 +176,7 @@ def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @once_per_run
-def _all(run: Run) -> pd.DataFrame:
+def _every_action(run: Run) -> pd.DataFrame:
     """`pipeline` of all ranks and steps."""
     rows: list[dict[str, Any]] = []
     for number, places in enumerate(pipelines(run)):
@@ -190,13 +190,13 @@ def _all(run: Run) -> pd.DataFrame:
 def _of_step(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
     offsets = corrections(run)
     done = {place: actions_in(run.traces[place], step_windows(run.traces[place])[step]) for place in places}
-    times = {place: _times(run.traces[place], own, int(offsets[place])) for place, own in done.items()}
-    zero = min((int(own[0].min()) for own in times.values() if len(own[0])), default=0)
+    times = {place: _times(run.traces[place], actions, int(offsets[place])) for place, actions in done.items()}
+    zero = min((int(actions[0].min()) for actions in times.values() if len(actions[0])), default=0)
     for place in places:
         trace, (starts, ends) = run.traces[place], times[place]
         before = np.append(zero, ends[:-1])
         gaps = _gaps(run, place, np.minimum(before, starts), starts)
-        holds = _held([action for action, _ in done[place]])
+        holds = _held_counts([action for action, _ in done[place]])
         for number, (action, _) in enumerate(done[place]):
             yield {
                 "rank": trace.rank,
@@ -219,9 +219,9 @@ def _times(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Starts and ends by the first rank's clock; on a GPU in device time."""
     ran = executions(trace)
-    begun = [ran.begun(label.start_ns) for _, label in actions]
+    begun = [ran.first_begin_ns(label.start_ns) for _, label in actions]
     starts = [label.start_ns if at is None else at for at, (_, label) in zip(begun, actions, strict=True)]
-    ends = [ran.reached(label.end_ns) for _, label in actions]
+    ends = [ran.done_ns(label.end_ns) for _, label in actions]
     return np.array(starts, dtype=np.int64) - offset, np.array(ends, dtype=np.int64) - offset
 
 
@@ -256,10 +256,10 @@ def _waiting_and_moving(messages: pd.DataFrame) -> tuple[Intervals, Intervals] |
     return subtract(union(starts, moves), moving), moving
 
 
-def _held(actions: Sequence[Action]) -> list[int]:
-    """Of each action, what its stage holds from its start on."""
+def _held_counts(actions: Sequence[Action]) -> list[int]:
+    """Return what the stage of each action holds from the action's start on."""
     by_stage = {
-        stage: iter(held([one for one in actions if one.stage == stage])) for stage in {a.stage for a in actions}
+        stage: iter(held([each for each in actions if each.stage == stage])) for stage in {a.stage for a in actions}
     }
     return [next(by_stage[action.stage]) for action in actions]
 
@@ -268,8 +268,8 @@ def _held(actions: Sequence[Action]) -> list[int]:
 def _hop_ns(run: Run) -> int | None:
     """How long a message was on its way, the median; None where that is unknown."""
     rows = arrivals(run)
-    own = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
-    moved = own["end_ns"] - own["last_ns"]
+    messages = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
+    moved = messages["end_ns"] - messages["last_ns"]
     return int(moved.median()) if len(moved) else None
 
 

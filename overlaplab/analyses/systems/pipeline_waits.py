@@ -50,16 +50,16 @@ def pipeline_waits(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     number = run.traces.index(trace)
-    own = _messages(run, number)
-    if own.empty:
+    messages = _messages(run, number)
+    if messages.empty:
         return
     compute = activity(trace).compute
-    receives, waits = (union(*own.loc[own["receives"], list(ends)].to_numpy().T) for ends in (_RAN, _WAITED))
-    sends = union(*own[list(_RAN)].to_numpy().T)
-    launched = own["host_ns"].where(own["host_ns"] != UNKNOWN_NS, own["start_ns"]).to_numpy(np.int64)
+    receives, waits = (union(*messages.loc[messages["receives"], list(ends)].to_numpy().T) for ends in (_RAN, _WAITED))
+    sends = union(*messages[list(_RAN)].to_numpy().T)
+    launched = messages["host_ns"].where(messages["host_ns"] != UNKNOWN_NS, messages["start_ns"]).to_numpy(np.int64)
     order = np.argsort(launched, kind="stable")
     moments = launched[order]
-    message = {str(name): column.to_numpy()[order] for name, column in own.items()}
+    message = {str(name): column.to_numpy()[order] for name, column in messages.items()}
     for step in steps:
         inside = clip(compute, step.start_ns, step.end_ns)
         ours = slice(*np.searchsorted(moments, (step.host_start_ns, step.host_end_ns)))
@@ -68,13 +68,13 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
         begin, end = int(inside[0, 0]), int(inside[-1, 1])
         idle = subtract(clip(union([begin], [end]), begin, end), inside)
         bubble = intersect(idle, receives)
-        known = message["known"][ours].all()
-        wait = total(intersect(bubble, waits)) if known else None
+        all_known = message["known"][ours].all()
+        wait = total(intersect(bubble, waits)) if all_known else None
         begun, ended = message["start_ns"][ours], message["end_ns"][ours]
         first = message["receives"][ours] & (begun < begin)
         before = subtract(union(begun[first], np.minimum(ended[first], begin)), compute)
         sending = total(subtract(intersect(idle, sends), receives))
-        told = bool(message["told"][ours].all())
+        tells_ends = bool(message["told"][ours].all())
         yield {
             "place": _place(trace, message["group"][ours]),
             "step": step.step,
@@ -87,8 +87,8 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
             "sending_ns": sending,
             "other_ns": total(idle) - total(bubble) - sending,
             "fill_ns": total(before),
-            "received": int((message["source"][ours] >= 0).sum()) if told else None,
-            "sent": int((message["destination"][ours] >= 0).sum()) if told else None,
+            "received": int((message["source"][ours] >= 0).sum()) if tells_ends else None,
+            "sent": int((message["destination"][ours] >= 0).sum()) if tells_ends else None,
         }
 
 
@@ -104,20 +104,20 @@ def _messages(run: Run, number: int) -> pd.DataFrame:
     rows = arrivals(run)
     axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
     along = (axes == PIPELINE) & (rows["kind"] == "send_recv") & (rows["start_ns"] != UNKNOWN_NS)
-    own = rows[along & (rows["trace"] == number)].copy()
+    messages = rows[along & (rows["trace"] == number)].copy()
     offset = int(corrections(run)[number])
     for name in ("start_ns", "end_ns", "host_ns"):
-        own[name] = own[name].where(own[name] == UNKNOWN_NS, own[name] + offset)
-    own["told"] = (own["source"] >= 0) | (own["destination"] >= 0)
-    receives = (own["source"] >= 0) | ~own["told"]
-    own["receives"] = receives.groupby([own[name] for name in _RAN]).transform("any").astype(bool)
-    own["known"] = own["moves_ns"] != UNKNOWN_NS
-    own["moves_ns"] = (own["moves_ns"] + offset).where(own["known"], own["start_ns"])
-    return own
+        messages[name] = messages[name].where(messages[name] == UNKNOWN_NS, messages[name] + offset)
+    messages["told"] = (messages["source"] >= 0) | (messages["destination"] >= 0)
+    receives = (messages["source"] >= 0) | ~messages["told"]
+    messages["receives"] = receives.groupby([messages[name] for name in _RAN]).transform("any").astype(bool)
+    messages["known"] = messages["moves_ns"] != UNKNOWN_NS
+    messages["moves_ns"] = (messages["moves_ns"] + offset).where(messages["known"], messages["start_ns"])
+    return messages
 
 
 def _place(trace: Trace, groups: NDArray[np.object_]) -> int | None:
     """The rank's place among the members of the messages' group."""
     names = set(groups)
-    found = [group.ranks for group in trace.groups if group.name in names and trace.rank in group.ranks]
-    return None if len(found) != 1 or trace.rank is None else found[0].index(trace.rank)
+    members = [group.ranks for group in trace.groups if group.name in names and trace.rank in group.ranks]
+    return None if len(members) != 1 or trace.rank is None else members[0].index(trace.rank)

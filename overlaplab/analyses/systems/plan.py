@@ -38,5 +38,5 @@ def plan_over_ranks(plan: Plan) -> pd.DataFrame:
 
 
 def _parts(plan: Plan, stage: int, ranks: int) -> dict[str, int]:
-    found = plan.held(stage, ranks)
-    return {f"{part}_bytes": getattr(found, part) for part in PLAN_PARTS} | {"total_bytes": found.total}
+    held = plan.held(stage, ranks)
+    return {f"{part}_bytes": getattr(held, part) for part in PLAN_PARTS} | {"total_bytes": held.total}

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
@@ -27,11 +27,11 @@ def recomputation(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    again = [label for label in labels_of(trace) if label.word == "recompute"]
+    again = [label for label in engine_labels(trace) if label.word == "recompute"]
     for step in steps:
         took: dict[str, list[int]] = {}
         for label in launched_in(again, step):
             took.setdefault(label.fields["module"], []).append(label.end_ns - label.start_ns)
-        for module, own in took.items():
+        for module, durations in took.items():
             name = label_list(module)[0]
-            yield {"step": step.step, "module": name, "passes": len(own), "recompute_ns": sum(own)}
+            yield {"step": step.step, "module": name, "passes": len(durations), "recompute_ns": sum(durations)}

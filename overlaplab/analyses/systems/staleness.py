@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
-from overlaplab.evidence.clocks import zero_of
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.clocks import run_zero_ns
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -29,9 +29,9 @@ def staleness(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    served = [label for label in labels_of(trace) if label.word == "serve"]
-    zero_ns = zero_of(run, trace)
+    served = [label for label in engine_labels(trace) if label.word == "serve"]
+    zero_ns = run_zero_ns(run, trace)
     for step in steps:
         for label in launched_in(served, step):
-            told = {name: int(label.fields[name]) for name in ("worker", "staleness")}
-            yield {"step": step.step, **told, "start_ns": label.start_ns - zero_ns, "end_ns": label.end_ns - zero_ns}
+            fields = {name: int(label.fields[name]) for name in ("worker", "staleness")}
+            yield {"step": step.step, **fields, "start_ns": label.start_ns - zero_ns, "end_ns": label.end_ns - zero_ns}

@@ -16,7 +16,7 @@ def failed_line(found: Judged) -> str:
 def judged_sentence(found: Judged) -> str:
     """What became of a condition, and why."""
     said = f"{_number(found)}, and may not be {found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
-    if found.met and found.within:
+    if found.holds and found.within:
         return f"{said}; it lies within the {count(found.recordings, 'recording')} that it is held against"
     return said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses.worst import damaged_steps, without_outliers, without_steps
-from overlaplab.evidence.step_kinds import period_of
+from overlaplab.evidence.step_kinds import kind_period
 from overlaplab.words import count, ms, numbers_named
 
 
@@ -23,7 +23,7 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
     numbers, every = sorted(kind_rows["step"].dropna().unique()), sorted(table["step"].dropna().unique())
     if step is None or len(numbers) == len(every):
         return ""
-    period = period_of(numbers, every)
+    period = kind_period(numbers, every)
     if period is not None:
         return f"one step in {period}"
     return f"{len(numbers)} of {count(len(every), 'step')}"
@@ -61,5 +61,5 @@ def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:
     others = [kind for kind in rows["step_kind"].unique() if kind not in set(kind_rows["step_kind"])]
     steps = sorted(rows["step"].dropna().unique())
     return all(
-        period_of(sorted(rows.loc[rows["step_kind"] == kind, "step"].unique()), steps) is not None for kind in others
+        kind_period(sorted(rows.loc[rows["step_kind"] == kind, "step"].unique()), steps) is not None for kind in others
     )

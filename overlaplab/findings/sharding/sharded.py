@@ -10,7 +10,7 @@ from overlaplab.words import count, ms, percent, size
 
 def held_limit(limit: HeldLimit) -> str:
     """The name of the line at what a prefetch may hold."""
-    kept = f", {limit.kept} of them kept from the forward pass" if limit.kept else ""
+    kept = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
     return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{kept}: {size(limit.bytes)}"
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def small_integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
-    """As int32; None if any is not a 32-bit integer."""
+    """Return an array of int32; None if any value is not a 32-bit integer."""
     try:
         return np.frombuffer(pack(f"{len(values)}i", *values), dtype=np.int32)
     except error:
@@ -22,7 +22,7 @@ def small_integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
 
 
 def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:
-    """As int64; None if any is not a 64-bit integer."""
+    """Return an array of int64; None if any value is not a 64-bit integer."""
     try:
         return np.frombuffer(pack(f"{len(values)}q", *values), dtype=np.int64)
     except error:
@@ -30,7 +30,7 @@ def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:
 
 
 def floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """As floats, which round integers beyond 2**53; None if any is not a number."""
+    """Return an array of floats, which round integers beyond 2**53; None if any value is not a number."""
     try:
         return np.frombuffer(pack(f"{len(values)}d", *values), dtype=np.float64)
     except (error, OverflowError):

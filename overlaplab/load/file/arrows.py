@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overlaplab.load.file.columns import Columns, Grown, Integers, as_codes, narrowed, numbers
-from overlaplab.load.file.decode import Event
+from overlaplab.load.file.columns import Columns, Grown, Integers, as_codes, narrow_to_int32, numbers
+from overlaplab.load.file.decode import FileEvent
 
 _COLUMNS = {
     "ac2g": "flow_launch",
@@ -39,10 +39,10 @@ class Arrows:
         self._searched: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
         """Place and number of the other ends, by slice."""
         self._last = (-1, -1, -1)
-        """Of the last event so far."""
+        """Time, process and thread of the last event so far."""
 
     def append(
-        self, ends: list[Event], is_row: NDArray[np.bool_], places: Sequence[NDArray[Any]], first_row: int
+        self, ends: list[FileEvent], is_row: NDArray[np.bool_], places: Sequence[NDArray[Any]], first_row: int
     ) -> None:
         """Add a slice's arrow ends.
 
@@ -54,9 +54,9 @@ class Arrows:
         adjacent = np.ones(len(ends), dtype=bool)
         last = []
         for values, of_last in zip(places, self._last, strict=True):
-            known = np.concatenate(([of_last], values[rows]))
-            adjacent &= known[before] == values[others]
-            last.append(int(known[-1]))
+            with_last = np.concatenate(([of_last], values[rows]))
+            adjacent &= with_last[before] == values[others]
+            last.append(int(with_last[-1]))
         self._last = last[0], last[1], last[2]
         if not ends:
             return
@@ -71,7 +71,7 @@ class Arrows:
                 for grown, part in zip(
                     self._adjacent[name], (before[here] + first_row - 1, identity[here]), strict=True
                 ):
-                    grown.extend(narrowed(part))
+                    grown.extend(narrow_to_int32(part))
             if far.any():
                 at = others[far]
                 self._searched[name].append(np.column_stack((*(values[at] for values in places), identity[far])))
@@ -99,9 +99,9 @@ def _search(ends: Integers, columns: Columns) -> tuple[Integers, Integers]:
     rows = np.flatnonzero(wanted[slot] == time)
     slots = np.concatenate((slot[rows], np.searchsorted(wanted, ends[:, 0])))
     processes, threads = np.concatenate((process[rows], ends[:, 1])), np.concatenate((thread[rows], ends[:, 2]))
-    known, own_thread = np.unique(processes * len(columns.texts["tid"].known) + threads, return_inverse=True)
-    places = slots * len(known) + own_thread
+    unique_places, own_thread = np.unique(processes * len(columns.texts["tid"].code_of) + threads, return_inverse=True)
+    places = slots * len(unique_places) + own_thread
     candidates, first = np.unique(places[: len(rows)], return_index=True)
     sought = places[len(rows) :]
-    found = np.isin(sought, candidates)
-    return rows[first[np.searchsorted(candidates, sought[found])]], ends[found, 3]
+    is_found = np.isin(sought, candidates)
+    return rows[first[np.searchsorted(candidates, sought[is_found])]], ends[is_found, 3]

@@ -37,27 +37,27 @@ class Texts:
     """Codes of texts, in order of appearance; a number stands for its decimal text."""
 
     def __init__(self) -> None:
-        self.known: dict[Value, int] = {}
+        self.code_of: dict[Value, int] = {}
 
     def __getitem__(self, text: Value) -> int:
         """The code of a text that may be new."""
-        return self.known.setdefault(text, len(self.known))
+        return self.code_of.setdefault(text, len(self.code_of))
 
     def codes(self, looked_up: Callable[[Lookup], Sequence[int]]) -> NDArray[np.int32]:
         """The codes that this finds, which looks up texts: first in a plain dictionary, as there it is quickest."""
         try:
-            return as_codes(looked_up(self.known))
+            return as_codes(looked_up(self.code_of))
         except KeyError:
-            growing = _Growing(self.known)
+            growing = _Growing(self.code_of)
             codes = as_codes(looked_up(growing))
-            self.known.update(growing)
+            self.code_of.update(growing)
             return codes
 
-    def categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
+    def to_categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
         """These codes with their texts; `9` and `"9"` are one."""
         texts: dict[str, int] = {}
-        merged = np.array([texts.setdefault(_text(value), len(texts)) for value in self.known], dtype=np.int32)
-        if len(texts) < len(self.known):
+        merged = np.array([texts.setdefault(_text(value), len(texts)) for value in self.code_of], dtype=np.int32)
+        if len(texts) < len(self.code_of):
             codes = merged[codes]
         narrow = codes.astype(np.min_scalar_type(-len(texts) - 1))
         return pd.Categorical.from_codes(narrow, pd.Index(list(texts), dtype=object))
@@ -80,8 +80,8 @@ def numbers(values: Sequence[Value]) -> NDArray[np.int32] | Integers:
     """Each value as an integer of 32 bits, or of 64 if it takes these; -1 if it is none."""
     if (small := small_integers(values)) is not None:
         return small
-    known = integers(values)
-    return known if known is not None else np.array([number(value) for value in values], dtype=np.int64)
+    large = integers(values)
+    return large if large is not None else np.array([number(value) for value in values], dtype=np.int64)
 
 
 def number(value: object) -> int:
@@ -110,7 +110,7 @@ class Columns:
     def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Add a slice: the values of each column, as codes where they are texts."""
         for name, part in columns.items():
-            self._grown[name].extend(part if EVENT_COLUMNS[name] != "int32" else narrowed(part))
+            self._grown[name].extend(part if EVENT_COLUMNS[name] != "int32" else narrow_to_int32(part))
         self.rows += len(columns["ts_ns"])
 
     def table(self, base_ns: int, added: Mapping[str, NDArray[Any]]) -> tuple[pd.DataFrame, NDArray[np.intp]]:
@@ -128,8 +128,8 @@ class Columns:
             if name in ("ts_ns", "dur_ns"):
                 columns[name] = times if name == "ts_ns" else durations
                 continue
-            values = (narrowed(added[name]) if name in added else self._grown.pop(name).values())[order]
-            columns[name] = self.texts[name].categorical(values) if name in self.texts else values
+            values = (narrow_to_int32(added[name]) if name in added else self._grown.pop(name).values())[order]
+            columns[name] = self.texts[name].to_categorical(values) if name in self.texts else values
         return pd.DataFrame(columns, copy=False), order
 
     def places(self) -> tuple[Integers, Integers, Integers]:
@@ -174,8 +174,8 @@ class Grown:
             self._room = 0
 
 
-def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """As int32 if all values fit."""
+def narrow_to_int32(values: NDArray[Any]) -> NDArray[Any]:
+    """Convert to int32 if all values fit."""
     if values.dtype == np.int32:
         return values
     fits = not len(values) or (values.min() >= _INT32.min and values.max() <= _INT32.max)

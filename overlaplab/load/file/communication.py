@@ -35,7 +35,7 @@ _MOST_DIGITS = 20
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
 _INPUT_IS_LARGER = _SAME_SIZE | {"reduce_scatter", "scatter", "all_to_all"}
 _TIMES_GROUP_SIZE = frozenset({"all_gather", "reduce_scatter"})
-"""Of these the larger side has a part for each rank of the group."""
+"""Kinds whose larger side has a part for each rank of the group."""
 
 
 class Communication:
@@ -56,19 +56,19 @@ class Communication:
         first_row: int,
     ) -> None:
         """Add a slice's events, whose names have these codes; the `described` rows' arguments name a collective."""
-        for name in islice(names.known, len(self._flags), None):
+        for name in islice(names.code_of, len(self._flags), None):
             text = str(name)
             self._flags.append(_NAMED * bool(_COMMUNICATES.match(text)) | _INPUTS * bool(_SHAPED.match(text)))
         flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)[codes]
         with_shapes = {row for row in np.flatnonzero(flags).tolist() if arguments[row].shapes is not NOTHING}
-        told = set(described)
-        texts = list(names.known) if with_shapes or told else []
-        for row in sorted(with_shapes | told):
-            own, shaped = arguments[row], row in with_shapes
-            if row in told or (flags[row] & _NAMED and shaped):
-                self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), own)))
+        naming = set(described)
+        texts = list(names.code_of) if with_shapes or naming else []
+        for row in sorted(with_shapes | naming):
+            event_arguments, shaped = arguments[row], row in with_shapes
+            if row in naming or (flags[row] & _NAMED and shaped):
+                self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), event_arguments)))
             if flags[row] & _INPUTS and shaped:
-                self._inputs.append((first_row + row, _json(own.shapes), _json(own.types)))
+                self._inputs.append((first_row + row, _json(event_arguments.shapes), _json(event_arguments.types)))
 
     def collectives(self, position: NDArray[np.intp]) -> pd.DataFrame:
         """The table of collectives; `position[i]` is the row of the events that row `i` of the file has become."""
@@ -95,25 +95,32 @@ def _column(values: Sequence[Any], dtype: str) -> object:
     return np.array(values, dtype=dtype)
 
 
-def _collective(name: str, own: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int, int]:
+def _collective(name: str, arguments: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int, int]:
     """`COLLECTIVE_COLUMNS`, but for `event`."""
-    kind = collective_kind(str(own.collective or name)) or ""
-    dtype = torch_dtype(own.dtype) if isinstance(own.dtype, str) else ""
-    given = numbers(
-        [own.group_size, own.sequence, own.elements_in, own.elements_out, own.source, own.destination]
+    kind = collective_kind(str(arguments.collective or name)) or ""
+    dtype = torch_dtype(arguments.dtype) if isinstance(arguments.dtype, str) else ""
+    values = numbers(
+        [
+            arguments.group_size,
+            arguments.sequence,
+            arguments.elements_in,
+            arguments.elements_out,
+            arguments.source,
+            arguments.destination,
+        ]
     ).tolist()
-    size, sequence, elements_in, elements_out, source, destination = given
+    size, sequence, elements_in, elements_out, source, destination = values
     if elements_in < 0 and elements_out < 0:
-        elements_in, elements_out, of_inputs = _from_shapes(name, kind, own)
+        elements_in, elements_out, of_inputs = _from_shapes(name, kind, arguments)
         dtype = dtype or of_inputs
-    known = elements_in if elements_out < 0 and kind in _INPUT_IS_LARGER else min(elements_in, elements_out)
+    smaller = elements_in if elements_out < 0 and kind in _INPUT_IS_LARGER else min(elements_in, elements_out)
     each = DTYPE_BYTES.get(dtype)
-    sent = max(elements_in, elements_out) * each if each is not None and known >= 0 else -1
+    sent = max(elements_in, elements_out) * each if each is not None and smaller >= 0 else -1
     if size < 0 and kind in _TIMES_GROUP_SIZE:
         size = _ratio(elements_in, elements_out)
-    group, description = _text(own.group), group_description(_text(own.group_description))
+    group, description = _text(arguments.group), group_description(_text(arguments.group_description))
     sizes = elements_in, elements_out, sent if sent < 2**63 else -1
-    return kind, dtype, *sizes, group, description, size, sequence, source, destination, _comms_id(own.comms_id)
+    return kind, dtype, *sizes, group, description, size, sequence, source, destination, _comms_id(arguments.comms_id)
 
 
 def _ratio(elements_in: int, elements_out: int) -> int:
@@ -135,10 +142,10 @@ def _text(value: Value) -> str:
     return "" if value is None else str(value)
 
 
-def _from_shapes(name: str, kind: str, own: Arguments) -> tuple[int, int, str]:
+def _from_shapes(name: str, kind: str, arguments: Arguments) -> tuple[int, int, str]:
     """Elements in and out and their dtype, from the tensors' shapes; -1 and empty where unknown."""
     tensors: list[tuple[int, str]] = []
-    for shape, spelling in zip(_list(own.shapes), _list(own.types), strict=False):
+    for shape, spelling in zip(_list(arguments.shapes), _list(arguments.types), strict=False):
         of = torch_dtype(str(spelling))
         elements = _elements(shape, of)
         if elements is not None and of in _TENSORS:
@@ -148,8 +155,8 @@ def _from_shapes(name: str, kind: str, own: Arguments) -> tuple[int, int, str]:
     dtype = next((of for _, of in tensors if of in DTYPE_BYTES), "")
     if _OUTPUT_FIRST.match(name) and kind not in _SAME_SIZE:
         return (tensors[1][0] if len(tensors) > 1 else -1), tensors[0][0], dtype
-    taken = tensors[0][0]
-    return taken, taken if kind in _SAME_SIZE else -1, dtype
+    elements_of_first = tensors[0][0]
+    return elements_of_first, elements_of_first if kind in _SAME_SIZE else -1, dtype
 
 
 def _elements(shape: object, dtype: str, depth: int = 3) -> int | None:

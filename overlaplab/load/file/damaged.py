@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from itertools import islice
 
-from overlaplab.load.file.decode import Event, lenient
+from overlaplab.load.file.decode import FileEvent, event_from_object
 
 _SEPARATORS = re.compile(r"[\s,\[]*")
 _AFTER = re.compile(r"[\s,\]]*")
@@ -24,7 +24,7 @@ _CLOSING = re.compile(r'\\"(?=\s*(?:,\s*"|\}|:))')
 _MOST_DIGITS = 40
 
 
-def one_by_one(data: bytes, final: bool, repairs: Counter[str]) -> tuple[list[Event], bytes, bool]:
+def one_by_one(data: bytes, final: bool, repairs: Counter[str]) -> tuple[list[FileEvent], bytes, bool]:
     """The events, the remaining text, which continues in what follows, and whether the array ended.
 
     `final`: no more text follows. Counts in `repairs` what was repaired and what was left out.
@@ -59,12 +59,14 @@ class _Reading:
         """Whether the last event was damaged, so that the next closing bracket is ambiguous."""
         self._end: int | None = None
         """Where the array ends, unless more events follow."""
-        self._decoder = json.JSONDecoder(strict=False, parse_float=str, parse_int=_integer, parse_constant=self._absent)
+        self._decoder = json.JSONDecoder(
+            strict=False, parse_float=str, parse_int=_integer, parse_constant=self._count_absent
+        )
 
-    def events(self, text: str, final: bool) -> list[Event]:
+    def events(self, text: str, final: bool) -> list[FileEvent]:
         """The events up to the end of the array, or the last whole one in the window."""
         self._text, self._final, self.at, self._end = text, final, 0, None
-        found: list[Event] = []
+        events: list[FileEvent] = []
         while self._approach():
             try:
                 raw = self._object()
@@ -76,11 +78,11 @@ class _Reading:
                     break
                 self._repairs["damaged events were left out"] += 1
             elif "ph" in raw or "ts" in raw:
-                found.append(lenient(raw, self._repairs))
+                events.append(event_from_object(raw, self._repairs))
                 self._lost, self._end = False, None
         if self._end is not None and final:
             self.at, self.ended = self._end, True
-        return found
+        return events
 
     def _approach(self) -> bool:
         """Move to the next value, and return whether there is one."""
@@ -120,14 +122,14 @@ class _Reading:
     def _object(self) -> dict[str, object] | None:
         """The object here; None if it cannot be read, empty if it is something else."""
         try:
-            raw, self.at = self._decoded(self._text, self.at)
+            raw, self.at = self._decode(self._text, self.at)
         except (ValueError, RecursionError) as error:
             if not self._final and _is_incomplete(error, len(self._text)):
                 raise _Incomplete from None
-            return self._repaired()
+            return self._repair_object()
         return raw
 
-    def _repaired(self) -> dict[str, object] | None:
+    def _repair_object(self) -> dict[str, object] | None:
         """The object here, if its text can be repaired so that it ends where an event may end; else None."""
         ends = [match.end() for match in islice(_NEXT.finditer(self._text, self.at), _CANDIDATES)]
         if not self._final and len(ends) < _CANDIDATES and len(self._text) - self.at < _WINDOW:
@@ -139,7 +141,7 @@ class _Reading:
             for text in (piece, _CLOSING.sub(r'\\\\"', piece)):
                 repaired = _TOKENS.sub(_token, _ESCAPES.sub(_escape, text))
                 try:
-                    raw, used = self._decoded(repaired, 0)
+                    raw, used = self._decode(repaired, 0)
                 except (ValueError, RecursionError):
                     continue
                 if used == len(repaired):
@@ -148,14 +150,14 @@ class _Reading:
                     return raw
         return None
 
-    def _decoded(self, text: str, at: int) -> tuple[dict[str, object], int]:
+    def _decode(self, text: str, at: int) -> tuple[dict[str, object], int]:
         self._absent_numbers = 0
         raw, end = self._decoder.raw_decode(text, at)
         if self._absent_numbers:
             self._repairs["values that are not numbers (NaN, Infinity) were taken as absent"] += self._absent_numbers
         return raw if isinstance(raw, dict) else {}, end
 
-    def _absent(self, _: str) -> None:
+    def _count_absent(self, _: str) -> None:
         self._absent_numbers += 1
 
 

@@ -55,7 +55,7 @@ class Arguments(msgspec.Struct, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(msgspec.Struct, gc=False):
+class FileEvent(msgspec.Struct, gc=False):
     """The fields read from an event; `ts` and `dur` as in the file."""
 
     ph: str | None = None
@@ -69,16 +69,16 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = None
 
 
-class _ExactEvent(Event, gc=False):
+class _ExactEvent(FileEvent, gc=False):
     ts: Decimal | None = None  # type: ignore[assignment]
     dur: Decimal | None = Decimal(NO_DURATION)  # type: ignore[assignment]
 
 
-_fast = msgspec.json.Decoder(list[Event])
+_fast = msgspec.json.Decoder(list[FileEvent])
 _exact = msgspec.json.Decoder(list[_ExactEvent])
 
 
-def decoded(text: bytes | bytearray | memoryview) -> tuple[list[Event], NDArray[np.float64] | None]:
+def decode_events(text: bytes | bytearray | memoryview) -> tuple[list[FileEvent], NDArray[np.float64] | None]:
     """The events of a JSON array, and their times (µs) if floats hold all of these exactly.
 
     Raises msgspec's errors unless all are of the usual form.
@@ -91,13 +91,13 @@ def decoded(text: bytes | bytearray | memoryview) -> tuple[list[Event], NDArray[
     return events, us
 
 
-def lenient(raw: Mapping[str, object], repairs: Counter[str]) -> Event:
+def event_from_object(raw: Mapping[str, object], repairs: Counter[str]) -> FileEvent:
     """The event in a JSON object with possible errors: unusable fields are dropped and counted."""
     arguments = raw.get("args")
     values: dict[str, Any] = {
         field.name: _value(raw[field.encode_name], repairs) for field in _FIELDS if field.encode_name in raw
     }
-    return Event(**values, args=_lenient_arguments(arguments, repairs) if isinstance(arguments, dict) else None)
+    return FileEvent(**values, args=_lenient_arguments(arguments, repairs) if isinstance(arguments, dict) else None)
 
 
 def _lenient_arguments(raw: dict[str, object], repairs: Counter[str]) -> Arguments:
@@ -122,6 +122,6 @@ def _value(value: object, repairs: Counter[str]) -> Any:
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]+")
-_FIELDS = [field for field in msgspec.structs.fields(Event) if field.name != "args"]
+_FIELDS = [field for field in msgspec.structs.fields(FileEvent) if field.name != "args"]
 _RAW_FIELDS = [field for field in msgspec.structs.fields(Arguments) if field.type is msgspec.Raw]
 _ARGUMENT_FIELDS = [field for field in msgspec.structs.fields(Arguments) if field.type is not msgspec.Raw]

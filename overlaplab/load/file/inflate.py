@@ -46,7 +46,7 @@ class Source:
         """Each chunk is read while the previous one is in use."""
         wanted = min(_PACKED_BYTES, CHUNK_BYTES)
         first = self._file.read(wanted)
-        chunks = self._inflated(first) if first.startswith(GZIP) else self._plain(first)
+        chunks = self._inflate(first) if first.startswith(GZIP) else self._read_plain(first)
         if len(first) < wanted:  # the whole of a small file, which is not worth a thread
             while chunk := next(chunks, b""):
                 yield chunk
@@ -57,13 +57,13 @@ class Source:
                 coming = reader.submit(next, chunks, b"")
                 yield chunk
 
-    def _plain(self, chunk: bytes) -> Iterator[bytes]:
+    def _read_plain(self, chunk: bytes) -> Iterator[bytes]:
         while chunk:
             self.read_bytes += len(chunk)
             yield chunk
             chunk = self._file.read(CHUNK_BYTES)
 
-    def _inflated(self, packed: bytes) -> Iterator[bytes]:
+    def _inflate(self, packed: bytes) -> Iterator[bytes]:
         """The members of the gzip file, one after the other."""
         member, written = _member(), 0
         self._read = len(packed)
@@ -72,7 +72,7 @@ class Source:
                 chunk = member.decompress(packed, CHUNK_BYTES)
             except deflate.error as error:
                 self.damage = f"damaged gzip ({error})"
-                yield self._salvaged(written)
+                yield self._salvage(written)
                 return
             written += len(chunk)
             packed = member.unused_data if member.eof else member.unconsumed_tail
@@ -81,13 +81,13 @@ class Source:
             if chunk:
                 yield chunk
             if member.eof or len(chunk) < CHUNK_BYTES:  # else the member may have more output ready
-                packed = self._refilled(packed, member.eof)
+                packed = self._refill(packed, member.eof)
                 if not packed:
                     self.damage = None if member.eof else "the gzip file is cut short"
                     return
             member = _member() if member.eof else member
 
-    def _refilled(self, packed: bytes, before_member: bool) -> bytes:
+    def _refill(self, packed: bytes, before_member: bool) -> bytes:
         """The data given, or the next chunk of the file if there is none; skips padding before a member."""
         packed = packed.lstrip(b"\0") if before_member else packed
         while not packed and (more := self._file.read(_PACKED_BYTES)):
@@ -98,9 +98,9 @@ class Source:
     def _refuse_bombs(self, written: int, inflated: int) -> None:
         """Raise `OverlaplabError` if so few bytes of the file became so many."""
         if written > RATIO_FROM_BYTES and written > (most := MAX_RATIO.value) * inflated:
-            raise MAX_RATIO.exceeded(f"unpacks to over {most} times its size", path=self._path, remedy="No trace does.")
+            raise MAX_RATIO.error(f"unpacks to over {most} times its size", path=self._path, remedy="No trace does.")
 
-    def _salvaged(self, known: int) -> bytes:
+    def _salvage(self, inflated_bytes: int) -> bytes:
         """The output of the chunk in which inflating failed, up to the failure; recovered byte by byte."""
         output = bytearray()
         if not self._file.seekable():
@@ -109,22 +109,22 @@ class Source:
         member, packed, written, chunk = zlib.decompressobj(wbits=_GZIP_BITS), b"", 0, b""
         with suppress(zlib.error):
             while len(output) < CHUNK_BYTES and (
-                (packed := self._refilled(packed, before_member=not written or member.eof)) or chunk
+                (packed := self._refill(packed, before_member=not written or member.eof)) or chunk
             ):
                 member = zlib.decompressobj(wbits=_GZIP_BITS) if member.eof else member
-                chunk = member.decompress(packed, min(CHUNK_BYTES, max(known - written, 1)))
+                chunk = member.decompress(packed, min(CHUNK_BYTES, max(inflated_bytes - written, 1)))
                 written += len(chunk)
-                output += chunk if written > known else b""
+                output += chunk if written > inflated_bytes else b""
                 packed = member.unused_data if member.eof else member.unconsumed_tail
         return bytes(output)
 
 
 def _member() -> _Inflating:
-    made: _Inflating = deflate.decompressobj(wbits=_GZIP_BITS)
-    return made
+    decompressor: _Inflating = deflate.decompressobj(wbits=_GZIP_BITS)
+    return decompressor
 
 
-def opened(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """The file, opened for reading; raises `OverlaplabError` if it is not a file."""
     if not path.is_file():
         raise OverlaplabError("not a file" if path.exists() else "no such file", path=path)

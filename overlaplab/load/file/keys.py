@@ -43,7 +43,7 @@ def keys_before(text: bytes) -> Keys | None:
     try:
         return _KEYS.decode(text + b"]}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return None if "truncated" in str(error) and b"\\u" not in text else _searched(text)
+        return None if "truncated" in str(error) and b"\\u" not in text else _search_keys(text)
 
 
 def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
@@ -57,13 +57,13 @@ def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         trailing = _TRAILING.search(str(error))
         repairs["stretch of text after the events was no JSON and was left out"] += 1
-        return _searched(whole[: int(trailing[1])] if trailing else whole)
+        return _search_keys(whole[: int(trailing[1])] if trailing else whole)
 
 
-def _searched(text: bytes) -> Keys:
+def _search_keys(text: bytes) -> Keys:
     """The keys in text that is not JSON as a whole."""
-    known = text.decode(errors="replace")
-    return Keys(*(_value(known, name) for name in Keys.__struct_fields__))
+    characters = text.decode(errors="replace")
+    return Keys(*(_value(characters, name) for name in Keys.__struct_fields__))
 
 
 def _value(text: str, name: str) -> object:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.load.file.damaged import one_by_one
-from overlaplab.load.file.decode import Event, decoded
+from overlaplab.load.file.decode import FileEvent, decode_events
 from overlaplab.load.file.keys import Keys, keys_after, keys_before
 
 MOST_BYTES = 64 << 20
@@ -43,9 +43,9 @@ class NoTraceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    events: list[Event]
+    events: list[FileEvent]
     us: NDArray[np.float64] | None
-    """See `decoded`."""
+    """See `decode_events`."""
     remainder: bytes
     """The text after them."""
     ended: bool = False
@@ -53,7 +53,7 @@ class _Slice:
 
 
 class Slices:
-    """Iterating gives slices of events as `decoded` does; `keys` and `whole` are known once it has finished."""
+    """Iterating gives slices of events as `decode_events` does; `keys` and `whole` are known once it has finished."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.keys = Keys()
@@ -63,20 +63,20 @@ class Slices:
         """What was repaired or left out, and how often."""
         self._chunks = chunks
 
-    def __iter__(self) -> Iterator[tuple[list[Event], NDArray[np.float64] | None]]:
+    def __iter__(self) -> Iterator[tuple[list[FileEvent], NDArray[np.float64] | None]]:
         buffer, wanted, final = self._head(), 0, False
         while not self.whole and not final:
-            text, final = self._more(buffer, wanted, b"[")
-            found = self._slice(text, final)
-            if found is None:
+            text, final = self._read_more(buffer, wanted, b"[")
+            part = self._slice(text, final)
+            if part is None:
                 buffer, wanted = bytes(text[1:]), 2 * len(text)
                 continue
-            buffer, wanted, self.whole = found.remainder, 0, found.ended
-            yield found.events, found.us
+            buffer, wanted, self.whole = part.remainder, 0, part.ended
+            yield part.events, part.us
         if self.whole:
             self._tail(buffer)
 
-    def _more(self, buffer: bytes, wanted: int, opening: bytes = b"") -> tuple[bytearray, bool]:
+    def _read_more(self, buffer: bytes, wanted: int, opening: bytes = b"") -> tuple[bytearray, bool]:
         """The buffer with the next chunk, or as many as make `wanted` bytes, and whether the file has ended."""
         parts, size = [opening, buffer], len(buffer)
         for chunk in self._chunks:
@@ -90,7 +90,7 @@ class Slices:
         """Read the keys before the array; returns the text already read after its opening bracket."""
         buffer, final = b"", False
         while not final and len(buffer) < MOST_BYTES:
-            read, final = self._more(buffer, 2 * len(buffer))
+            read, final = self._read_more(buffer, 2 * len(buffer))
             buffer = bytes(read).removeprefix(_BOM).lstrip()
             if buffer[:1] == b"[":
                 return buffer[1:]
@@ -103,14 +103,14 @@ class Slices:
         raise NoTraceError("no list of traceEvents" if buffer else "empty")
 
     def _slice(self, text: bytearray, final: bool) -> _Slice | None:
-        """As many whole events as there are after the bracket; None if more has to be read first."""
+        """Decode all whole events after the bracket; None if more has to be read first."""
         try:
-            found = _fast(text, final)
+            part = _decode_slice(text, final)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         else:
-            if found is not None or (not final and len(text) < MOST_EVENT_BYTES and b"\\u" not in text):
-                return found
+            if part is not None or (not final and len(text) < MOST_EVENT_BYTES and b"\\u" not in text):
+                return part
         buffer = bytes(text[1:])
         events, remainder, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
         return (
@@ -118,12 +118,12 @@ class Slices:
         )
 
     def _tail(self, buffer: bytes) -> None:
-        text, _ = self._more(buffer, MOST_BYTES)
+        text, _ = self._read_more(buffer, MOST_BYTES)
         keys = keys_after(bytes(text), self.repairs)
         self.keys = Keys(*(getattr(self.keys, name) or getattr(keys, name) for name in Keys.__struct_fields__))
 
 
-def _fast(text: bytearray, final: bool) -> _Slice | None:
+def _decode_slice(text: bytearray, final: bool) -> _Slice | None:
     """The slice of a text that begins with a bracket; raises msgspec's errors unless it is JSON of the usual form."""
     if final:
         return _to_end(text)
@@ -140,12 +140,12 @@ def _fast(text: bytearray, final: bool) -> _Slice | None:
     return None
 
 
-def _up_to(text: bytearray, end: int) -> tuple[list[Event], NDArray[np.float64] | None]:
+def _up_to(text: bytearray, end: int) -> tuple[list[FileEvent], NDArray[np.float64] | None]:
     """The events before this place, where a bracket is put meanwhile: copying the text would take as long as this."""
     replaced = text[end]
     text[end] = ord("]")
     try:
-        return decoded(memoryview(text)[: end + 1])
+        return decode_events(memoryview(text)[: end + 1])
     finally:
         text[end] = replaced
 
@@ -153,7 +153,7 @@ def _up_to(text: bytearray, end: int) -> tuple[list[Event], NDArray[np.float64] 
 def _to_end(text: bytearray) -> _Slice:
     """The events of a whole array, which other text may follow."""
     try:
-        return _Slice(*decoded(text), b"", ended=True)
+        return _Slice(*decode_events(text), b"", ended=True)
     except msgspec.DecodeError as error:
         trailing = _TRAILING.search(str(error))
         if trailing is None:
@@ -161,7 +161,7 @@ def _to_end(text: bytearray) -> _Slice:
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
         if _GOES_ON.match(text, end):
             raise
-        return _Slice(*decoded(text[:end]), bytes(text[end:]), ended=True)
+        return _Slice(*decode_events(text[:end]), bytes(text[end:]), ended=True)
 
 
 def _boundaries(buffer: bytearray) -> Iterator[tuple[int, int]]:

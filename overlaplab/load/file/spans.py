@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlaplab.load.file.decode import Event, Value
+from overlaplab.load.file.decode import FileEvent, Value
 from overlaplab.load.file.times import ABSENT
 
 
@@ -11,18 +11,18 @@ class Spans:
 
     def __init__(self) -> None:
         self.unmatched_ends = 0
-        self._open: dict[tuple[Value, Value], list[tuple[Event, int]]] = {}
+        self._open: dict[tuple[Value, Value], list[tuple[FileEvent, int]]] = {}
 
     @property
     def unmatched_begins(self) -> int:
         """How many events are still open."""
         return sum(map(len, self._open.values()))
 
-    def begin(self, event: Event, time_ns: int) -> None:
+    def begin(self, event: FileEvent, time_ns: int) -> None:
         """Open an event."""
         self._open.setdefault((event.pid, event.tid), []).append((event, time_ns))
 
-    def end(self, event: Event, time_ns: int) -> tuple[Event, int] | None:
+    def end(self, event: FileEvent, time_ns: int) -> tuple[FileEvent, int] | None:
         """The event that ends here and its start in ns; None if none is open."""
         begun = self._open.get((event.pid, event.tid))
         if not begun or ABSENT in (time_ns, begun[-1][1]) or time_ns < begun[-1][1]:

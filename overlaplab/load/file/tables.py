@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from overlaplab.events import DAMAGED, SYNC_COLUMNS, matching
 from overlaplab.load.file.arrows import Arrows
-from overlaplab.load.file.columns import Columns, Integers, as_codes, narrowed, number, numbers
+from overlaplab.load.file.columns import Columns, Integers, as_codes, narrow_to_int32, number, numbers
 from overlaplab.load.file.communication import Communication, side_table
-from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, Event
+from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, FileEvent
 from overlaplab.load.file.impossible_times import impossible_times
 from overlaplab.load.file.spans import Spans
 from overlaplab.load.file.times import ABSENT, LIMIT_NS, Time, counts_ns, nanoseconds, us_as_ns
@@ -61,12 +61,12 @@ class Gathered:
         self._ns: bool | None = None
         self._latest_ns = 0
 
-    def append(self, events: list[Event], us: NDArray[np.float64] | None) -> None:
-        """Add a slice, as `decoded` gives it."""
+    def append(self, events: list[FileEvent], us: NDArray[np.float64] | None) -> None:
+        """Add a slice, as `decode_events` gives it."""
         kinds = _kinds(events)
         if not (meant := kinds > 0).all():
-            self._note_processes(_chosen(events, ~meant))
-            events, kinds, us = _chosen(events, meant), kinds[meant], None if us is None else us[meant]
+            self._note_processes(_select_events(events, ~meant))
+            events, kinds, us = _select_events(events, meant), kinds[meant], None if us is None else us[meant]
         if not events:
             return
         if us is None or self._ns is not False:
@@ -74,24 +74,24 @@ class Gathered:
         else:
             times = us_as_ns(us)
         if (kinds >= _BEGIN).any():
-            events, kinds, times = self._paired(events, kinds, times)
+            events, kinds, times = self._pair_spans(events, kinds, times)
         if (absent := times == ABSENT).any():
             self.repairs["events without a usable time were left out"] += int(absent.sum())
-            events, kinds, times = _chosen(events, ~absent), kinds[~absent], times[~absent]
+            events, kinds, times = _select_events(events, ~absent), kinds[~absent], times[~absent]
         self._latest_ns = max(self._latest_ns, int(times.max(initial=0)))
         texts = self.columns.texts
         pids = texts["pid"].codes(lambda codes: [codes[event.pid] for event in events])
         tids = texts["tid"].codes(lambda codes: [codes[event.tid] for event in events])
         row = kinds <= _INSTANT
         first_row = self.columns.rows
-        self._rows(_chosen(events, row), kinds[row], times[row], pids[row], tids[row])
-        ends = _chosen(events, ~row)
+        self._rows(_select_events(events, row), kinds[row], times[row], pids[row], tids[row])
+        ends = _select_events(events, ~row)
         for flow in {end.cat for end in ends if end.cat is not None}:
             if names_a_device(flow=flow):
                 self.unknown_device[f"arrows called '{flow}'"] = None
         self._arrows.append(ends, row, (times, pids, tids), first_row)
 
-    def _note_processes(self, events: list[Event]) -> None:
+    def _note_processes(self, events: list[FileEvent]) -> None:
         """Note processes that are called after a device, from a slice's other entries."""
         for event in events:
             if event.ph == "M" and event.name == "process_name" and event.args is not None:
@@ -101,7 +101,7 @@ class Gathered:
 
     def _rows(
         self,
-        events: list[Event],
+        events: list[FileEvent],
         kinds: NDArray[np.uint8],
         times: Integers,
         pids: NDArray[np.int32],
@@ -116,22 +116,22 @@ class Gathered:
         texts = self.columns.texts
         phases = as_codes([texts["phase"][phase] for phase in ("X", "i", DAMAGED)])
         arguments = [event.args or NO_ARGUMENTS for event in events]
-        external = numbers([own.external for own in arguments])
+        external = numbers([values.external for values in arguments])
         if (external < 0).all():
-            external = numbers([own.external_2021 for own in arguments])
-        told = [
+            external = numbers([values.external_2021 for values in arguments])
+        described_rows = [
             row
-            for row, own in enumerate(arguments)
-            if own.collective is not None or own.rank != -1 or own.collective_rank != -1
+            for row, values in enumerate(arguments)
+            if values.collective is not None or values.rank != -1 or values.collective_rank != -1
         ]
-        self._add_ranks([arguments[row] for row in told], told, len(arguments))
+        self._add_ranks([arguments[row] for row in described_rows], described_rows, len(arguments))
         names = texts["name"].codes(lambda codes: [codes[event.name] for event in events])
-        described = [row for row in told if arguments[row].collective is not None]
+        described = [row for row in described_rows if arguments[row].collective is not None]
         self.communication.append(texts["name"], names, arguments, described, self.columns.rows)
         categories = texts["category"].codes(lambda codes: [codes[event.cat] for event in events])
-        if None in texts["category"].known:
+        if None in texts["category"].code_of:
             categories = texts["category"].codes(lambda codes: [codes[_category(event)] for event in events])
-        if (code := texts["category"].known.get(SYNC_CATEGORY)) is not None:
+        if (code := texts["category"].code_of.get(SYNC_CATEGORY)) is not None:
             for row in np.flatnonzero(categories == code).tolist():
                 waited = number(arguments[row].wait_on_stream), number(arguments[row].recorded_by)
                 self._syncs.append((self.columns.rows + row, *waited))
@@ -144,41 +144,41 @@ class Gathered:
                 "dur_ns": np.where(instant | damaged, 0, durations),
                 "pid": pids,
                 "tid": tids,
-                "stream": numbers([own.stream for own in arguments]),
-                "device": numbers([own.device for own in arguments]),
-                "correlation": numbers([own.correlation for own in arguments]),
+                "stream": numbers([values.stream for values in arguments]),
+                "device": numbers([values.device for values in arguments]),
+                "correlation": numbers([values.correlation for values in arguments]),
                 "external_id": external,
             }
         )
 
     def _add_ranks(self, arguments: Sequence[Arguments], rows: Sequence[int], count: int) -> None:
         """Add the ranks of `count` rows; these arguments, of these `rows`, may tell some."""
-        ranks = [own.rank for own in arguments]
+        ranks = [values.rank for values in arguments]
         if ranks.count(-1) == len(ranks):
             # torch writes a collective's `Rank`, which for send and receive is the other side's.
-            ranks = [own.collective_rank if own.collective is None else -1 for own in arguments]
+            ranks = [values.collective_rank if values.collective is None else -1 for values in arguments]
         if ranks.count(-1) == len(ranks):
             self._ranks.append(np.broadcast_to(np.int32(-1), count))  # without memory of its own
             return
-        known = narrowed(numbers(ranks))
-        self._ranks.append(np.full(count, -1, dtype=known.dtype))
-        self._ranks[-1][rows] = known
+        found_ranks = narrow_to_int32(numbers(ranks))
+        self._ranks.append(np.full(count, -1, dtype=found_ranks.dtype))
+        self._ranks[-1][rows] = found_ranks
 
-    def _paired(
-        self, events: list[Event], kinds: NDArray[np.uint8], times: Integers
-    ) -> tuple[list[Event], NDArray[np.uint8], Integers]:
+    def _pair_spans(
+        self, events: list[FileEvent], kinds: NDArray[np.uint8], times: Integers
+    ) -> tuple[list[FileEvent], NDArray[np.uint8], Integers]:
         """The same, with begin and end events replaced by complete ones."""
-        found: list[tuple[Event, int, int]] = []
+        complete: list[tuple[FileEvent, int, int]] = []
         for event, kind, time_ns in zip(events, kinds.tolist(), times.tolist(), strict=True):
             if kind == _BEGIN:
                 self._spans.begin(event, time_ns)
             elif kind != _END:
-                found.append((event, kind, time_ns))
+                complete.append((event, kind, time_ns))
             elif span := self._spans.end(event, time_ns):
                 begin, start_ns = span
                 lasted = Decimal(time_ns - start_ns) / (1 if self._ns else 1000)
-                found.append((msgspec.structs.replace(begin, dur=str(lasted)), _COMPLETE, start_ns))
-        columns = list(zip(*found, strict=True)) or [(), (), ()]
+                complete.append((msgspec.structs.replace(begin, dur=str(lasted)), _COMPLETE, start_ns))
+        columns = list(zip(*complete, strict=True)) or [(), (), ()]
         return list(columns[0]), np.array(columns[1], dtype=np.uint8), np.array(columns[2], dtype=np.int64)
 
     def _nanoseconds(self, values: list[Time]) -> Integers:
@@ -186,7 +186,7 @@ class Gathered:
             self._ns = counts_ns(values)
         return nanoseconds(values, ns=bool(self._ns))
 
-    def finished(self, base_ns: int) -> Tables:
+    def finish(self, base_ns: int) -> FileTables:
         """The tables; nothing can be added afterwards."""
         if self._spans.unmatched_begins:
             self.repairs["events that begin and do not end were left out"] += self._spans.unmatched_begins
@@ -204,7 +204,7 @@ class Gathered:
         events, order = self._without_impossible_times(events, order, base_ns)
         position = np.empty(len(order), dtype=np.intp)
         position[order] = np.arange(len(order))
-        return Tables(
+        return FileTables(
             events=events,
             collectives=self.communication.collectives(position),
             inputs=self.communication.inputs(position),
@@ -244,7 +244,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class FileTables:
     """The tables of one file."""
 
     events: pd.DataFrame
@@ -254,7 +254,7 @@ class Tables:
     event_ranks: Integers | None
 
 
-def _kinds(events: list[Event]) -> NDArray[np.uint8]:
+def _kinds(events: list[FileEvent]) -> NDArray[np.uint8]:
     """What each becomes by its phase; 0 for what becomes nothing."""
     try:
         kinds = bytes([_PHASES[event.ph] for event in events])
@@ -263,9 +263,9 @@ def _kinds(events: list[Event]) -> NDArray[np.uint8]:
     return np.frombuffer(kinds, dtype=np.uint8)
 
 
-def _chosen(events: list[Event], chosen: NDArray[np.bool_]) -> list[Event]:
+def _select_events(events: list[FileEvent], chosen: NDArray[np.bool_]) -> list[FileEvent]:
     return list(compress(events, chosen.tolist()))
 
 
-def _category(event: Event) -> str | None:
+def _category(event: FileEvent) -> str | None:
     return category_of_uncategorised(str(event.name), event.pid) if event.cat is None else event.cat

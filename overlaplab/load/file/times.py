@@ -47,8 +47,8 @@ def counts_ns(values: Sequence[Time]) -> bool | None:
     numbers = floats(values)
     if numbers is None:
         numbers = np.array([float(number) for value in values if (number := _decimal(value)) is not None])
-    known = np.sort(numbers[np.isfinite(numbers) & (numbers != 0)])
-    return bool(known[len(known) // 2] >= LEAST_NS) if len(known) else None
+    ordered = np.sort(numbers[np.isfinite(numbers) & (numbers != 0)])
+    return bool(ordered[len(ordered) // 2] >= LEAST_NS) if len(ordered) else None
 
 
 def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64]:
@@ -59,10 +59,10 @@ def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64
     if (whole := integers(values)) is not None:
         most = LIMIT_NS // scale
         return np.where((whole <= most) & (whole >= -most), whole * scale, ABSENT)
-    return np.array([_exact(value, scale) for value in values], dtype=np.int64)
+    return np.array([_round_to_ns(value, scale) for value in values], dtype=np.int64)
 
 
-def _exact(value: Time, scale: int) -> int:
+def _round_to_ns(value: Time, scale: int) -> int:
     number, most = _decimal(value), LIMIT_NS // scale
     return round(number * scale) if number is not None and -most <= number <= most else ABSENT
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
-from overlaplab.load.file.inflate import Source, opened
+from overlaplab.load.file.inflate import Source, open_file
 from overlaplab.load.file.keys import base_ns, device_names, process
 from overlaplab.load.file.slices import NoTraceError, Slices
 from overlaplab.load.file.tables import Gathered
@@ -74,7 +74,7 @@ def read_trace(
     read, and `warnings` says what is missing.
     """
     try:
-        with opened(Path(path)) if file is None else nullcontext(file) as stream, _no_garbage_collection():
+        with open_file(Path(path)) if file is None else nullcontext(file) as stream, _no_garbage_collection():
             return _read(Source(path, stream), path, progress)
     except NoTraceError as error:
         refused = NotATraceError(
@@ -95,12 +95,12 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None) 
     for number, (events, us) in enumerate(slices, 1):
         gathered.append(events, us)
         if gathered.columns.rows > most:
-            raise MAX_EVENTS.exceeded(
+            raise MAX_EVENTS.error(
                 f"holds over {most:,} events", path=path, remedy="Each takes about 65 bytes of memory."
             )
         if progress and number % _TOLD_SLICES == 0:
             progress(source.read_bytes)
-    tables = gathered.finished(base_ns(slices.keys, gathered.repairs))
+    tables = gathered.finish(base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
     if not len(tables.events) and repairs:
         raise NoTraceError(_sentences(repairs)[0])

@@ -81,7 +81,7 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> Recut:
             took_ns = 0
             if fitted and names not in own.cut:
                 line = _line(run, lines.get((ranks, "all_reduce")), caps)
-                took_ns = line.of(size)
+                took_ns = line.time_ns(size)
                 doubt_ns["bucket", own.key, number] = round(line.half_ns or 0)
             what = str(number)
             launches[own.key].append(Launch(("bucket", own.key, number), took_ns, "all_reduce", size, "bucket", what))

@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
-from overlaplab.evidence.passes import updates_of
+from overlaplab.evidence.passes import update_labels
 from overlaplab.simulate.edits.collectives import GRADIENTS, halved
 from overlaplab.simulate.edits.hosts import (
     balanced,
@@ -100,7 +100,7 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     repeated: set[Hashable] = set()
     for trace, lanes in zip(run.traces, programs.ranks, strict=True):
         events, steps = device_events(trace), [window.start_ns for window in step_windows(trace)]
-        updates = [label.start_ns for label in updates_of(trace)]
+        updates = [label.start_ns for label in update_labels(trace)]
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for note, move in chain.from_iterable(map(pairwise, lanes)):
             if isinstance(move, Launch) and isinstance(note, Note) and move.role in GRADIENTS and move.what:

@@ -19,7 +19,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges_of
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -51,7 +51,7 @@ class _Editor:
     """Makes one rank's edit."""
 
     def __init__(self, trace: Trace) -> None:
-        self._ranges = fsdp2_ranges_of(trace)
+        self._ranges = fsdp2_ranges(trace)
         used = fsdp2_gathers(self._ranges, executions(trace)) if self._ranges else []
         self.gathers = [own for own in used if own.first_use_ns is not None]
         self._events, main = device_events(trace), main_stream(trace)

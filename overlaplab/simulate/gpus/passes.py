@@ -11,11 +11,11 @@ import numpy as np
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, once_per_run
-from overlaplab.evidence.arguments import around, operators
+from overlaplab.evidence.arguments import enclosing_rows, operators
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import Fields
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.sending import collective_places
 from overlaplab.simulate.gpus.streams import played_together
 from overlaplab.vocabulary import label_list
@@ -103,7 +103,7 @@ def _by_labels(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
     shapes = {own.name: own.shape for own in run.manifest.parameters or ()} if run.manifest else {}
     arrived = [
         label_list(label.fields["parameter"])[0]
-        for label in labels_of(trace)
+        for label in engine_labels(trace)
         if label.word == "gradient_ready" and backward.start_ns <= label.start_ns <= backward.end_ns
     ]
     if len(arrived) != backward.gradients or not shapes.keys() >= set(arrived):
@@ -128,7 +128,7 @@ def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]
     launches = [bucket.launch for bucket in buckets]
     threads, starts = (np.array([getattr(own, name) for own in launches], np.int64) for name in ("thread", "start_ns"))
     spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
-    rows = around(calls, threads, starts).tolist()
+    rows = enclosing_rows(calls, threads, starts).tolist()
     return [spans[row] if row >= 0 else (own.start_ns, own.end_ns) for row, own in zip(rows, launches, strict=True)]
 
 

@@ -23,7 +23,7 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.dependencies import DeviceEvent, blocking_calls, device_events, full_queues
 from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.purposes import purposes
-from overlaplab.evidence.recorded import UNKNOWN_NS, recorded, recorded_of_events
+from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives, recorded_of_events
 from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
@@ -130,7 +130,11 @@ class _Rank:
     def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: Edit) -> None:
         self._place, self._trace, self._zero = place, trace, zero
         self._events, self._together, self._edit = device_events(trace), together, edit
-        self._row_of, self._recorded, self._purposes = recorded_of_events(trace), recorded(trace), purposes(trace)
+        self._row_of, self._recorded, self._purposes = (
+            recorded_of_events(trace),
+            recorded_collectives(trace),
+            purposes(trace),
+        )
         self._paused_ns = length_before(host_pauses(trace))
         self._moved = {
             place: (move, move.at_ns + own.called_ns - move.start_ns)

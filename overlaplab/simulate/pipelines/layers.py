@@ -8,7 +8,7 @@ from statistics import fmean
 from overlaplab.costs.pipeline import BACKWARD, FORWARD
 from overlaplab.events import Trace, Window
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.labels import Label, labels_of
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.shape import Labelled
 from overlaplab.simulate.pipelines.times import UPDATE
@@ -33,10 +33,10 @@ def labelled_layers(
             continue
         key = (unit, label.fields["phase"], label.fields["microbatch"])
         if label.word == "first_use":
-            at = ran.begun(label.start_ns)
+            at = ran.first_begin_ns(label.start_ns)
             begun[key] = label.start_ns if at is None else at
         elif key in begun and key[1] in used_ns:
-            own_ns = ran.reached(label.start_ns) - begun.pop(key)
+            own_ns = ran.done_ns(label.start_ns) - begun.pop(key)
             used_ns[key[1]] += own_ns
             found[key[1]] += [own_ns] if is_layer(unit) else []
     if not found[FORWARD]:
@@ -54,7 +54,9 @@ def labelled_layers(
 def labels_within(trace: Trace, window: Window, *words: str) -> list[Label]:
     """The labels of these words that begin in a step."""
     return [
-        label for label in labels_of(trace) if label.word in words and window.start_ns <= label.start_ns < window.end_ns
+        label
+        for label in engine_labels(trace)
+        if label.word in words and window.start_ns <= label.start_ns < window.end_ns
     ]
 
 

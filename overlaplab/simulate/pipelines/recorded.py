@@ -15,7 +15,7 @@ from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
@@ -159,7 +159,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, known: Pipeline
     place = places[rank]
     trace, rows, offset = run.traces[place], arrivals(run), int(corrections(run)[place])
     own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
-    averaging = [label for label in labels_of(trace) if label.word == "wait"] if len(pipelines(run)) > 1 else []
+    averaging = [label for label in engine_labels(trace) if label.word == "wait"] if len(pipelines(run)) > 1 else []
     blocked = union(
         [*(own["start_ns"] + offset), *(label.start_ns for label in averaging)],
         [*(own["end_ns"] + offset), *(label.end_ns for label in averaging)],

@@ -21,7 +21,7 @@ from overlaplab.costs.link import ROUNDS
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, step_windows
 from overlaplab.evidence.dependencies import device_events
-from overlaplab.evidence.recorded import recorded, recorded_of_events
+from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.gpus.buckets import Recut, recut
@@ -231,7 +231,7 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, e
 
 def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: Edit) -> Iterator[Event]:
     main, names = main_stream(trace), trace.events["name"].tolist()
-    collectives, row_of = recorded(trace), recorded_of_events(trace)
+    collectives, row_of = recorded_collectives(trace), recorded_of_events(trace)
     events = device_events(trace)
     for place, own in enumerate(events):
         if place in edit.gone:

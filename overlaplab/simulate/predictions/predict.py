@@ -13,7 +13,7 @@ import pandas as pd
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of, step_windows
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.evidence.waits import numbered
+from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
@@ -153,7 +153,7 @@ def _played(run: Run, programs: Sequence[Program]) -> Played:
 
 def _taken_ns(run: Run) -> int:
     """How long after it could, the link's thread took a collective up, in the mean."""
-    rows = numbered(run)
+    rows = numbered_arrivals(run)
     known = rows[(rows["start_ns"] != UNKNOWN_NS) & (rows["arrived_ns"] != UNKNOWN_NS)]
     return int((known["start_ns"] - known["arrived_ns"]).mean()) if len(known) else 0
 

@@ -11,7 +11,7 @@ import pytest
 from ranks.warm_ranks import run_warm
 
 import overlaplab
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Program, Wait
 from overlaplab.simulate.predictions.predict import predict
@@ -143,7 +143,7 @@ def test_messages_are_sent_and_labelled_as_predicted(
 
 
 def labelled(trace: overlaplab.Trace, word: str) -> list[dict[str, str]]:
-    return [label.fields for label in labels_of(trace) if label.word == word]
+    return [label.fields for label in engine_labels(trace) if label.word == word]
 
 
 def messages(trace: overlaplab.Trace) -> list[tuple[str, ...]]:

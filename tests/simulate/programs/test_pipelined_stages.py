@@ -13,7 +13,7 @@ import overlaplab
 from overlaplab.analyses import pipeline
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
-from overlaplab.evidence.labels import labels_of
+from overlaplab.evidence.labels import engine_labels
 from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Mark, Program, play
@@ -73,7 +73,7 @@ def labelled(run: Run) -> list[list[tuple[str, ...]]]:
     for trace in run.traces:
         begin, end = step_windows(trace)[0].start_ns, step_windows(trace)[-1].end_ns
         own: list[tuple[str, ...]] = []
-        for label in labels_of(trace):
+        for label in engine_labels(trace):
             if not begin <= label.start_ns < end:
                 continue
             if label.word in STAGE_WORDS:

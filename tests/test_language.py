@@ -1,0 +1,216 @@
+"""Names and docstrings follow the naming rules, but for the offenders counted in `language_allowlist.json`.
+
+The test fails where a file has more offenders than the list allows, and where it has fewer, so that the list shrinks
+with the code. `python tests/test_language.py` writes the list anew; with files or folders as arguments, it prints their
+offenders instead.
+"""
+
+import ast
+import collections
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = Path(__file__).with_name("language_allowlist.json")
+
+PACKAGES = {
+    "overlaplab": "overlaplab",
+    "overlaplab_engine": "engine/overlaplab_engine",
+    "scripts": "scripts",
+    "benchmarks": "benchmarks",
+}
+
+
+def _split(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+BANNED = _split("own found told one kept given known taken said rest made asked met")
+
+# A function of one word is named after what it does or returns. Words in -ed, -ing and -able are taken for participles
+# and adjectives, except nouns and verbs; those of other endings are listed.
+NOUNS_AND_VERBS = _split("""
+    bring disable embed enable feed heading meaning need padding recording ring seed setting sharding shed
+    spacing speed string table timing
+""")
+PARTICIPLES = _split("""
+    begun bound brought came chosen done drawn due exposed fitted found given gone got held hidden kept known
+    lent lost made meant met overran paid said sent shown spent stolen taken told took undrawn unseen won
+    written
+""")
+ADJECTIVES = _split("""
+    absent alike alone asleep asynchronous busy categorical columnar comparable dark earlier early even exact
+    far fast few fine hollow idle late latest lenient less many more most narrow near needless new only own
+    plain present quiet ready real same several short shortest single slower small sure typical uncertain
+    unknown unlike visible whole writable wrong
+""")
+PARTICLES = _split("""
+    about after all along also always among around aside at backwards before behind below beside between beyond
+    by down during each every for from in inside into is lazily now of on or others out outside over patiently
+    through together until up where which whose why with within without
+""")
+SUFFIXES = ("_is", "_of", "_at")
+FIRST_WORDS = {"Of", "As", "Whose", "Which"}
+
+CHECKED = (
+    *(ast.Name, ast.Attribute, ast.arg, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
+    *(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef),
+)
+
+Offenders = dict[str, list[tuple[int, str]]]
+"""The (line, name) of each offender, for each rule."""
+
+
+def _is_bare(name: str) -> bool:
+    """Say whether a function's name is a participle, an adjective or a preposition without a noun."""
+    if "_" in name or name in NOUNS_AND_VERBS:
+        return False
+    return name.endswith(("ed", "ing", "able")) or name in PARTICIPLES | ADJECTIVES | PARTICLES
+
+
+def _public_names(tree: ast.Module) -> set[str]:
+    """Collect what a package's `__all__` lists."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
+            return {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
+    return set()
+
+
+def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Say whether a function reads as an attribute."""
+    return any(ast.unparse(decorator).endswith("property") for decorator in function.decorator_list)
+
+
+def _bound_name(node: ast.AST) -> str:
+    """Return the local, parameter or attribute that a node binds, or nothing."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return name
+        case ast.FunctionDef(name=name) if _is_property(node):
+            return name
+    return ""
+
+
+def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the (line, text) of a module's, class's or function's docstring, and of those below assignments in it."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        for statement in node.body:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, text
+
+
+def find_offenders(tree: ast.Module, public: set[str], homonyms: set[str]) -> Offenders:
+    """Find what breaks a rule in one file."""
+    offenders: Offenders = collections.defaultdict(list)
+    for node in ast.walk(tree):
+        if not isinstance(node, CHECKED):
+            continue
+        name = _bound_name(node)
+        if name.strip("_") in BANNED:
+            offenders["name"].append((getattr(node, "lineno", 1), name))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node):
+            bare = node.name.strip("_")
+            if (
+                not node.name.startswith("__")
+                and node.name not in public
+                and (_is_bare(bare) or bare.endswith(SUFFIXES))
+            ):
+                offenders["function"].append((node.lineno, node.name))
+        if isinstance(node, ast.ClassDef) and node.name.strip("_") in homonyms:
+            offenders["class"].append((node.lineno, node.name))
+        for line, text in _docstrings(node):
+            words = text.split()
+            if words and words[0].rstrip(",") in FIRST_WORDS:
+                offenders["docstring"].append((line, " ".join(words[:6])))
+    return offenders
+
+
+def find_all() -> dict[str, Offenders]:
+    """Find what breaks a rule in each file, by its path."""
+    offenders = {}
+    for package, folder in PACKAGES.items():
+        files = sorted((ROOT / folder).rglob("*.py"))
+        if package == "overlaplab":
+            files.append(ROOT / "app.py")
+        trees = {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in files}
+        public = set[str]().union(*(_public_names(tree) for tree in trees.values()))
+        classes = collections.Counter(
+            node.name.strip("_") for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        )
+        homonyms = {name for name, count in classes.items() if count > 1}
+        offenders |= {path: find_offenders(tree, public, homonyms) for path, tree in trees.items()}
+    return offenders
+
+
+def _counts(offenders: dict[str, Offenders]) -> dict[str, dict[str, int]]:
+    """Count the offenders of each file that has some."""
+    return {
+        path: {rule: len(places) for rule, places in sorted(rules.items())}
+        for path, rules in sorted(offenders.items())
+        if rules
+    }
+
+
+def test_offenders_are_those_allowed() -> None:
+    offenders = find_all()
+    found, allowed = _counts(offenders), json.loads(ALLOWED.read_text())
+    problems = []
+    for path in sorted(found.keys() | allowed.keys()):
+        for rule in sorted(found.get(path, {}).keys() | allowed.get(path, {}).keys()):
+            count, limit = found.get(path, {}).get(rule, 0), allowed.get(path, {}).get(rule, 0)
+            if count > limit:
+                places = ", ".join(f"{name} (line {line})" for line, name in offenders[path][rule])
+                problems.append(f"{path}: {count} offenders of rule {rule!r}, {limit} allowed: {places}")
+            elif count < limit:
+                problems.append(
+                    f"{path}: only {count} offenders of rule {rule!r}, {limit} allowed: write the list anew"
+                )
+    assert not problems, "\n".join(problems)
+
+
+def test_each_rule_has_an_offender() -> None:
+    source = '''
+class _Step:
+    """Which step it is."""
+    known: int
+    @property
+    def told(self): ...
+
+def measured(own, *, found):
+    _rest = [one for one in own]
+    def rank_of(): ...
+    def match_steps(): ...
+    try:
+        ...
+    except OSError as given:
+        self.met = 1
+
+LIMIT = 2
+"""Of steps."""
+'''
+    offenders = find_offenders(ast.parse(source), {"public"}, {"Step"})
+    names = {rule: sorted(name for _, name in places) for rule, places in offenders.items()}
+    assert names == {
+        "class": ["_Step"],
+        "docstring": ["Of steps.", "Which step it is."],
+        "function": ["measured", "rank_of"],
+        "name": sorted(["known", "told", "own", "found", "_rest", "one", "given", "met"]),
+    }
+
+
+if __name__ == "__main__":
+    everywhere = find_all()
+    if sys.argv[1:]:
+        for path, rules in everywhere.items():
+            if path.startswith(tuple(sys.argv[1:])):
+                for rule, places in rules.items():
+                    for line, name in places:
+                        print(f"{path}:{line}: {rule}: {name}")
+    else:
+        rows = [f"{json.dumps(path)}: {json.dumps(counts)}" for path, counts in _counts(everywhere).items()]
+        ALLOWED.write_text("{\n" + ",\n".join(rows) + "\n}\n")
