@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from overlaplab.errors import OverlaplabError
     from overlaplab.events import Run
     from overlaplab.evidence.clocks import clocks
+    from overlaplab.findings.requirements import InconclusiveError, RequirementError, require
     from overlaplab.load import load_run, load_sweep
     from overlaplab.selection import Selection
 else:
@@ -51,7 +52,9 @@ else:
 
 # Without Recorder: `from overlaplab import *` needs no torch.
 __all__ = [
+    "InconclusiveError",
     "OverlaplabError",
+    "RequirementError",
     "Run",
     "Selection",
     "blocking",
@@ -69,6 +72,7 @@ __all__ = [
     "pipeline_ranks",
     "pipeline_steps",
     "pipeline_waits",
+    "require",
     "scalars",
     "schedule",
     "stragglers",
@@ -79,12 +83,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "InconclusiveError": "overlaplab.findings.requirements",
     "OverlaplabError": "overlaplab.errors",
+    "RequirementError": "overlaplab.findings.requirements",
     "Run": "overlaplab.events",
     "Selection": "overlaplab.selection",
     "clocks": "overlaplab.evidence.clocks",
     "load_run": "overlaplab.load",
     "load_sweep": "overlaplab.load",
+    "require": "overlaplab.findings.requirements",
 }
 """The modules of names that are not from `overlaplab.analyses`."""
 

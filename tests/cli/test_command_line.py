@@ -248,12 +248,13 @@ def test_every_fail_if_counts(command: Any, folder: Path, tmp_path: Path) -> Non
 
     more, less, cause = "exposed_comm_ns > 5%", "exposed_comm_ns > 60us", "exposed.blocking > 25us"
     kept = "overlaplab: ok: exposed_comm_ns is 50us, and may not be > 60us"
-    grown = "overlaplab: exposed_comm_ns changed by +150.0 %, from 0.020 ms to 0.050 ms (means): exposed_comm_ns > 5%"
+    changed = "exposed_comm_ns changed by +150.0 %, from 0.020 ms to 0.050 ms (means)"
+    grown = f"overlaplab: failed: {changed}, and may not be > 5%"
     assert failed(less) == (0, [kept])
     assert failed(more, less) == (1, [grown, kept])
     assert failed(less, cause, more) == (
         1,
-        [kept, "overlaplab: exposed.blocking is 30us: exposed.blocking > 25us", grown],
+        [kept, "overlaplab: failed: exposed.blocking is 30us, and may not be > 25us", grown],
     )
     assert failed(more, "nothing > 5%")[0] == 2
 

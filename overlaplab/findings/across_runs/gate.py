@@ -2,40 +2,79 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
-from overlaplab.analyses.across_runs.regression import Judged
+from overlaplab.analyses.across_runs.regression import Condition, Judged
 from overlaplab.words import count, ms
 
 
-def failed_line(found: Judged) -> str:
-    """A condition that failed, in one line: what the figure did or is, then the condition."""
-    return f"{_number(found)}: {found.condition}"
+class Outcome(StrEnum):
+    """What became of a condition."""
+
+    HOLDS = "holds"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    """It must hold, and this recording does not tell whether it does."""
 
 
-def judged_sentence(found: Judged) -> str:
-    """What became of a condition, and why."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLine:
+    """One condition of a check, and what became of it."""
+
+    name: str
+    """The condition as it was written."""
+    outcome: Outcome
+    sentence: str
+    """What the figure did or is, and why that is the outcome."""
+
+
+def check_lines(found: Sequence[Judged]) -> list[CheckLine]:
+    """What became of conditions that must not be met."""
+    return [
+        CheckLine(
+            name=str(one.condition),
+            outcome=Outcome.FAILED if one.failed else Outcome.HOLDS,
+            sentence=_judged_sentence(one),
+        )
+        for one in found
+    ]
+
+
+def gate_title(lines: Sequence[CheckLine]) -> str:
+    """The verdict of the whole check."""
+    if not lines:
+        return "Figures of the run"
+    counts = Counter(line.outcome for line in lines)
+    named = [
+        f"{counts[outcome]} of {count(len(lines), 'condition')} {outcome}"
+        for outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
+        if counts[outcome]
+    ]
+    return ", ".join(named) or "Every condition holds"
+
+
+def _judged_sentence(found: Judged) -> str:
     said = f"{_number(found)}, and may not be {found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
     if found.met and found.within:
         return f"{said}; it lies within the {count(found.recordings, 'recording')} that it is held against"
     return said
 
 
-def gate_title(found: Sequence[Judged]) -> str:
-    """The verdict of the whole check."""
-    failed = sum(one.failed for one in found)
-    if not found:
-        return "Figures of the run"
-    return f"{failed} of {count(len(found), 'condition')} failed" if failed else "Every condition holds"
-
-
 def _number(found: Judged) -> str:
     """What the figure did, or is."""
     condition = found.condition
     if found.before is None or found.now is None:
-        return f"{condition.column} is {found.number:.4g}{condition.unit}"
+        return figure_words(condition, found.number)
     values = " to ".join(_value(condition.column, value) for value in (found.before, found.now))
     return f"{condition.column} changed by {found.number:+.1f} %, from {values} (means)"
+
+
+def figure_words(condition: Condition, number: float) -> str:
+    """What a condition's figure is, in the condition's unit."""
+    return f"{condition.column} is {number:.4g}{condition.unit}"
 
 
 def _value(column: str, value: float) -> str:
