@@ -52,6 +52,13 @@ def _tables(block: TableBlock, title: str | None = None, *, every: bool, padding
         yield terminal_table(part, title if len(parts) == 1 else None, padding=padding)
 
 
+def line(run: Run, selection: Selection) -> str:
+    """What `summary` begins with: which step speaks, what is exposed in it, why, and what to try first."""
+    found = RunTables(run=run, selection=selection)
+    said = [found.verdict] if found.diagnosis is None else findings.why_and_what_to_do(found.diagnosis)
+    return visible(" ".join((*map(str, lead(run)), *said)))
+
+
 def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
     found = RunTables(run=run, selection=selection)
