@@ -90,17 +90,17 @@ def compare(
     if checks:
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
         with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
-            found = findings.check_lines(analyses.judged(conditions, before, figures))
-            found += findings.judge_requirements(loaded[-1], requirements, selection) if requirements else []
+            lines = findings.check_lines(analyses.judged(conditions, before, figures))
+            lines += findings.judge_requirements(loaded[-1], requirements, selection) if requirements else []
         if junit is not None:
             from overlaplab.report.junit import junit_xml
 
-            _write(junit, junit_xml(found, loaded[-1].path))
+            _write(junit, junit_xml(lines, loaded[-1].path))
         if markdown is not None:
             from overlaplab.report.markdown import gate_markdown
 
-            _write(markdown, gate_markdown(loaded[-1], selection, figures, before, found))
-        _say(found)
+            _write(markdown, gate_markdown(loaded[-1], selection, figures, before, lines))
+        _say(lines)
 
 
 @app.command("baseline", epilog="Example: overlaplab baseline runs/main-1 runs/main-2 runs/main-3 -o baseline.json")

@@ -54,9 +54,9 @@ def require(run: Run, *requirements: str, selection: Selection = EVERYTHING) -> 
     """
     lines = judge_requirements(run, [parse_requirement(text, "require:") for text in requirements], selection)
     for outcome, error in ((Outcome.FAILED, RequirementError), (Outcome.INCONCLUSIVE, InconclusiveError)):
-        if said := [line.sentence for line in lines if line.outcome is outcome]:
+        if sentences := [line.sentence for line in lines if line.outcome is outcome]:
             begin = "inconclusive: " if outcome is Outcome.INCONCLUSIVE else ""
-            raise error(begin + "\n".join(said))
+            raise error(begin + "\n".join(sentences))
 
 
 def parse_requirement(text: str, option: str = "--require") -> Condition:
@@ -107,8 +107,8 @@ def _holds(condition: Condition, figures: Scalars) -> bool | None:
     """Whether a run's figures meet it; None where unknown, also by exposed time of unknown cause."""
     cases = (figures, with_unknown(figures, condition.column)) if condition.is_of_cause else (figures,)
     values = [condition.value(case) for case in cases]
-    met = {None if value is None else condition.met_by(value) for value in values}
-    return met.pop() if len(met) == 1 else None
+    answers = {None if value is None else condition.met_by(value) for value in values}
+    return answers.pop() if len(answers) == 1 else None
 
 
 def _doubts(run: Run, selection: Selection, *, causes: bool) -> Iterator[_Doubt]:

@@ -54,9 +54,9 @@ def _tables(block: TableBlock, title: str | None = None, *, every: bool, padding
 
 def line(run: Run, selection: Selection) -> str:
     """What `summary` begins with: which step speaks, what is exposed in it, why, and what to try first."""
-    found = RunTables(run=run, selection=selection)
-    said = [found.verdict] if found.diagnosis is None else findings.why_and_what_to_do(found.diagnosis)
-    return visible(" ".join((*map(str, lead(run)), *said)))
+    of_run = RunTables(run=run, selection=selection)
+    parts = [of_run.verdict] if of_run.diagnosis is None else findings.why_and_what_to_do(of_run.diagnosis)
+    return visible(" ".join((*map(str, lead(run)), *parts)))
 
 
 def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:

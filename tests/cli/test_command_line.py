@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from made.traces import event, gloo, op, run_of, step, write
+from samples import TRACES, sample_run
+
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.words import visible
 
 SUMMARY_KEYS = [
     "step",
@@ -223,6 +227,17 @@ def test_folders_that_cannot_be_looked_into_are_named(command: Any, folder: Path
     code, _, err = command("compare", folder.parent, folder, "--json")
     assert code == 0
     assert err.startswith(f"overlaplab: {folder.parent}/aside was left out: a link to {tmp_path}/moved away: No such")
+
+
+def test_one_line_says_the_cause_and_the_advice_of_summary(command: Any, folder: Path) -> None:
+    code, line, _ = command("summary", TRACES / "torch-ddp", "--line")
+    diagnosis = RunTables(run=sample_run("torch-ddp")).diagnosis
+    assert diagnosis is not None
+    assert (code, line.count("\n")) == (0, 1)
+    assert line.startswith("Rank 1, step 3 (the most exposed rank's median step by exposed time): 12 % of the step is")
+    assert line.endswith(visible(f": {diagnosis.headline} {diagnosis.advice}") + "\n")
+    assert visible(diagnosis.advice) in " ".join(command("summary", TRACES / "torch-ddp")[1].split())
+    assert command("summary", folder / "missing", "--line")[:2] == (2, "")
 
 
 def test_fail_if_exits_with_one(command: Any, folder: Path, tmp_path: Path) -> None:

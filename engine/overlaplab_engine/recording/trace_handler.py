@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
@@ -64,19 +64,25 @@ class _TraceHandler:
         try:
             self._out.mkdir(parents=True, exist_ok=True)
             _export(profiler, file)
-            if rank == 0:
-                self._begin(file, step, ranks if self._all_ranks else 1)
         except Exception as error:
             _LOG.warning("no trace in %s: %s", self._out, error_line(error))
+            return
+        if rank == 0:
+            self._begin(file, step, ranks if self._all_ranks else 1)
 
     def _begin(self, file: Path, step: int, ranks: int) -> None:
         if self._thread is not None and self._thread.is_alive():
             _LOG.warning("%s: no line, as the one before is still being computed", file)
             return
-        self._thread = Thread(target=self._log_line, args=(file, step, ranks), name="overlaplab line", daemon=True)
-        self._thread.start()
-        atexit.unregister(self._end)
-        atexit.register(self._end)
+        thread = Thread(target=self._log_line, args=(file, step, ranks), name="overlaplab line", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _LOG.warning("%s: no line: %s", file, error_line(error))
+            return
+        if self._thread is None:
+            atexit.register(self._end)
+        self._thread = thread
 
     def _end(self) -> None:
         """Wait for the last line for a while, as the process ends."""
@@ -87,11 +93,9 @@ class _TraceHandler:
 
     def _log_line(self, file: Path, step: int, ranks: int) -> None:
         try:
-            with TemporaryDirectory(prefix="overlaplab-") as folder:
-                files = self._files(file, step, ranks)
-                for each in files:
-                    Path(folder, each.name).symlink_to(each)
-                line = _line_of(folder, self._ends)
+            files = self._files(file, step, ranks) if ranks > 1 else [file]
+            with _as_run(files) as arguments:
+                line = _line_of(arguments, self._ends)
             if len(files) < ranks:
                 line += f" (Of {ranks} ranks {len(files)} wrote a trace in time.)"
         except Exception as error:
@@ -106,10 +110,11 @@ class _TraceHandler:
         while True:
             named: dict[str, str] = {}
             for name in sorted(_names_in(self._out)):
-                rank, _, rest = name.partition("_")
-                if name not in self._earlier and rest.startswith(f"step{step}.") and rest.endswith(self._ending):
+                rank, _, recording = name.partition("_")
+                is_of_step = recording.startswith(f"step{step}.") and recording.endswith(self._ending)
+                if is_of_step and name not in self._earlier:
                     named[rank] = name
-            files = [file, *(self._out / name for rank, name in named.items() if rank != "rank0")][:ranks]
+            files = [file, *(self._out / name for rank, name in named.items() if rank != "rank0")]
             if len(files) >= ranks or time.monotonic() > until or self._ends.wait(_POLL_S):
                 return files
 
@@ -130,9 +135,21 @@ def _export(profiler: profile, file: Path) -> None:
         hidden.unlink(missing_ok=True)
 
 
-def _line_of(folder: str, ends: Event) -> str:
-    """The line about the traces in a folder. Raises ChildProcessError where the process that computes it fails."""
-    command = [sys.executable, "-m", "overlaplab", "summary", "--line", folder]
+@contextmanager
+def _as_run(files: Sequence[Path]) -> Iterator[tuple[str, ...]]:
+    """The arguments of a command about these files alone, whatever else their folder holds."""
+    if len(files) == 1:
+        yield (str(files[0]),)
+        return
+    with TemporaryDirectory(prefix="overlaplab-") as folder:
+        for file in files:
+            Path(folder, file.name).symlink_to(file)
+        yield folder, "--no-cache"  # which goes by paths
+
+
+def _line_of(arguments: Sequence[str], ends: Event) -> str:
+    """What `overlaplab summary --line` prints. Raises ChildProcessError where the process fails or is killed."""
+    command = [sys.executable, "-m", "overlaplab", "summary", "--line", *arguments]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     # In a session of its own, Ctrl-C does not reach it.
     with subprocess.Popen(
@@ -143,7 +160,7 @@ def _line_of(folder: str, ends: Event) -> str:
         until = time.monotonic() + _LONGEST_LINE_S
         while True:
             try:
-                line, said = process.communicate(timeout=_POLL_S)
+                line, errors = process.communicate(timeout=_POLL_S)
                 break
             except subprocess.TimeoutExpired:
                 if ends.is_set() or time.monotonic() > until:
@@ -151,5 +168,5 @@ def _line_of(folder: str, ends: Event) -> str:
     if process.returncode < 0:
         raise ChildProcessError(f"its process was ended by signal {-process.returncode}")
     if process.returncode:
-        raise ChildProcessError(next(iter(said.strip().splitlines()[-1:]), f"exit code {process.returncode}"))
+        raise ChildProcessError(next(iter(errors.strip().splitlines()[-1:]), f"exit code {process.returncode}"))
     return line.strip()

@@ -31,15 +31,15 @@ class CheckLine:
     """What the figure did or is, and why that is the outcome."""
 
 
-def check_lines(found: Sequence[Judged]) -> list[CheckLine]:
+def check_lines(judged: Sequence[Judged]) -> list[CheckLine]:
     """What became of conditions that must not be met."""
     return [
         CheckLine(
-            name=str(one.condition),
-            outcome=Outcome.FAILED if one.failed else Outcome.HOLDS,
-            sentence=_judged_sentence(one),
+            name=str(each.condition),
+            outcome=Outcome.FAILED if each.failed else Outcome.HOLDS,
+            sentence=_judged_sentence(each),
         )
-        for one in found
+        for each in judged
     ]
 
 
@@ -57,10 +57,11 @@ def gate_title(lines: Sequence[CheckLine]) -> str:
 
 
 def _judged_sentence(found: Judged) -> str:
-    said = f"{_number(found)}, and may not be {found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
+    limit = f"{found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
     if found.met and found.within:
-        return f"{said}; it lies within the {count(found.recordings, 'recording')} that it is held against"
-    return said
+        held_against = f"the {count(found.recordings, 'recording')} that it is held against"
+        return f"{_number(found)}, and may not be {limit}; it lies within {held_against}"
+    return f"{_number(found)}, and may not be {limit}"
 
 
 def _number(found: Judged) -> str:
