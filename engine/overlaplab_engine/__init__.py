@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from overlaplab_engine.network.mesh import Mesh
     from overlaplab_engine.optimizer import AdamW
     from overlaplab_engine.recording.recorder import Recorder
+    from overlaplab_engine.recording.trace_handler import trace_handler
     from overlaplab_engine.strategies import Options, Strategy, register
     from overlaplab_engine.strategies.bucketed import Bucketed
     from overlaplab_engine.strategies.local_sgd import LocalSGD
@@ -57,6 +58,7 @@ _HOMES = {
     "by_size": "models.units",
     "connect": "network.communicator",
     "register": "strategies",
+    "trace_handler": "recording.trace_handler",
 }
 """The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
 
@@ -87,6 +89,7 @@ __all__ = [
     "by_size",
     "connect",
     "register",
+    "trace_handler",
 ]
 
 
