@@ -8,7 +8,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
-"""Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
+"""AdamW's bytes per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -25,5 +25,5 @@ def copied_bytes(manifest: Manifest) -> dict[str, int]:
 def _gathers(manifest: Manifest, unit: Unit) -> int:
     """How often FSDP2 gathers a unit for one microbatch: the root and, if it is kept, the last layer once."""
     layers = [other for other in manifest.units if other.name != FSDP2_ROOT]
-    kept = unit.name == FSDP2_ROOT or (manifest.keep_last and unit is layers[-1])
-    return 1 if kept or manifest.reshard_after_forward is False else 2
+    stays_gathered = unit.name == FSDP2_ROOT or (manifest.keep_last and unit is layers[-1])
+    return 1 if stays_gathered or manifest.reshard_after_forward is False else 2

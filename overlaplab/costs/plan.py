@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from overlaplab.costs.batch import Batch
-from overlaplab.costs.states import PRECISIONS, Held, Precision, fits_from, held
+from overlaplab.costs.states import PRECISIONS, HeldBytes, Precision, fits_from, held_bytes
 from overlaplab.costs.transformer import Attention, Transformer
 from overlaplab.errors import OverlaplabError
 
@@ -57,9 +57,9 @@ class Plan:
             return (8 if self.checkpointing else 6) * self.parameters * self.batch.tokens
         return self.model.step_flops(self.batch.samples, checkpointing=self.checkpointing)
 
-    def held(self, stage: int, ranks: int) -> Held:
+    def held_bytes(self, stage: int, ranks: int) -> HeldBytes:
         """Bytes on each of so many ranks in a stage of ZeRO."""
-        return held(self.parameters, self.precision, stage, ranks, self.activations)
+        return held_bytes(self.parameters, self.precision, stage, ranks, self.activations)
 
     def fits_from(self, stage: int) -> int | None:
         """The smallest number of GPUs whose memory suffices; None where none does, or their memory is unknown."""

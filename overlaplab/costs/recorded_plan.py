@@ -50,7 +50,7 @@ class RecordedPlan:
         if abs(plan.parameters - self.parameters) > _ROUNDED * self.parameters:
             pairs += [("parameters", self.parameters, plan.parameters)]
         pairs += [("seq", self.seq, plan.batch.seq), ("microbatch", self.microbatch, plan.batch.microbatch)]
-        pairs += [("checkpointing", _on(self.checkpointing), _on(plan.checkpointing))]
+        pairs += [("checkpointing", _on_or_off(self.checkpointing), _on_or_off(plan.checkpointing))]
         if self.precision_name is not None:
             pairs += [("precision", self.precision_name, plan.precision_name)]
         for name, recorded, planned in pairs:
@@ -62,7 +62,7 @@ def _output(model: Transformer) -> str:
     return "tied" if model.tied else "untied"
 
 
-def _on(is_on: bool) -> str:
+def _on_or_off(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
@@ -90,10 +90,10 @@ def _transformer(model: Model) -> Transformer | None:
     if not all(sizes.values()):
         return None
     try:
-        found = Transformer(**sizes, tied=bool(model.tied))
+        transformer = Transformer(**sizes, tied=bool(model.tied))
     except OverlaplabError:
         return None
-    return found if found.parameters == model.parameters else None
+    return transformer if transformer.parameters == model.parameters else None
 
 
 def _precision(manifest: Manifest) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.costs.pipeline import FORWARD, Action, bubble, held
+from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
 from overlaplab.events import Run, Trace, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
@@ -46,13 +46,13 @@ _GAPS = ("wait_ns", "transfer_ns", "overhead_ns")
 def pipeline(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per action of a stage with a microbatch, in order of rank and time; empty where there is no pipeline.
 
-    Columns: `pipeline` (0 for the first, …: with data parallelism there are several), `rank`, `step`, `stage`,
-    `action` (`forward`, `backward`, or its halves `backward_input` and `backward_weight`), `microbatch`;
-    `begun_ns` (from the run's start), `start_ns`, `end_ns` (from the first action of the pipeline's step, of any rank;
-    all by the first rank's clock), `took_ns`; `gap_ns` (what lies between it and the rank's action before, or the
-    step's beginning), and the gap's parts: `wait_ns` (a message was on hand whose other end was not), `transfer_ns`
-    (one was on its way), `overhead_ns` (neither: the host's own); null where not all messages are matched; `held`
-    (microbatches whose activations the stage holds from its start on).
+    Columns: `pipeline` (0 for the first, …: with data parallelism there are several), `rank`, `step`, `stage`, `action`
+    (`forward`, `backward`, or its halves `backward_input` and `backward_weight`), `microbatch`; `begun_ns` (from the
+    run's start), `start_ns`, `end_ns` (from the first action of the pipeline's step, of any rank; all by the first
+    rank's clock), `took_ns`; `gap_ns` (what lies between it and the rank's action before, or the step's beginning), and
+    the gap's parts: `wait_ns` (a message was on hand whose other end was not), `transfer_ns` (one was on its way),
+    `overhead_ns` (neither: the host's own); null where not all messages are matched; `held_counts` (microbatches whose
+    activations the stage holds from its start on).
 
     Raises `OverlaplabError` for an unknown rank or step.
     """
@@ -72,7 +72,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     first action of any rank to the end of the last), `busy_ns` (in actions), `idle_ns` (the rest) and its parts as far
     as gaps before actions tell them, `wait_ns`, `transfer_ns`, `overhead_ns`; `schedule_ns` (what its schedule leaves
     idle if all stages are equally fast and sending takes no time), `imbalance_ns` (what unequal stages add; both null
-    where a stage is missing), `actions`, `held` (the most microbatches that one of its stages holds).
+    where a stage is missing), `actions`, `held_counts` (the most microbatches that one of its stages holds).
     """
     rows = []
     table, idle = _every_action(run).copy(), idle_by_schedule(run)
@@ -116,7 +116,7 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `overhead` the host's own between actions, and `sending` what remains: waiting for messages on their way, and for
     those who wait for them; null where that is unknown;
     `overhead_ns` per action; `hop_ns` (how long a message was on its way, the median); `slowest_stage`, and by what
-    share of the median stage it is `slower`; `held` (the most microbatches whose activations a stage holds).
+    share of the median stage it is `slower`; `held_counts` (the most microbatches whose activations a stage holds).
     """
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
@@ -158,7 +158,8 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
     """Over time the microbatches whose activations each stage holds, from rows of `pipeline` of one pipeline's step.
 
-    Columns: `stage`, `time_ns` (as `start_ns` there), `held` (from this moment on); each stage begins with 0. In Int64.
+    Columns: `stage`, `time_ns` (as `start_ns` there), `held_counts` (from this moment on); each stage begins with 0. In
+    Int64.
     """
     rows: list[tuple[int, int, int]] = []
     for stage in sorted(int(number) for number in table["stage"].unique()):
@@ -215,7 +216,7 @@ def _of_step(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, A
 
 
 def _times(
-    trace: Trace, actions: Sequence[tuple[Action, Label]], offset: int
+    trace: Trace, actions: Sequence[tuple[StageAction, Label]], offset: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Starts and ends by the first rank's clock; on a GPU in device time."""
     ran = executions(trace)
@@ -256,10 +257,11 @@ def _waiting_and_moving(messages: pd.DataFrame) -> tuple[Intervals, Intervals] |
     return subtract(union(starts, moves), moving), moving
 
 
-def _held_counts(actions: Sequence[Action]) -> list[int]:
+def _held_counts(actions: Sequence[StageAction]) -> list[int]:
     """Return what the stage of each action holds from the action's start on."""
     by_stage = {
-        stage: iter(held([each for each in actions if each.stage == stage])) for stage in {a.stage for a in actions}
+        stage: iter(held_counts([each for each in actions if each.stage == stage]))
+        for stage in {a.stage for a in actions}
     }
     return [next(by_stage[action.stage]) for action in actions]
 
