@@ -55,7 +55,7 @@ SUFFIXES = ("_is", "_of", "_at")
 FIRST_WORDS = {"Of", "As", "Whose", "Which"}
 
 CHECKED = (
-    *(ast.Name, ast.Attribute, ast.arg, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
+    *(ast.Name, ast.Attribute, ast.arg, ast.alias, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
     *(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef),
 )
 
@@ -89,6 +89,8 @@ def _bound_name(node: ast.AST) -> str:
         case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
             return name
         case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return name
+        case ast.alias(asname=str(name)):
             return name
         case ast.FunctionDef(name=name) if _is_property(node):
             return name

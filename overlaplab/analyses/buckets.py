@@ -195,6 +195,5 @@ def _times(
 
 
 def _latest_parameter(held: dict[str, tuple[int, int] | None]) -> str | None:
-    """The parameter whose gradient arrived last."""
     numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
     return max(numbers)[1] if numbers else None

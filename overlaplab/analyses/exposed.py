@@ -22,7 +22,7 @@ from overlaplab.events import Run, Trace, Window, activity, empty_table, step_wi
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
-from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows
+from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows, values_at
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import (
     GRAIN_NS,
@@ -188,9 +188,9 @@ def _of_trace(
         yield Cause.GAP, needless.select(needless.row >= 0)
         yield Cause.UNKNOWN, needless.select(needless.row < 0)
     scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
-    messages = np.append(facts["matched"] & facts["message"], False)[moments.row]
+    messages = values_at(facts["matched"] & facts["message"], moments.row, False)
     yield from _in_pipeline(moments.select(scheduled & messages), idle)
-    along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
+    along = values_at(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
     yield Cause.SEND, moments.select(along)
     yield from _decide_causes(facts, moments.select(~along & ~(scheduled & messages)), excess, host_waits(trace))
 
@@ -277,9 +277,9 @@ def _split_queued(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     """Split off the moments of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
-    until, earliest = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
+    until, earliest = (values_at(facts[name], follows, NEVER_NS) for name in ("end_ns", "asked_ns"))
     row = moments.row
-    at_once = np.append(starts, NEVER_NS)[follows] - ends[row] <= GRAIN_NS
+    at_once = values_at(starts, follows, NEVER_NS) - ends[row] <= GRAIN_NS
     for name in ("link", "group"):
         values = facts[name]
         at_once |= (np.append(values, values[:1])[follows] == values[row]) & (values[row] != "")

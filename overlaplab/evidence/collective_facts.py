@@ -14,7 +14,7 @@ from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace
 from overlaplab.evidence.arguments import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows
+from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows, values_at
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
@@ -122,7 +122,7 @@ def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64
 def _last_before(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each start the last end until then, `UNKNOWN_NS` for none."""
     order = np.sort(ends)
-    return np.append(order, UNKNOWN_NS)[np.searchsorted(order, starts, side="right") - 1]
+    return values_at(order, np.searchsorted(order, starts, side="right") - 1, UNKNOWN_NS)
 
 
 @once_per_trace

@@ -140,7 +140,6 @@ class _OnDevice(Executions):
 
 @once_per_trace
 def executions(trace: Trace) -> Executions:
-    """The executions of a trace."""
     return (_OnDevice if rule_of(trace) is Rule.GPU else Executions)(trace)
 
 

@@ -56,7 +56,6 @@ class Passes:
             self._ended[-1] = last_ns = label.end_ns
 
     def count_ended(self, at_ns: int) -> int:
-        """How many had ended by then."""
         return bisect_right(self._ended, at_ns)
 
     def is_under_way(self, at_ns: int) -> bool:

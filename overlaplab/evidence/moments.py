@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from overlaplab.evidence.fields import values_at
 from overlaplab.intervals import Intervals, pieces, subtract, union
 
 Facts: TypeAlias = dict[str, NDArray[Any]]
@@ -46,7 +47,6 @@ class Moments:
     """The place of the step's window, among those given to `attribute_moments`, that contains the piece."""
 
     def select(self, chosen: NDArray[np.bool_]) -> Moments:
-        """Only the chosen pieces."""
         return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__slots__})
 
     def split(self, at_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
@@ -115,7 +115,7 @@ def _states(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
 
 
 def _resumes(compute: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.append(compute[:, 0], NEVER_NS)[np.searchsorted(compute[:, 0], at_ns, side="left")]
+    return values_at(compute[:, 0], np.searchsorted(compute[:, 0], at_ns, side="left"), NEVER_NS)
 
 
 def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, align_by_overlap, sequences_fit
-from overlaplab.evidence.fields import Groups, grouped_by
+from overlaplab.evidence.fields import Groups, grouped_by, values_at
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
@@ -172,7 +172,7 @@ def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
     times = grouped_by(trace, sequence)
     place = times.place()
     counts = times.spread(np.maximum, place)
-    first = np.append(order.index, 0)[grouped_by(sequence, place).spread(np.minimum, np.arange(len(order)))]
+    first = values_at(order.index.to_numpy(), grouped_by(sequence, place).spread(np.minimum, np.arange(len(order))), 0)
     uneven = Groups(sequence).differ(counts)
     pairs = pairs_table(order.index, match=first)
     if uneven.any():

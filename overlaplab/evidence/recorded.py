@@ -32,7 +32,7 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
-from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows
+from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, values_at
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
@@ -131,9 +131,9 @@ def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> ND
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     exact = np.array([place_of.get(times, -1) for times in spans], dtype=np.int64)
     last = np.searchsorted(began, starts, side="right") - 1
-    holds = (last >= 0) & (np.append(ended, UNKNOWN_NS)[last] >= ends)
+    holds = (last >= 0) & (values_at(ended, last, UNKNOWN_NS) >= ends)
     nearest = np.where(exact >= 0, exact, np.where(holds, last, -1))
-    return np.asarray(np.append(ran, -1)[nearest], dtype=np.int64)
+    return np.asarray(values_at(ran, nearest, -1), dtype=np.int64)
 
 
 def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
@@ -150,7 +150,7 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[n
     linked = np.where(
         linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
     )  # old traces repeat the correlation there
-    by_id = np.append(of_id["row"], -1)[place_among(of_id["external_id"], linked)]
+    by_id = values_at(of_id["row"], place_among(of_id["external_id"], linked), -1)
     graph = _of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
     _forget(table, graph & (in_label < 0))
@@ -304,7 +304,7 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> Fields:
 def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
     place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
-    return np.asarray((place >= 0) & (np.append(spans[:, 1], UNKNOWN_NS)[place] >= at_ns))
+    return np.asarray((place >= 0) & (values_at(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
 
 
 def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -350,7 +350,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
     late = take_rows(ran, np.arange(skipped, len(ran["thread"])))
     pair = _pairs(table, late)
     for name in ("start_ns", "end_ns"):
-        table[name] = np.append(late[name], UNKNOWN_NS)[pair]
+        table[name] = values_at(late[name], pair, UNKNOWN_NS)
     table["arrived_ns"] = table["start_ns"]
     _fill(table, late, pair)
     return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
@@ -376,7 +376,7 @@ def _pairs(calls: Fields, ran: Fields) -> NDArray[np.int64]:
     """
     place_of = {key: place for place, key in enumerate(_nth_alike(ran))}
     pair = np.array([place_of.get(key, -1) for key in _nth_alike(calls)], dtype=np.int64)
-    began = np.append(ran["start_ns"], np.iinfo(np.int64).max)[pair]
+    began = values_at(ran["start_ns"], pair, np.iinfo(np.int64).max)
     if (pair >= 0).sum() == len(place_of) and (began >= calls["launch_ns"]).all():
         return pair
     return np.where(_places(calls) < len(place_of), _places(calls), -1)
@@ -420,12 +420,10 @@ def _places(table: Fields) -> NDArray[np.int64]:
 
 
 def _keys(table: Fields, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """These fields of each row."""
     return zip(*(table[name].tolist() for name in names), strict=True)
 
 
 def _stack_rows(*tables: Fields) -> Fields:
-    """All rows of the tables."""
     return {name: np.concatenate([table[name] for table in tables]) for name in RECORDED_COLUMNS}
 
 
@@ -433,7 +431,7 @@ def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
         column = table[name]
-        values = np.append(source[name], "" if name in TEXTS else -1)[place]
+        values = values_at(source[name], place, "" if name in TEXTS else -1)
         table[name] = np.where((column == "") if name in TEXTS else (column < 0), values, column)
 
 
@@ -486,7 +484,7 @@ def _fill_labelled(table: Fields, labelled: Fields, place: NDArray[np.int64]) ->
 def _fill_from_label(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
-        values = np.append(labelled[name], "" if name in TEXTS else -1)[place]
+        values = values_at(labelled[name], place, "" if name in TEXTS else -1)
         table[name] = np.where(values != "" if name in TEXTS else values >= 0, values, table[name])
 
 
@@ -494,5 +492,5 @@ def _fill_launch(table: Fields, calls: Fields, place: NDArray[np.int64]) -> None
     """Take the range at `place` (-1: none) as the launch."""
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):
-        table[name] = np.where(has, np.append(calls[source], UNKNOWN_NS)[place], table[name])
-    table["thread"] = np.where(has, np.append(calls["thread"], -1)[place], table["thread"])
+        table[name] = np.where(has, values_at(calls[source], place, UNKNOWN_NS), table[name])
+    table["thread"] = np.where(has, values_at(calls["thread"], place, -1), table["thread"])

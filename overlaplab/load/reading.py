@@ -28,8 +28,7 @@ Output = TypeVar("Output", covariant=True)
 class FileJob(Protocol[Output]):
     """What is done with a file; `progress(part)` is called while a large one is read."""
 
-    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Output:
-        """Return what came of it."""
+    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Output: ...
 
 
 WORTH_BYTES = 300_000_000

@@ -13,6 +13,7 @@ from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
 from overlaplab.events import Run, Trace, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.pipelines import actions_in, idle_by_schedule, pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -85,7 +86,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     for (number, step, rank), of_rank in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
         span = int(of_rank["whole_ns"].iloc[0])
         busy = int(of_rank["took_ns"].sum())
-        own_idle = idle.get(places.get((_number(rank), _number(step)), (-1, -1)))
+        own_idle = idle.get(places.get((int_or_none(rank), int_or_none(step)), (-1, -1)))
         rows.append(
             {
                 "pipeline": number,
@@ -121,7 +122,7 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
     for (number, step), of_step in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
-        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(_number(step) is None)]
+        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(int_or_none(step) is None)]
         whole = int(of["span_ns"].sum())
         took = of_step.groupby("stage")["took_ns"].sum()
         slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
@@ -273,7 +274,3 @@ def _hop_ns(run: Run) -> int | None:
     messages = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     moved = messages["end_ns"] - messages["last_ns"]
     return int(moved.median()) if len(moved) else None
-
-
-def _number(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from overlaplab.costs.plan import Plan
-from overlaplab.costs.recorded_plan import RecordedPlan, recorded_plan
+from overlaplab.costs.plan import Plan, RecordedPlan, recorded_plan
 from overlaplab.costs.states import STAGES, quick_look
 from overlaplab.costs.training import Training
 from overlaplab.errors import OverlaplabError
