@@ -52,6 +52,7 @@ PARTICLES = _split("""
     through together until up where which whose why with within without
 """)
 SUFFIXES = ("_is", "_of", "_at")
+PREFIXES = ("of_", "by_", "on_")
 FIRST_WORDS = {"Of", "As", "Whose", "Which"}
 
 CHECKED = (
@@ -65,6 +66,8 @@ Offenders = dict[str, list[tuple[int, str]]]
 
 def _is_bare(name: str) -> bool:
     """Say whether a function's name is a participle, an adjective or a preposition without a noun."""
+    if name.startswith(PREFIXES) or name.endswith(SUFFIXES):
+        return True
     if "_" in name or name in NOUNS_AND_VERBS:
         return False
     return name.endswith(("ed", "ing", "able")) or name in PARTICIPLES | ADJECTIVES | PARTICLES
@@ -117,11 +120,7 @@ def find_offenders(tree: ast.Module, public: set[str], homonyms: set[str]) -> Of
             offenders["name"].append((getattr(node, "lineno", 1), name))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node):
             bare = node.name.strip("_")
-            if (
-                not node.name.startswith("__")
-                and node.name not in public
-                and (_is_bare(bare) or bare.endswith(SUFFIXES))
-            ):
+            if not node.name.startswith("__") and node.name not in public and _is_bare(bare):
                 offenders["function"].append((node.lineno, node.name))
         if isinstance(node, ast.ClassDef) and node.name.strip("_") in homonyms:
             offenders["class"].append((node.lineno, node.name))
@@ -186,6 +185,7 @@ class _Step:
 def measured(own, *, found):
     _rest = [one for one in own]
     def rank_of(): ...
+    def _of_trace(): ...
     def match_steps(): ...
     try:
         ...
@@ -200,7 +200,7 @@ LIMIT = 2
     assert names == {
         "class": ["_Step"],
         "docstring": ["Of steps.", "Which step it is."],
-        "function": ["measured", "rank_of"],
+        "function": ["_of_trace", "measured", "rank_of"],
         "name": sorted(["known", "told", "own", "found", "_rest", "one", "given", "met"]),
     }
 

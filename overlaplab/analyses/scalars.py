@@ -46,13 +46,13 @@ def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True)
         return figures
     if figures["exposed_comm_ns"] is None:
         return figures | dict.fromkeys(OF_CAUSE)
-    by_cause = _by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
+    by_cause = _exposed_by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
     if figures["exposed_wait_ns"] is None:
         by_cause[_NAME_OF[Cause.STRAGGLER]] = None
     return figures | by_cause
 
 
-def _by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | None]:
+def _exposed_by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | None]:
     """The mean per step of each cause's exposed time in rows of `exposed`."""
     sums = rows.groupby("cause")["exposed_ns"].sum()
     by_cause: dict[str, float | None] = {name: float(sums.get(cause, 0)) / steps for name, cause in OF_CAUSE.items()}

@@ -29,7 +29,7 @@ class Attained:
 
 def attained_steps(manifest: Manifest) -> tuple[Attained, ...]:
     """The recorded steps in order; empty without an emulated link, and where run.json does not say."""
-    rows = manifest.link_steps or _of_older(manifest)
+    rows = manifest.link_steps or _steps_of_older(manifest)
     of_step: dict[int, list[LinkStep]] = {}
     for row in rows:
         of_step.setdefault(row.step, []).append(row)
@@ -59,7 +59,7 @@ def _is_attained(row: LinkStep) -> bool:
     return row.modelled_ns == 0 or (row.occupied_ns <= MOST_RATIO * row.modelled_ns and not late)
 
 
-def _of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
+def _steps_of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
     """The steps of a recording whose run.json lists collectives without steps: each step launches equally many.
 
     How long a step took is not said there, so that only the ratio decides.

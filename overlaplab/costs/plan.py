@@ -112,7 +112,7 @@ class RecordedPlan:
         if abs(plan.parameters - self.parameters) > _ROUNDED * self.parameters:
             pairs += [("parameters", self.parameters, plan.parameters)]
         pairs += [("seq", self.seq, plan.batch.seq), ("microbatch", self.microbatch, plan.batch.microbatch)]
-        pairs += [("checkpointing", _on_or_off(self.checkpointing), _on_or_off(plan.checkpointing))]
+        pairs += [("checkpointing", _switch_word(self.checkpointing), _switch_word(plan.checkpointing))]
         if self.precision_name is not None:
             pairs += [("precision", self.precision_name, plan.precision_name)]
         for name, recorded, planned in pairs:
@@ -124,7 +124,7 @@ def _output(model: Transformer) -> str:
     return "tied" if model.tied else "untied"
 
 
-def _on_or_off(is_on: bool) -> str:
+def _switch_word(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 

@@ -39,9 +39,9 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
         return None
     microbatches = manifest.accumulate or 1
     if traits.gradients == "server":
-        return _to_a_server(gathered, reduced, manifest)
+        return _server_theory(gathered, reduced, manifest)
     if traits.gradients is None:
-        return _of_parameters(gathered, manifest)
+        return _parameter_theory(gathered, manifest)
     gradients = ROUNDS[traits.gradients]
     stays_gathered = manifest.reshard_after_forward is False
     parameters = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}[
@@ -64,7 +64,7 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     )
 
 
-def _to_a_server(parameters: int, gradients: int, manifest: Manifest) -> Theory:
+def _server_theory(parameters: int, gradients: int, manifest: Manifest) -> Theory:
     """All ranks but the server send it their gradients, and it sends each of them the parameters."""
     others = manifest.world_size - 1
     mean = round(others * (parameters + gradients) / manifest.world_size)
@@ -72,7 +72,7 @@ def _to_a_server(parameters: int, gradients: int, manifest: Manifest) -> Theory:
     return Theory(sent_bytes=mean, formula=formula, upper_sent_bytes=mean, upper_formula=formula)
 
 
-def _of_parameters(parameters: int, manifest: Manifest) -> Theory:
+def _parameter_theory(parameters: int, manifest: Manifest) -> Theory:
     """Ranks send no gradients; `every` so many steps they all-reduce the parameters, or never."""
     n, every = manifest.axes.owners, manifest.every
     sent = round(ROUNDS["all_reduce"] * parameters * (n - 1) / n / every) if every else 0

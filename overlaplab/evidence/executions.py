@@ -47,7 +47,7 @@ class Executions:
         }
         return sizes.pop() if len(sizes) == 1 else None
 
-    def of_launch(self, span: Span) -> tuple[int, int] | None:
+    def communication_span(self, span: Span) -> tuple[int, int] | None:
         """Start and end of the communication launched inside a host range; None where unknown.
 
         Of a bucket whose collective is made by hand: of its hops, on whichever thread.

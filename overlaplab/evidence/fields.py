@@ -17,7 +17,7 @@ def take_rows(fields: Fields, rows: NDArray[np.integer]) -> Fields:
     return {name: values[rows] for name, values in fields.items()}
 
 
-def values_at(values: NDArray[Any], rows: NDArray[np.integer], missing: object) -> NDArray[Any]:
+def take_values(values: NDArray[Any], rows: NDArray[np.integer], missing: object) -> NDArray[Any]:
     """The value at each row; `missing` where the row is -1, or the one after the last."""
     return np.append(values, missing)[rows]  # type: ignore[call-overload, no-any-return]
 
@@ -53,7 +53,7 @@ def as_table(fields: Mapping[str, Any]) -> pd.DataFrame:
 def place_among(ordered: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each value its first place among the ascending ones, or -1."""
     place = np.searchsorted(ordered, values)
-    return np.where((place < len(ordered)) & (values_at(ordered, place, 0) == values), place, -1)
+    return np.where((place < len(ordered)) & (take_values(ordered, place, 0) == values), place, -1)
 
 
 class Groups:

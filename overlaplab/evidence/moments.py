@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from overlaplab.evidence.fields import values_at
+from overlaplab.evidence.fields import take_values
 from overlaplab.intervals import Intervals, pieces, subtract, union
 
 Facts: TypeAlias = dict[str, NDArray[Any]]
@@ -115,7 +115,7 @@ def _states(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
 
 
 def _resumes(compute: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    return values_at(compute[:, 0], np.searchsorted(compute[:, 0], at_ns, side="left"), NEVER_NS)
+    return take_values(compute[:, 0], np.searchsorted(compute[:, 0], at_ns, side="left"), NEVER_NS)
 
 
 def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:

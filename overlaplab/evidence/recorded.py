@@ -32,7 +32,7 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
-from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, values_at
+from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, take_values
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
@@ -76,11 +76,11 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
-        table, unit = _on_device(trace, labels)
+        table, unit = _read_device_events(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
-        table = _on_link(trace, labels)
+        table = _read_link_ranges(trace, labels)
     else:
-        table = _on_gloo(trace, labels)
+        table = _read_gloo_ranges(trace, labels)
     _name_groups(trace, table)
     for name in ("start_ns", "arrived_ns"):  # of gloo's ranges, whose starts told which call each belongs to
         table[name] = np.where(table["end_ns"] == UNKNOWN_NS, UNKNOWN_NS, table[name])
@@ -89,7 +89,7 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
     table = {name: values[order] for name, values in table.items()}
     rows = _communication_rows(trace)
     of_event = np.full(len(trace.events), -1, dtype=np.int64)
-    of_event[rows] = _by_time(table, trace.events, rows) if unit is None else np.argsort(order)[unit]
+    of_event[rows] = _match_by_time(table, trace.events, rows) if unit is None else np.argsort(order)[unit]
     of_event.flags.writeable = False
     return as_table({name: table[name] for name in RECORDED_COLUMNS}), of_event
 
@@ -117,7 +117,7 @@ def _name_groups(trace: Trace, table: Fields) -> None:
     table["group_description"] = np.where(descriptions != "", descriptions, np.array(listed, dtype=object))
 
 
-def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each of these rows of events the row of `table` with the same times, else the last started one that contains
     it, else -1.
     """
@@ -131,12 +131,12 @@ def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> ND
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     exact = np.array([place_of.get(times, -1) for times in spans], dtype=np.int64)
     last = np.searchsorted(began, starts, side="right") - 1
-    holds = (last >= 0) & (values_at(ended, last, UNKNOWN_NS) >= ends)
+    holds = (last >= 0) & (take_values(ended, last, UNKNOWN_NS) >= ends)
     nearest = np.where(exact >= 0, exact, np.where(holds, last, -1))
-    return np.asarray(values_at(ran, nearest, -1), dtype=np.int64)
+    return np.asarray(take_values(ran, nearest, -1), dtype=np.int64)
 
 
-def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
+def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
     """The collectives, and for each communication event the index of its collective."""
     events = trace.events
     rows = _communication_rows(trace)
@@ -150,8 +150,8 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[n
     linked = np.where(
         linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
     )  # old traces repeat the correlation there
-    by_id = values_at(of_id["row"], place_among(of_id["external_id"], linked), -1)
-    graph = _of_graph(events, rows)
+    by_id = take_values(of_id["row"], place_among(of_id["external_id"], linked), -1)
+    graph = _are_of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
     _forget(table, graph & (in_label < 0))
     batches = _batches(table, calls, np.flatnonzero(launched & ~graph & (in_label < 0) & (in_call < 0)), in_call)
@@ -242,7 +242,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
     return table
 
 
-def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark these events where they are kernels that share their correlation with another kernel."""
     correlation = events["correlation"].to_numpy(np.int64)
     kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
@@ -277,7 +277,7 @@ def _merge_events(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.i
     return groups.values, table
 
 
-def _on_link(trace: Trace, labels: Sequence[Label]) -> Fields:
+def _read_link_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     """The emulated link: calls on the caller's thread, joined by number with the ranges of the link's thread.
 
     Gloo ranges inside those belong to them, and gloo's messages, which begin before their lane takes them up; other
@@ -304,7 +304,7 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> Fields:
 def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
     place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
-    return np.asarray((place >= 0) & (values_at(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
+    return np.asarray((place >= 0) & (take_values(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
 
 
 def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -325,7 +325,7 @@ def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(launched != UNKNOWN_NS, arrived, starts)
 
 
-def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
+def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     """Plain gloo: c10d's operators inside the engine's labels, if any; gloo's own ranges follow."""
     rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("c10d::")))
     labelled = _label_rows([label for label in labels if label.word == "collective"])
@@ -350,7 +350,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
     late = take_rows(ran, np.arange(skipped, len(ran["thread"])))
     pair = _pairs(table, late)
     for name in ("start_ns", "end_ns"):
-        table[name] = values_at(late[name], pair, UNKNOWN_NS)
+        table[name] = take_values(late[name], pair, UNKNOWN_NS)
     table["arrived_ns"] = table["start_ns"]
     _fill(table, late, pair)
     return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
@@ -376,7 +376,7 @@ def _pairs(calls: Fields, ran: Fields) -> NDArray[np.int64]:
     """
     place_of = {key: place for place, key in enumerate(_nth_alike(ran))}
     pair = np.array([place_of.get(key, -1) for key in _nth_alike(calls)], dtype=np.int64)
-    began = values_at(ran["start_ns"], pair, np.iinfo(np.int64).max)
+    began = take_values(ran["start_ns"], pair, np.iinfo(np.int64).max)
     if (pair >= 0).sum() == len(place_of) and (began >= calls["launch_ns"]).all():
         return pair
     return np.where(_places(calls) < len(place_of), _places(calls), -1)
@@ -431,7 +431,7 @@ def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
         column = table[name]
-        values = values_at(source[name], place, "" if name in TEXTS else -1)
+        values = take_values(source[name], place, "" if name in TEXTS else -1)
         table[name] = np.where((column == "") if name in TEXTS else (column < 0), values, column)
 
 
@@ -484,7 +484,7 @@ def _fill_labelled(table: Fields, labelled: Fields, place: NDArray[np.int64]) ->
 def _fill_from_label(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
-        values = values_at(labelled[name], place, "" if name in TEXTS else -1)
+        values = take_values(labelled[name], place, "" if name in TEXTS else -1)
         table[name] = np.where(values != "" if name in TEXTS else values >= 0, values, table[name])
 
 
@@ -492,5 +492,5 @@ def _fill_launch(table: Fields, calls: Fields, place: NDArray[np.int64]) -> None
     """Take the range at `place` (-1: none) as the launch."""
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):
-        table[name] = np.where(has, values_at(calls[source], place, UNKNOWN_NS), table[name])
-    table["thread"] = np.where(has, values_at(calls["thread"], place, -1), table["thread"])
+        table[name] = np.where(has, take_values(calls[source], place, UNKNOWN_NS), table[name])
+    table["thread"] = np.where(has, take_values(calls["thread"], place, -1), table["thread"])

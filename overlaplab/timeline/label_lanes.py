@@ -115,7 +115,7 @@ def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
     ran = executions(trace)
     marks = []
     for label in launched:
-        if bounds := ran.of_launch(label):
+        if bounds := ran.communication_span(label):
             name = f"{verb} bucket {label.fields['bucket']}'s parameters"
             marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.ALL_GATHER))
     return marks

@@ -14,7 +14,7 @@ from pandas.api.types import union_categoricals
 from overlaplab.axes import AXES, axis_of
 from overlaplab.events import Run, Trace, Work, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import values_at
+from overlaplab.evidence.fields import take_values
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
@@ -160,14 +160,14 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     table = numbered_arrivals(run)
     table = table[table["trace"] == place].set_index("row").sort_index()
     recorded_row = recorded_of_events(trace)[rows]
-    collective = values_at(table["index"].to_numpy(np.int64), recorded_row, -1)
+    collective = take_values(table["index"].to_numpy(np.int64), recorded_row, -1)
     of_row = [mark_code(mark_of_collective(kind or "")) for kind in table["kind"]]
     names = trace.events["name"]
     of_name = np.array([mark_code(mark_of_collective(collective_kind(t) or "")) for t in names.cat.categories], np.int8)
     by_name = of_name[names.cat.codes.to_numpy()[rows[communicates]]]
     collective_row = recorded_row[communicates]
     parts[communicates] = np.where(
-        collective_row >= 0, values_at(np.array(of_row, dtype=np.int8), collective_row, 0), by_name
+        collective_row >= 0, take_values(np.array(of_row, dtype=np.int8), collective_row, 0), by_name
     )
     return parts, collective
 

@@ -30,11 +30,11 @@ def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     (of it, while the rank computed). Raises `OverlaplabError` for an unknown rank or step.
     """
     theory = {} if run.manifest is None else copied_bytes(run.manifest)
-    rows = [row | {"theory_bytes": theory.get(row["way"])} for row in rows_by_rank(run, selection, _of_trace)]
+    rows = [row | {"theory_bytes": theory.get(row["way"])} for row in rows_by_rank(run, selection, _trace_rows)]
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({name: "Int64" for name in _COLUMNS if name != "way"})
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     copied, computing = _copy_labels(trace), activity(trace).compute
     for step in steps:
         in_step = launched_in(copied, step)

@@ -184,12 +184,12 @@ def _every_action(run: Run) -> pd.DataFrame:
     for number, places in enumerate(pipelines(run)):
         steps = min(len(step_windows(run.traces[place])) for place in places)
         for step in range(steps):
-            rows += ({"pipeline": number, **row} for row in _of_step(run, places, step))
+            rows += ({"pipeline": number, **row} for row in _step_rows(run, places, step))
     table = pd.DataFrame(rows, columns=list(_ACTIONS)).astype(_ACTIONS)
     return table.sort_values(["pipeline", "rank", "step", "start_ns"], kind="stable", ignore_index=True)
 
 
-def _of_step(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
+def _step_rows(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
     offsets = corrections(run)
     done = {place: actions_in(run.traces[place], step_windows(run.traces[place])[step]) for place in places}
     times = {place: _times(run.traces[place], actions, int(offsets[place])) for place, actions in done.items()}

@@ -44,11 +44,11 @@ def pipeline_waits(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     A batch of messages is one kernel: it receives if one of its messages does. Empty without such messages, and for
     ranks whose device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = rows_by_rank(run, selection, partial(_of_trace, run))
+    rows = rows_by_rank(run, selection, partial(_trace_rows, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
 
 
-def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     number = run.traces.index(trace)
     messages = _messages(run, number)
     if messages.empty:
