@@ -1,4 +1,4 @@
-"""A training run before there is one: model, batch, precision and GPUs together."""
+"""A training run before there is one: what was asked, completed by a recording, and where the two differ."""
 
 from __future__ import annotations
 

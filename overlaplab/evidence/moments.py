@@ -75,12 +75,14 @@ def attribute_moments(
     within = np.column_stack(pieces(starts, ends, gaps)[1:])
     rows, begins, until, does = _states(facts)
     of, begin, end = pieces(begins, until, within)
+    # Every border of a piece ends a slot: piece i covers the slots from `first` on, `count` of them.
     borders = np.unique(np.concatenate((begin, end)))
     first = np.searchsorted(borders, begin)
     count = np.searchsorted(borders, end) - first
     piece = np.repeat(np.arange(len(of)), count)
     slot = np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(piece))
     row, doing = rows[of][piece], does[of][piece]
+    # Of a slot's candidates the first wins by what it does, then those that end before the rank computes again.
     resumes = _resumes(compute, borders[slot])
     later = facts["end_ns"][row] - GRAIN_NS > resumes
     order = np.lexsort((row, later, doing, slot))

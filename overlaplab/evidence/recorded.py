@@ -146,10 +146,8 @@ def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, 
     launched = table["launch_ns"] != UNKNOWN_NS
     in_label = np.where(launched, _around_any(comms, table["host_ns"]), -1)
     in_call = np.where(launched, enclosing_rows(calls, table["thread"], table["host_ns"]), -1)
-    linked = events["external_id"].to_numpy(np.int64)[rows]
-    linked = np.where(
-        linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
-    )  # old traces repeat the correlation there
+    linked, correlation = (events[name].to_numpy(np.int64)[rows] for name in ("external_id", "correlation"))
+    linked = np.where(linked != correlation, linked, -1)  # old traces repeat the correlation there
     by_id = take_values(of_id["row"], place_among(of_id["external_id"], linked), -1)
     graph = _are_of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
@@ -158,12 +156,13 @@ def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, 
     for kernel, batch in batches.items():
         in_call[kernel] = batch[0]
     _fill(table, calls, in_call)
-    unit = np.where(
-        in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls["thread"]) + _places(table))
-    )
+    # Events of one collective share a unit: their label's (negative), else their call's, else one of their own.
+    label_unit, call_unit, lone_unit = -1 - in_label, in_call, len(calls["thread"]) + _places(table)
+    unit = np.select([in_label >= 0, in_call >= 0], [label_unit, call_unit], lone_unit)
     units, merged = _merge_events(table, unit)
-    _fill_labelled(merged, comms, np.where(units < 0, -1 - units, -1))
-    merged["kind_known"] |= units < 0
+    is_labelled = units < 0
+    _fill_labelled(merged, comms, np.where(is_labelled, -1 - units, -1))
+    merged["kind_known"] |= is_labelled
     others = [
         _further_messages(take_rows(merged, np.searchsorted(units, batch[:1])), take_rows(calls, np.array(batch[1:])))
         for batch in batches.values()

@@ -173,8 +173,9 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
 
 
 def _lane_names(trace: Trace, lanes: Sequence[_CountedLane], *, gpu: bool) -> list[str]:
-    """`stream 7 (compute)`, `stream 20 (NCCL, tp)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if
-    several.
+    """Name lanes by what runs on them, as threads' names lie, and streams have only numbers.
+
+    `stream 7 (compute)`, `stream 20 (NCCL, tp)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if several.
     """
     if gpu:
         return _streams(trace, lanes)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.costs.offload import copied_bytes
+from overlaplab.costs.memory import copied_bytes
 from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
