@@ -37,7 +37,8 @@ _FAR = "the ends of those in its place lie {:.1f} ms apart"
 def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Pair one group's collectives whose execution is known.
 
-    `candidates` has `trace` (index in `run.traces`), the fields of `recorded_collectives`, `step` and `label` (see `matching`).
+    `candidates` has `trace` (index in `run.traces`), the fields of `recorded_collectives`, `step` and `label` (see
+    `matching`).
     """
     numbered = candidates["sequence"] >= 0
     if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):

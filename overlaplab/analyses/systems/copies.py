@@ -35,7 +35,8 @@ def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    copied, computing = _copy_labels(trace), activity(trace).compute
+    copied = [label for label in engine_labels(trace) if label.word == "copy"]
+    computing = activity(trace).compute
     for step in steps:
         in_step = launched_in(copied, step)
         for way in dict.fromkeys(label.fields["way"] for label in in_step):
@@ -49,10 +50,6 @@ def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any
                 "copy_ns": total(busy),
                 "hidden_ns": total(intersect(busy, computing)),
             }
-
-
-def _copy_labels(trace: Trace) -> list[Label]:
-    return [label for label in engine_labels(trace) if label.word == "copy"]
 
 
 def _busy_time(trace: Trace, these: Sequence[Label]) -> Intervals:
