@@ -52,10 +52,11 @@ PARTICLES = _split("""
     through together until up where which whose why with within without
 """)
 SUFFIXES = ("_is", "_of", "_at")
+PREFIXES = ("of_", "by_", "on_")
 FIRST_WORDS = {"Of", "As", "Whose", "Which"}
 
 CHECKED = (
-    *(ast.Name, ast.Attribute, ast.arg, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
+    *(ast.Name, ast.Attribute, ast.arg, ast.alias, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
     *(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef),
 )
 
@@ -65,6 +66,8 @@ Offenders = dict[str, list[tuple[int, str]]]
 
 def _is_bare(name: str) -> bool:
     """Say whether a function's name is a participle, an adjective or a preposition without a noun."""
+    if name.startswith(PREFIXES) or name.endswith(SUFFIXES):
+        return True
     if "_" in name or name in NOUNS_AND_VERBS:
         return False
     return name.endswith(("ed", "ing", "able")) or name in PARTICIPLES | ADJECTIVES | PARTICLES
@@ -89,6 +92,8 @@ def _bound_name(node: ast.AST) -> str:
         case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
             return name
         case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return name
+        case ast.alias(asname=str(name)):
             return name
         case ast.FunctionDef(name=name) if _is_property(node):
             return name
@@ -115,11 +120,7 @@ def find_offenders(tree: ast.Module, public: set[str], homonyms: set[str]) -> Of
             offenders["name"].append((getattr(node, "lineno", 1), name))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node):
             bare = node.name.strip("_")
-            if (
-                not node.name.startswith("__")
-                and node.name not in public
-                and (_is_bare(bare) or bare.endswith(SUFFIXES))
-            ):
+            if not node.name.startswith("__") and node.name not in public and _is_bare(bare):
                 offenders["function"].append((node.lineno, node.name))
         if isinstance(node, ast.ClassDef) and node.name.strip("_") in homonyms:
             offenders["class"].append((node.lineno, node.name))
@@ -184,6 +185,7 @@ class _Step:
 def measured(own, *, found):
     _rest = [one for one in own]
     def rank_of(): ...
+    def _of_trace(): ...
     def match_steps(): ...
     try:
         ...
@@ -198,7 +200,7 @@ LIMIT = 2
     assert names == {
         "class": ["_Step"],
         "docstring": ["Of steps.", "Which step it is."],
-        "function": ["measured", "rank_of"],
+        "function": ["_of_trace", "measured", "rank_of"],
         "name": sorted(["known", "told", "own", "found", "_rest", "one", "given", "met"]),
     }
 

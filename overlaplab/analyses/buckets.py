@@ -54,18 +54,18 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     rank or step.
     """
     whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64") | {"index": "int64", "passes": "int64"}
-    return table_of(rows_by_rank(run, selection, _of_trace), {name: whole.get(name, "object") for name in _COLUMNS})
+    return table_of(rows_by_rank(run, selection, _trace_rows), {name: whole.get(name, "object") for name in _COLUMNS})
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     busy, labels, ran = activity(trace), engine_labels(trace), executions(trace)
     exposed_before = length_before(subtract(busy.communication, busy.compute))
     labelled = _synchronising_passes(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:
         rows = [
-            *_of_labels(launched_in(labels, step), launched_in(labelled, step), step, ran, exposed_before),
-            *_of_ddp(launched_in(unlabelled, step), step, ran, exposed_before),
+            *_label_rows(launched_in(labels, step), launched_in(labelled, step), step, ran, exposed_before),
+            *_ddp_rows(launched_in(unlabelled, step), step, ran, exposed_before),
         ]
         yield from sorted(rows, key=lambda row: int(row["launch_ns"]))
 
@@ -87,7 +87,7 @@ def _first_from(moments: Sequence[int], start_ns: int) -> float:
     return moments[place] if place < len(moments) else inf
 
 
-def _of_labels(
+def _label_rows(
     labels: Sequence[Label],
     backwards: Sequence[Span],
     step: Window,
@@ -130,7 +130,7 @@ def _of_labels(
             **_times(
                 None if completed is None else completed.start_ns,
                 label,
-                ran.of_launch(label),
+                ran.communication_span(label),
                 step,
                 ran,
                 exposed_before,
@@ -143,7 +143,7 @@ def _arrived_parameters(label: Label) -> Sequence[str]:
     return label_list(label.fields["parameter"]) if label.word == "gradient_ready" else ()
 
 
-def _of_ddp(
+def _ddp_rows(
     backwards: Sequence[DDPBackward], step: Window, ran: Executions, exposed_before: Callable[[int], int]
 ) -> Iterator[dict[str, Any]]:
     if not backwards:
@@ -195,6 +195,5 @@ def _times(
 
 
 def _latest_parameter(held: dict[str, tuple[int, int] | None]) -> str | None:
-    """The parameter whose gradient arrived last."""
     numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
     return max(numbers)[1] if numbers else None

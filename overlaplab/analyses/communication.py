@@ -35,13 +35,13 @@ def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFram
         chosen = selected_windows(trace, selection)
         window = union([step.start_ns for step in chosen], [step.end_ns for step in chosen])
         stepless = any(step.step is None for step in chosen)
-        rows += _of_trace(run, trace, launched if stepless else launched.dropna(subset=["step"]), timed, window)
+        rows += _trace_rows(run, trace, launched if stepless else launched.dropna(subset=["step"]), timed, window)
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(
         {"rank": "Int64", "bytes": "Int64"} | dict.fromkeys(("count", "busy_ns", "exposed_ns"), "int64")
     )
 
 
-def _of_trace(
+def _trace_rows(
     run: Run, trace: Trace, launched: pd.DataFrame, timed: pd.DataFrame, window: Intervals
 ) -> list[dict[str, Any]]:
     busy, zero = activity(trace), run_zero_ns(run, trace)

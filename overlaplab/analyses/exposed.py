@@ -22,7 +22,7 @@ from overlaplab.events import Run, Trace, Window, activity, empty_table, step_wi
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
-from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows
+from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows, take_values
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import (
     GRAIN_NS,
@@ -158,7 +158,7 @@ def _attribute(run: Run, selection: Selection) -> _Attribution:
         windows = selected_windows(trace, selection)
         facts = collective_facts(run)[run.traces.index(trace)]
         before = len(labels["index"])
-        for cause, part in _of_trace(trace, facts, windows, _idle_by_schedule(run, trace, windows)):
+        for cause, part in _trace_causes(trace, facts, windows, _idle_by_schedule(run, trace, windows)):
             if len(part.row):
                 row = np.where(part.row >= 0, part.row + before, -1)
                 parts.append((cause, replace(part, row=row, step=part.step + len(steps))))
@@ -175,7 +175,7 @@ def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list
     return [of_window.get(window) for window in windows]
 
 
-def _of_trace(
+def _trace_causes(
     trace: Trace, facts: Facts, windows: Sequence[Window], idle: Sequence[IdleBySchedule | None]
 ) -> Iterator[tuple[Cause, Moments]]:
     """One rank's exposed moments by cause; all steps at once, as each has few."""
@@ -189,16 +189,16 @@ def _of_trace(
         yield Cause.GAP, needless.select(needless.row >= 0)
         yield Cause.UNKNOWN, needless.select(needless.row < 0)
     scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
-    messages = np.append(facts["matched"] & facts["message"], False)[moments.row]
-    yield from _in_pipeline(moments.select(scheduled & messages), idle)
-    along = np.append(facts["of_pipeline"], False)[moments.row].astype(bool) & ~scheduled
+    messages = take_values(facts["matched"] & facts["message"], moments.row, False)
+    yield from _pipeline_causes(moments.select(scheduled & messages), idle)
+    along = take_values(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
     yield Cause.SEND, moments.select(along)
     stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
     others = moments.select(~along & ~(scheduled & messages))
     yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
 
-def _in_pipeline(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
+def _pipeline_causes(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
     """The rules of pipelines: waits are the schedule's, then slow stages', as far as these explain them."""
     waits = moments.does == Does.WAITS
     bubble_ns, imbalance_ns = (
@@ -283,9 +283,9 @@ def _split_queued(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     """Split off the moments of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
-    until, earliest = (np.append(facts[name], NEVER_NS)[follows] for name in ("end_ns", "asked_ns"))
+    until, earliest = (take_values(facts[name], follows, NEVER_NS) for name in ("end_ns", "asked_ns"))
     row = moments.row
-    at_once = np.append(starts, NEVER_NS)[follows] - ends[row] <= GRAIN_NS
+    at_once = take_values(starts, follows, NEVER_NS) - ends[row] <= GRAIN_NS
     for name in ("link", "group"):
         values = facts[name]
         at_once |= (np.append(values, values[:1])[follows] == values[row]) & (values[row] != "")

@@ -70,7 +70,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
 def _last(bucket: dict[Any, Any]) -> dict[str, Any]:
     """Arrival number and shape of the gradient that arrived last; None where unknown."""
     gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
-    arrived = [(arrival, shape) for arrival, shape in gradients if not _is_missing(arrival)]
+    arrived = [(arrival, shape) for arrival, shape in gradients if not pd.isna(arrival)]
     arrival, shape = max(arrived, key=lambda gradient: gradient[0], default=(None, None))
     return {"arrival": arrival, "shape": shape}
 
@@ -90,7 +90,7 @@ def _without_last(ordered: list[dict[Any, Any]], place: int, *, by_design: bool)
     """`earlier_ns` and `saved_ns` of the bucket at this place; 0 where unknown, or launched after all by design."""
     nothing = {"earlier_ns": 0, "saved_ns": 0}
     gap_ns = last_gap_ns(ordered[place]["gradient_ready_ns"])
-    unknown = any(_is_missing(bucket[name]) for bucket in ordered for name in ("ready_ns", "launch_ns", "end_ns"))
+    unknown = any(pd.isna(bucket[name]) for bucket in ordered for name in ("ready_ns", "launch_ns", "end_ns"))
     unknown |= len({(bucket.get("source"), bucket["backward_end_ns"]) for bucket in ordered}) > 1  # of several passes
     if by_design or gap_ns is None or unknown:
         return nothing
@@ -115,7 +115,7 @@ def _held_back(ordered: list[dict[Any, Any]]) -> dict[int, dict[int, int]]:
     held: dict[int, dict[int, int]] = {}
     latest: tuple[int, dict[Any, Any]] | None = None
     for place, bucket in enumerate(ordered):
-        if _is_missing(bucket["ready_ns"]):
+        if pd.isna(bucket["ready_ns"]):
             continue
         if latest is not None:
             waits = _int_or_zero(latest[1]["ready_ns"]) - _int_or_zero(bucket["ready_ns"])
@@ -129,13 +129,9 @@ def _held_back(ordered: list[dict[Any, Any]]) -> dict[int, dict[int, int]]:
 
 def _ready_to_go(bucket: dict[Any, Any]) -> int:
     """When a bucket was both ready and launched, in ns."""
-    times = [_int_or_zero(bucket[key]) for key in ("ready_ns", "launch_ns") if not _is_missing(bucket[key])]
+    times = [_int_or_zero(bucket[key]) for key in ("ready_ns", "launch_ns") if not pd.isna(bucket[key])]
     return max(times, default=_int_or_zero(bucket["start_ns"]))
 
 
-def _is_missing(value: Any) -> bool:
-    return bool(pd.isna(value))
-
-
 def _int_or_zero(value: Any) -> int:
-    return 0 if _is_missing(value) else int(value)
+    return 0 if pd.isna(value) else int(value)

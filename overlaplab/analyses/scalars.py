@@ -58,7 +58,7 @@ def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True)
     if causes and figures["exposed_comm_ns"] is None:
         figures |= dict.fromkeys(OF_CAUSE)
     elif causes:
-        figures |= _by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
+        figures |= _exposed_by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
         if figures["exposed_wait_ns"] is None:
             figures[_NAME_OF[Cause.STRAGGLER]] = None
     return figures | _shares(figures)
@@ -88,7 +88,7 @@ def _hidden_counts(steps: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float |
     return counts
 
 
-def _by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | None]:
+def _exposed_by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | None]:
     """The mean per step of each cause's exposed time in rows of `exposed`."""
     sums = rows.groupby("cause")["exposed_ns"].sum()
     by_cause: dict[str, float | None] = {name: float(sums.get(cause, 0)) / steps for name, cause in OF_CAUSE.items()}

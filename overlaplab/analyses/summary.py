@@ -30,8 +30,6 @@ FIGURES = (
 _PERHAPS = (*_MATCHED, "preempted_ns")
 """Figures that may be unknown."""
 
-_SUMMED = ("span_ns", "compute_ns", "comm_ns", *PARTS)
-
 
 def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank and step, in ns.

@@ -34,7 +34,7 @@ def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     torch's arguments, and for FSDP2 from the manifest; n is the size of the group, see `collectives`. Empty if nothing
     is launched, or device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = rows_by_rank(run, selection, partial(_of_trace, run))
+    rows = rows_by_rank(run, selection, partial(_trace_rows, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({c: "Int64" for c in _COLUMNS if c != "kind"})
 
 
@@ -44,7 +44,7 @@ def volume_theory(run: Run) -> Theory | None:
     return None if run.manifest is None or traits is None else theory(run.manifest, traits)
 
 
-def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     every = match_collectives(run)
     sizes = every.loc[every["trace"] == run.traces.index(trace), "size"].to_numpy()
     ranges = fsdp2_ranges(trace)

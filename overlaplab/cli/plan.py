@@ -15,8 +15,7 @@ from overlaplab.cli.shared import load, print_json, show
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
-    from overlaplab.costs.plan import Plan
-    from overlaplab.costs.recorded_plan import RecordedPlan
+    from overlaplab.costs.plan import Plan, RecordedPlan
     from overlaplab.costs.training import Training
     from overlaplab.events import Run
     from overlaplab.simulate.predictions.planned import PlannedStep
@@ -80,7 +79,7 @@ def plan(
 
     From a recording of the same model also what a step, and training on so many tokens, is predicted to take and cost.
     """
-    from overlaplab.costs.asked_plan import AskedPlan
+    from overlaplab.costs.plan import AskedPlan
     from overlaplab.costs.transformer import Attention
     from overlaplab.sections.plan import planned_training
 

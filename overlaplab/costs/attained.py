@@ -29,7 +29,7 @@ class Attained:
 
 def attained_steps(manifest: Manifest) -> tuple[Attained, ...]:
     """The recorded steps in order; empty without an emulated link, and where run.json does not say."""
-    rows = manifest.link_steps or _of_older(manifest)
+    rows = manifest.link_steps or _steps_of_older(manifest)
     of_step: dict[int, list[LinkStep]] = {}
     for row in rows:
         of_step.setdefault(row.step, []).append(row)
@@ -38,7 +38,7 @@ def attained_steps(manifest: Manifest) -> tuple[Attained, ...]:
             step=step,
             ratio=max(row.occupied_ns / row.modelled_ns if row.modelled_ns else 1.0 for row in of_ranks),
             latest_ns=max(row.latest_ns for row in of_ranks),
-            attained=all(map(_attained, of_ranks)),
+            attained=all(map(_is_attained, of_ranks)),
         )
         for step, of_ranks in sorted(of_step.items())
     )
@@ -54,12 +54,12 @@ def link_attained(manifest: Manifest | None) -> bool | None:
     return sum(step.attained for step in steps) >= min(ENOUGH_STEPS, len(steps))
 
 
-def _attained(row: LinkStep) -> bool:
+def _is_attained(row: LinkStep) -> bool:
     late = row.took_ns is not None and row.latest_ns > MOST_LATE * row.took_ns
     return row.modelled_ns == 0 or (row.occupied_ns <= MOST_RATIO * row.modelled_ns and not late)
 
 
-def _of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
+def _steps_of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
     """The steps of a recording whose run.json lists collectives without steps: each step launches equally many.
 
     How long a step took is not said there, so that only the ratio decides.
@@ -70,16 +70,16 @@ def _of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
     rows = []
     for rank in sorted({*carried.rank}):
         places = [place for place, its in enumerate(carried.rank) if its == rank]
-        each, rest = divmod(len(places), steps)
-        if rest or not each:
+        each, remainder = divmod(len(places), steps)
+        if remainder or not each:
             return ()
         for number in range(steps):
-            own = places[number * each : (number + 1) * each]
-            rows.append(_step_of(rank, (manifest.warmup or 0) + number, carried, own))
+            places_of_step = places[number * each : (number + 1) * each]
+            rows.append(_sum_step(rank, (manifest.warmup or 0) + number, carried, places_of_step))
     return tuple(rows)
 
 
-def _step_of(rank: int, step: int, carried: Carried, places: list[int]) -> LinkStep:
+def _sum_step(rank: int, step: int, carried: Carried, places: list[int]) -> LinkStep:
     late = [carried.occupied_ns[place] - carried.modelled_ns[place] for place in places]
     modelled_ns = sum(carried.modelled_ns[place] for place in places)
     return LinkStep(

@@ -22,12 +22,12 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """Of all ranks in a step: microbatch × accumulation × ranks."""
+        """Samples of all ranks in a step: microbatch × accumulation × ranks."""
         return self.microbatch * self.accumulate * self.ranks
 
     @property
     def tokens(self) -> int:
-        """Of all ranks in a step."""
+        """Tokens of all ranks in a step."""
         return self.samples * self.seq
 
 
@@ -39,14 +39,14 @@ def planned_batch(*, tokens: int, seq: int, microbatch: int, ranks: int) -> Batc
     for name, value in (("tokens", tokens), ("seq", seq), ("microbatch", microbatch), ("gpus", ranks)):
         if value < 1:
             raise OverlaplabError(f"--{name} {value}: not a positive number")
-    samples, rest = divmod(tokens, seq)
-    if rest or not samples:
+    samples, remainder = divmod(tokens, seq)
+    if remainder or not samples:
         near = max(round(tokens / seq), 1) * seq
         raise OverlaplabError(
             f"{tokens:,} tokens are no whole number of sequences of {seq:,}", remedy=f"{near:,} tokens would be."
         )
-    accumulate, rest = divmod(samples, microbatch * ranks)
-    if rest or not accumulate:
+    accumulate, remainder = divmod(samples, microbatch * ranks)
+    if remainder or not accumulate:
         raise OverlaplabError(
             f"{samples:,} samples per step do not divide among {ranks:,} GPUs × {microbatch:,} samples each",
             remedy=_would_do(samples, microbatch, ranks),
@@ -56,24 +56,27 @@ def planned_batch(*, tokens: int, seq: int, microbatch: int, ranks: int) -> Batc
 
 def _would_do(samples: int, microbatch: int, ranks: int) -> str:
     """The nearest numbers, each changed alone, with which it would divide."""
-    said = []
+    choices = []
     if not samples % microbatch:
-        said.append(f"{_listed(_beside(samples // microbatch, ranks))} GPUs")
+        choices.append(f"{_join_numbers(_nearest_divisors(samples // microbatch, ranks))} GPUs")
     if not samples % ranks:
-        said.append(f"{_listed(_beside(samples // ranks, microbatch))} samples each")
+        choices.append(f"{_join_numbers(_nearest_divisors(samples // ranks, microbatch))} samples each")
     each = microbatch * ranks
     fewer = samples // each * each
-    said.append(f"{_listed([some for some in (fewer, fewer + each) if some])} samples per step")
-    return f"What would do: {'; or '.join(said)}."
+    choices.append(f"{_join_numbers([some for some in (fewer, fewer + each) if some])} samples per step")
+    return f"What would do: {'; or '.join(choices)}."
 
 
-def _beside(number: int, wanted: int) -> list[int]:
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
     """The divisors next to the wanted one, on either side."""
-    divisors = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    divisors = sorted({*divisors, *(number // one for one in divisors)})
-    below, above = [one for one in divisors if one < wanted], [one for one in divisors if one > wanted]
+    divisors = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    divisors = sorted({*divisors, *(number // divisor for divisor in divisors)})
+    below, above = (
+        [divisor for divisor in divisors if divisor < wanted],
+        [divisor for divisor in divisors if divisor > wanted],
+    )
     return below[-1:] + above[:1]
 
 
-def _listed(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)

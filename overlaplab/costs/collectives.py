@@ -64,18 +64,18 @@ def collective_times(kind: str, num_bytes: int, link: Link, inside: Link | None 
     ring and trees over all ranks are taken to be as slow as `link` everywhere. Raises ValueError for a kind without a
     model, and if the ranks do not fill their nodes.
     """
-    found: dict[Algorithm, int] = {"ring": transfer_ns(kind, num_bytes, link)}
+    times: dict[Algorithm, int] = {"ring": transfer_ns(kind, num_bytes, link)}
     if kind == "all_to_all":
-        return found
-    found["tree"] = tree_ns(kind, num_bytes, link)
+        return times
+    times["tree"] = tree_ns(kind, num_bytes, link)
     if inside is not None:
-        own = min(inside.world_size, link.world_size)
-        nodes, rest = divmod(link.world_size, own)
-        if rest:
-            raise ValueError(f"{link.world_size} ranks do not fill nodes of {own}")
+        per_node = min(inside.world_size, link.world_size)
+        nodes, remainder = divmod(link.world_size, per_node)
+        if remainder:
+            raise ValueError(f"{link.world_size} ranks do not fill nodes of {per_node}")
         across = replace(link, world_size=nodes)
-        found["two-level"] = two_level_ns(kind, num_bytes, replace(inside, world_size=own), across)
-    return found
+        times["two-level"] = two_level_ns(kind, num_bytes, replace(inside, world_size=per_node), across)
+    return times
 
 
 def collective_ns(

@@ -1,14 +1,15 @@
-"""What each rank holds, by ZeRO's formulas (arXiv 1910.02054, §3.1)."""
+"""What each rank holds, by ZeRO's formulas (arXiv 1910.02054, §3.1), and copies between device and host."""
 
 from __future__ import annotations
 
 from math import prod
 
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Manifest, Unit, traits_of
 from overlaplab.traits import Traits
+from overlaplab.vocabulary import FSDP2_ROOT
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
-"""Of AdamW per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
+"""AdamW's bytes per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -87,3 +88,27 @@ def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:
 
 def _elements(manifest: Manifest) -> int:
     return sum(prod(parameter.shape) for parameter in manifest.parameters)
+
+
+def copied_bytes(manifest: Manifest) -> dict[str, int]:
+    """Bytes that a rank copies per step between device and host, without padding (arXiv 2101.06840, §3.2; FSDP2).
+
+    `down` has its part of each microbatch's gradients, as they were reduced; `up` its part of the parameters, as they
+    are kept: once updated, or, where the device keeps no shard, before each gather of a unit. Empty if nothing is
+    offloaded, or sizes are unknown.
+    """
+    reduced, n = reduced_bytes(manifest), manifest.axes.owners
+    if not manifest.offload or not manifest.parameters or reduced is None or manifest.accumulate is None:
+        return {}
+    up = parameter_bytes(manifest)
+    traits = traits_of(manifest)
+    if traits is not None and traits.offloads_parameters:
+        up = manifest.accumulate * sum(unit.bytes * _gathers(manifest, unit) for unit in manifest.units)
+    return {"down": manifest.accumulate * reduced // n, "up": up // n}
+
+
+def _gathers(manifest: Manifest, unit: Unit) -> int:
+    """How often FSDP2 gathers a unit for one microbatch: the root and, if it is kept, the last layer once."""
+    layers = [other for other in manifest.units if other.name != FSDP2_ROOT]
+    stays_gathered = unit.name == FSDP2_ROOT or (manifest.keep_last and unit is layers[-1])
+    return 1 if stays_gathered or manifest.reshard_after_forward is False else 2

@@ -12,7 +12,7 @@ PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zbv": 2}
 """How many stages each rank has, by schedule; interleaved ones may have more."""
 
 
-class Action(NamedTuple):
+class StageAction(NamedTuple):
     """What a stage does with a microbatch."""
 
     kind: str
@@ -21,13 +21,13 @@ class Action(NamedTuple):
     microbatch: int
 
     @property
-    def needs(self) -> tuple[Action, ...]:
+    def needs(self) -> tuple[StageAction, ...]:
         """The actions of neighbouring stages of which one must be over before, as far as there are such stages."""
         if self.kind == FORWARD:
-            return (Action(FORWARD, self.stage - 1, self.microbatch),)
+            return (StageAction(FORWARD, self.stage - 1, self.microbatch),)
         if self.kind == WEIGHT:
             return ()
-        return tuple(Action(kind, self.stage + 1, self.microbatch) for kind in (BACKWARD, INPUT))
+        return tuple(StageAction(kind, self.stage + 1, self.microbatch) for kind in (BACKWARD, INPUT))
 
 
 def bubble(ranks: int, microbatches: int, stages: int | None = None) -> float:
@@ -40,61 +40,63 @@ def bubble(ranks: int, microbatches: int, stages: int | None = None) -> float:
     return (ranks - 1) / (per_rank * microbatches + ranks - 1)
 
 
-def rank_of(schedule: str, ranks: int, stages: int) -> list[int]:
-    """Of each stage the rank that holds it: in turn, or in a V, where the first rank has the first and the last."""
+def ranks_of_stages(schedule: str, ranks: int, stages: int) -> list[int]:
+    """The rank that holds each stage: in turn, or in a V, where the first rank has the first and the last."""
     if schedule == "zbv":
         return [min(stage, 2 * ranks - 1 - stage) for stage in range(stages)]
     return [stage % ranks for stage in range(stages)]
 
 
-def order(schedule: str, ranks: int, microbatches: int, stages: int | None = None) -> list[list[Action]]:
+def order(schedule: str, ranks: int, microbatches: int, stages: int | None = None) -> list[list[StageAction]]:
     """The actions of each rank in order, by `gpipe`, `1f1b`, `interleaved-1f1b` or `zbv`. KeyError for others.
 
     `stages`, the number of all of them, is as few as the schedule takes where it is left out.
     """
-    orders = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved-1f1b": _interleaved, "zbv": _zbv}
+    orders = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved-1f1b": _interleaved_order, "zbv": _zbv}
     stages = ranks * PER_RANK[schedule] if stages is None else stages
     return [orders[schedule](rank, ranks, microbatches, stages) for rank in range(ranks)]
 
 
-def _gpipe(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
-    return [Action(kind, rank, number) for kind in (FORWARD, BACKWARD) for number in range(microbatches)]
+def _gpipe(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAction]:
+    return [StageAction(kind, rank, number) for kind in (FORWARD, BACKWARD) for number in range(microbatches)]
 
 
-def _one_f_one_b(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
-    own = [rank] * microbatches
-    return _alternating(own, own, min(microbatches, ranks - rank) - 1)
+def _one_f_one_b(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAction]:
+    stage_of_turn = [rank] * microbatches
+    return _alternate(stage_of_turn, stage_of_turn, min(microbatches, ranks - rank) - 1)
 
 
-def _interleaved(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
-    """As torch's `ScheduleInterleaved1F1B`: rounds of about as many microbatches as ranks, a stage after the other."""
-    own, per_round = stages // ranks, microbatches // max(1, microbatches // ranks)
-    turns = [turn // per_round % own for turn in range(own * microbatches)]
-    ahead = min((own - 1) * per_round + 2 * (ranks - 1 - rank), len(turns))
-    forward, backward = ([place * ranks + rank for place in places] for places in (turns, [own - 1 - t for t in turns]))
-    return _alternating(forward, backward, ahead)
+def _interleaved_order(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAction]:
+    """The order of torch's `ScheduleInterleaved1F1B`: in rounds of about as many microbatches as ranks, by stages."""
+    per_rank, per_round = stages // ranks, microbatches // max(1, microbatches // ranks)
+    turns = [turn // per_round % per_rank for turn in range(per_rank * microbatches)]
+    ahead = min((per_rank - 1) * per_round + 2 * (ranks - 1 - rank), len(turns))
+    forward, backward = (
+        [place * ranks + rank for place in places] for places in (turns, [per_rank - 1 - t for t in turns])
+    )
+    return _alternate(forward, backward, ahead)
 
 
-def _alternating(forward: Sequence[int], backward: Sequence[int], ahead: int) -> list[Action]:
+def _alternate(forward: Sequence[int], backward: Sequence[int], ahead: int) -> list[StageAction]:
     """One forward, one backward, by the stages of either in order, after so many forward."""
-    first, then = _numbered(FORWARD, forward), _numbered(BACKWARD, backward)
+    first, then = _number_microbatches(FORWARD, forward), _number_microbatches(BACKWARD, backward)
     steady = [action for pair in zip(first[ahead:], then, strict=False) for action in pair]
     return [*first[:ahead], *steady, *then[len(first) - ahead :]]
 
 
-def _numbered(kind: str, stages: Sequence[int]) -> list[Action]:
-    return [Action(kind, stage, stages[:place].count(stage)) for place, stage in enumerate(stages)]
+def _number_microbatches(kind: str, stages: Sequence[int]) -> list[StageAction]:
+    return [StageAction(kind, stage, stages[:place].count(stage)) for place, stage in enumerate(stages)]
 
 
-def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
-    """As torch's `ScheduleZBVZeroBubble` (Qi et al. 2024, section 6): made for at least 2p − 1 microbatches."""
+def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAction]:
+    """The order of torch's `ScheduleZBVZeroBubble` (Qi et al. 2024, section 6), for at least 2p − 1 microbatches."""
     most, done = max(2 * ranks - 1, microbatches), Counter[tuple[str, int]]()
-    found: list[Action] = []
+    actions: list[StageAction] = []
     down, up = rank, 2 * ranks - 1 - rank  # the rank's stages, on the way down the V and up again
 
     def add(stage: int, *kinds: str) -> None:
         for kind in kinds:
-            found.append(Action(kind, stage, done[kind, stage]))
+            actions.append(StageAction(kind, stage, done[kind, stage]))
             done[kind, stage] += 1
 
     for _ in range(2 * (ranks - rank) - 1):
@@ -116,7 +118,7 @@ def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[Action]:
         add(down, INPUT, WEIGHT)
     for stage in (up, down):
         add(stage, *[WEIGHT] * (done[INPUT, stage] - done[WEIGHT, stage]))
-    return [action for action in found if action.microbatch < microbatches]
+    return [action for action in actions if action.microbatch < microbatches]
 
 
 class Turn(NamedTuple):
@@ -124,51 +126,51 @@ class Turn(NamedTuple):
 
     does: str
     """`acts`, or `sends` or `receives` what came of the action."""
-    action: Action
+    action: StageAction
 
 
-def turns(orders: Sequence[Sequence[Action]], holders: Sequence[int]) -> list[list[Turn]]:
+def turns(orders: Sequence[Sequence[StageAction]], holders: Sequence[int]) -> list[list[Turn]]:
     """Each rank's actions, and when it posts the messages between them; `holders` are the stages' ranks.
 
     As torch does where ranks hold several stages (`_add_send_recv` in torch/distributed/pipelining/schedules.py): the
     ranks take turns, and who sends enters the receiver's call, too. What stands for FSDP there takes turns as well.
     ValueError if the orders wait for each other.
     """
-    waiting = [deque(_with_pauses(own)) for own in orders]
-    found: list[list[Turn]] = [[] for _ in orders]
-    there: list[set[Action]] = [set() for _ in orders]
+    waiting = [deque(_with_pauses(remaining)) for remaining in orders]
+    rank_turns: list[list[Turn]] = [[] for _ in orders]
+    there: list[set[StageAction]] = [set() for _ in orders]
     going = True
     while going:
         going = False
-        for rank, own in enumerate(waiting):
-            if not own or not _is_ready(own[0], there[rank], len(holders)):
+        for rank, remaining in enumerate(waiting):
+            if not remaining or not _is_ready(remaining[0], there[rank], len(holders)):
                 continue
-            going, action = True, own.popleft()
+            going, action = True, remaining.popleft()
             if action is None:
                 continue
-            found[rank].append(Turn(ACTS, action))
+            rank_turns[rank].append(Turn(ACTS, action))
             there[rank].add(action)
             target = action.stage + (1 if action.kind == FORWARD else -1)
             if action.kind != WEIGHT and 0 <= target < len(holders) and holders[target] != rank:
-                found[rank].append(Turn(SENDS, action))
-                found[holders[target]].append(Turn(RECEIVES, action))
+                rank_turns[rank].append(Turn(SENDS, action))
+                rank_turns[holders[target]].append(Turn(RECEIVES, action))
                 there[holders[target]].add(action)
     if any(waiting):
         raise ValueError("the ranks' orders wait for each other")
-    return found
+    return rank_turns
 
 
-def _is_ready(action: Action | None, there: set[Action], stages: int) -> bool:
-    needed = () if action is None else [one for one in action.needs if 0 <= one.stage < stages]
-    return not needed or any(one in there for one in needed)
+def _is_ready(action: StageAction | None, there: set[StageAction], stages: int) -> bool:
+    needed = () if action is None else [need for need in action.needs if 0 <= need.stage < stages]
+    return not needed or any(need in there for need in needed)
 
 
-def _with_pauses(own: Sequence[Action]) -> Iterator[Action | None]:
-    """With None for the turns in which FSDP would gather stages, up to three at a time, free them, or reduce."""
+def _with_pauses(actions: Sequence[StageAction]) -> Iterator[StageAction | None]:
+    """Add None for the turns in which FSDP would gather stages, up to three at a time, free them, or reduce."""
     held: set[int] = set()
-    left = Counter(action.stage for action in own if action.kind in (BACKWARD, WEIGHT))
-    for place, action in enumerate(own):
-        soon = set(list(dict.fromkeys(one.stage for one in own[place:]))[:3])
+    left = Counter(action.stage for action in actions if action.kind in (BACKWARD, WEIGHT))
+    for place, action in enumerate(actions):
+        soon = set(list(dict.fromkeys(later.stage for later in actions[place:]))[:3])
         yield from [None] * len(held ^ soon)
         held = soon
         yield action
@@ -178,46 +180,46 @@ def _with_pauses(own: Sequence[Action]) -> Iterator[Action | None]:
     yield from [None] * len(held)
 
 
-def held(actions: Sequence[Action]) -> list[int]:
+def held_counts(actions: Sequence[StageAction]) -> list[int]:
     """After the start of each action of one stage, the number of microbatches whose activations it holds.
 
     A microbatch is held from its forward pass to the end of the action that needs its activations last.
     """
     last = {BACKWARD, WEIGHT}
-    count, over, found = 0, False, []
+    count, over, counts = 0, False, []
     for action in actions:
         count += (action.kind == FORWARD) - over
         over = action.kind in last
-        found.append(count)
-    return found
+        counts.append(count)
+    return counts
 
 
 def starts(
-    orders: Sequence[Sequence[Action]], took_ns: Mapping[Action, int], hop_ns: int = 0
-) -> dict[Action, tuple[int, int]]:
+    orders: Sequence[Sequence[StageAction]], took_ns: Mapping[StageAction, int], hop_ns: int = 0
+) -> dict[StageAction, tuple[int, int]]:
     """Start and end of each action, if every rank works in its order, and as early as its input is there.
 
     `hop_ns`: what an input takes from another rank. ValueError if the orders wait for each other, or for what nobody
     does.
     """
-    rank_of = {action: rank for rank, own in enumerate(orders) for action in own}
-    done: dict[Action, tuple[int, int]] = {}
+    rank_of_action = {action: rank for rank, actions in enumerate(orders) for action in actions}
+    done: dict[StageAction, tuple[int, int]] = {}
     place, now = [0] * len(orders), [0] * len(orders)
     going = True
     while going:
         going = False
-        for rank, own in enumerate(orders):
-            while place[rank] < len(own):
-                action = own[place[rank]]
-                needed = [one for one in action.needs if one in rank_of]
-                if any(one not in done for one in needed):
+        for rank, actions in enumerate(orders):
+            while place[rank] < len(actions):
+                action = actions[place[rank]]
+                needed = [need for need in action.needs if need in rank_of_action]
+                if any(need not in done for need in needed):
                     break
-                ready = [done[one][1] + hop_ns * (rank_of[one] != rank) for one in needed]
+                ready = [done[need][1] + hop_ns * (rank_of_action[need] != rank) for need in needed]
                 begin = max(now[rank], *ready) if ready else now[rank]
                 now[rank] = begin + took_ns[action]
                 done[action] = begin, now[rank]
                 place[rank] += 1
                 going = True
-    if len(done) < len(rank_of):
+    if len(done) < len(rank_of_action):
         raise ValueError("the ranks' orders wait for each other")
     return done

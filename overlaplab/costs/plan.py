@@ -1,13 +1,24 @@
-"""A training run before there is one: model, batch, precision and GPUs together."""
+"""A training run before there is one: what was asked, completed by a recording, and where the two differ."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
-from overlaplab.costs.batch import Batch
-from overlaplab.costs.states import PRECISIONS, Held, Precision, fits_from, held
+from overlaplab.costs.batch import Batch, planned_batch
+from overlaplab.costs.states import PRECISIONS, HeldBytes, Precision, fits_from, held_bytes
 from overlaplab.costs.transformer import Attention, Transformer
 from overlaplab.errors import OverlaplabError
+from overlaplab.manifest import Manifest, Model
+
+T = TypeVar("T")
+
+_ROUNDED = 0.01
+"""How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
+
+
+_SIZES = ("layers", "width", "heads", "vocab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +68,170 @@ class Plan:
             return (8 if self.checkpointing else 6) * self.parameters * self.batch.tokens
         return self.model.step_flops(self.batch.samples, checkpointing=self.checkpointing)
 
-    def held(self, stage: int, ranks: int) -> Held:
+    def held_bytes(self, stage: int, ranks: int) -> HeldBytes:
         """Bytes on each of so many ranks in a stage of ZeRO."""
-        return held(self.parameters, self.precision, stage, ranks, self.activations)
+        return held_bytes(self.parameters, self.precision, stage, ranks, self.activations)
 
     def fits_from(self, stage: int) -> int | None:
         """The smallest number of GPUs whose memory suffices; None where none does, or their memory is unknown."""
         if self.gpu_bytes is None:
             return None
         return fits_from(self.parameters, self.precision, stage, self.gpu_bytes, self.activations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that was recorded otherwise than it is planned."""
+
+    name: str
+    recorded: int | str
+    planned: int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPlan:
+    """What run.json says that a plan asks for."""
+
+    parameters: int
+    seq: int
+    microbatch: int
+    accumulate: int
+    ranks: int
+    model: Transformer | None
+    """None where its parameters are not those of such a transformer."""
+    checkpointing: bool
+    precision_name: str | None
+    """None where it is none of a plan's."""
+
+    def differences(self, plan: Plan) -> Iterator[Difference]:
+        """What makes a step of the plan another one; ranks and accumulation, which are predicted, do not."""
+        pairs: list[tuple[str, int | str, int | str]] = []
+        if self.model is not None and plan.model is not None:
+            pairs += [(name, getattr(self.model, name), getattr(plan.model, name)) for name in _SIZES]
+            pairs += [("output", _output(self.model), _output(plan.model))]
+        if abs(plan.parameters - self.parameters) > _ROUNDED * self.parameters:
+            pairs += [("parameters", self.parameters, plan.parameters)]
+        pairs += [("seq", self.seq, plan.batch.seq), ("microbatch", self.microbatch, plan.batch.microbatch)]
+        pairs += [("checkpointing", _switch_word(self.checkpointing), _switch_word(plan.checkpointing))]
+        if self.precision_name is not None:
+            pairs += [("precision", self.precision_name, plan.precision_name)]
+        for name, recorded, planned in pairs:
+            if recorded != planned:
+                yield Difference(name=name, recorded=recorded, planned=planned)
+
+
+def _output(model: Transformer) -> str:
+    return "tied" if model.tied else "untied"
+
+
+def _switch_word(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+def recorded_plan(manifest: Manifest | None) -> RecordedPlan | None:
+    """None where run.json does not say what is trained: parameters, tokens per sample, samples per microbatch."""
+    if manifest is None or manifest.model is None:
+        return None
+    model = manifest.model
+    if not (model.parameters and model.seq and model.batch):
+        return None
+    return RecordedPlan(
+        parameters=model.parameters,
+        seq=model.seq,
+        microbatch=model.batch,
+        accumulate=manifest.accumulate or 1,
+        ranks=manifest.world_size,
+        model=_transformer(model),
+        checkpointing=bool(manifest.checkpointing),
+        precision_name=_precision(manifest),
+    )
+
+
+def _transformer(model: Model) -> Transformer | None:
+    sizes = {name: getattr(model, name) for name in (*_SIZES, "seq")}
+    if not all(sizes.values()):
+        return None
+    try:
+        transformer = Transformer(**sizes, tied=bool(model.tied))
+    except OverlaplabError:
+        return None
+    return transformer if transformer.parameters == model.parameters else None
+
+
+def _precision(manifest: Manifest) -> str | None:
+    dtype = manifest.model.dtype if manifest.model else None
+    if manifest.param_dtype is not None or manifest.reduce_dtype is not None:
+        return None
+    if dtype == "bfloat16":
+        return "bf16-main-grad" if manifest.main_grad else "bf16"
+    return "fp32" if dtype == "float32" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPlan:
+    """What a reader wants to train, and on what; None for what was not said."""
+
+    parameters: int | None = None
+    """Those of the model's sizes where not given."""
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    """One per 128 features where not given."""
+    vocab: int | None = None
+    tied: bool | None = None
+    seq: int | None = None
+    microbatch: int | None = None
+    tokens: int | None = None
+    """Tokens of a step on all ranks; those of the recorded accumulation, or of one microbatch each, where not given."""
+    ranks: int | None = None
+    precision_name: str | None = None
+    checkpointing: bool | None = None
+    attention: Attention = field(default_factory=Attention)
+    gpu_bytes: int | None = None
+
+    def plan(self, recording: RecordedPlan | None = None) -> Plan:
+        """The plan, completed by a recording of the model. Raises `OverlaplabError` where it makes none."""
+        seq = _or_recorded(self.seq, recording, "seq", 2048)
+        model = self._model(recording, seq)
+        parameters = self.parameters
+        if parameters is None:
+            parameters = _or_recorded(None if model is None else model.parameters, recording, "parameters", 0)
+            if not parameters:
+                raise OverlaplabError("the model is unknown", remedy="Give --params 7B, or --layers 32 --width 4096.")
+        return Plan(
+            parameters=parameters,
+            batch=self._batch(recording, seq),
+            model=model,
+            precision_name=_or_recorded(self.precision_name, recording, "precision_name", "bf16"),
+            attention=self.attention,
+            checkpointing=_or_recorded(self.checkpointing, recording, "checkpointing", False),
+            gpu_bytes=self.gpu_bytes,
+        )
+
+    def _model(self, recording: RecordedPlan | None, seq: int) -> Transformer | None:
+        """None where its layers or their width are unknown."""
+        stated = {name: getattr(self, name) for name in ("layers", "width", "heads", "vocab", "tied")}
+        recorded = asdict(recording.model) if recording and recording.model else {}
+        sizes: dict[str, Any] = {"vocab": 50_257, "tied": False} | recorded
+        sizes |= {name: size for name, size in stated.items() if size is not None} | {"seq": seq}
+        if "layers" not in sizes or "width" not in sizes:
+            return None
+        return Transformer(**{"heads": max(sizes["width"] // 128, 1)} | sizes)
+
+    def _batch(self, recording: RecordedPlan | None, seq: int) -> Batch:
+        each, ranks = (
+            _or_recorded(self.microbatch, recording, "microbatch", 1),
+            _or_recorded(self.ranks, recording, "ranks", 8),
+        )
+        tokens = self.tokens
+        if tokens is None:
+            tokens = seq * each * ranks * _or_recorded(None, recording, "accumulate", 1)
+        return planned_batch(tokens=tokens, seq=seq, microbatch=each, ranks=ranks)
+
+
+def _or_recorded(stated: T | None, recording: RecordedPlan | None, name: str, usual: T) -> T:
+    """What was given, or else recorded by this name, or else usual."""
+    recorded: T | None = getattr(recording, name, None)
+    if stated is not None:
+        return stated
+    return usual if recorded is None else recorded

@@ -22,7 +22,7 @@ class Precision:
 
     @property
     def total(self) -> int:
-        """Of all states: 16, 18 or 20 bytes for each of the Ψ parameters."""
+        """Bytes of all states: 16, 18 or 20 for each of the Ψ parameters."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -37,7 +37,7 @@ bits that are summed into an fp32 copy (20Ψ)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldBytes:
     """Bytes that a rank holds."""
 
     parameters: int
@@ -51,14 +51,16 @@ class Held:
         return self.parameters + self.gradients + self.optimizer + self.activations
 
 
-def held(parameters: int, precision: Precision, stage: int, ranks: int, activations: int = 0) -> Held:
+def held_bytes(parameters: int, precision: Precision, stage: int, ranks: int, activations: int = 0) -> HeldBytes:
     """What each of so many data-parallel ranks holds in a stage of ZeRO; shards are rounded up.
 
     A stage gathers units of the model for their use beside this, which the engine's recordings show.
     """
     sharded = {"optimizer": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
     full = {name: parameters * getattr(precision, name) for name in sharded}
-    return Held(**{name: _shard(full[name], ranks if sharded[name] else 1) for name in full}, activations=activations)
+    return HeldBytes(
+        **{name: _shard(full[name], ranks if sharded[name] else 1) for name in full}, activations=activations
+    )
 
 
 def fits_from(parameters: int, precision: Precision, stage: int, memory: int, activations: int = 0) -> int | None:
@@ -67,7 +69,7 @@ def fits_from(parameters: int, precision: Precision, stage: int, memory: int, ac
     ranks = range(1, max(most, 1) + 1)
 
     def fits(count: int) -> bool:
-        return held(parameters, precision, stage, count, activations).total <= memory
+        return held_bytes(parameters, precision, stage, count, activations).total <= memory
 
     return ranks[bisect_left(ranks, True, key=fits)] if fits(ranks[-1]) else None
 

@@ -19,7 +19,7 @@ class Training:
     tokens: int | None = None
     """To train on, over all steps; None: unknown."""
     price: float | None = None
-    """Of a GPU per hour, in any currency."""
+    """Price of a GPU per hour, in any currency."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -34,7 +34,7 @@ class Training:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of all GPUs together."""
+        """Hours of all GPUs together."""
         return None if self.hours is None else self.hours * self.batch.ranks
 
     @property

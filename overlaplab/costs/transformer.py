@@ -46,12 +46,12 @@ class Transformer:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer, 12h² + 13h: attention 4h² + 4h, perceptron 8h² + 5h, two norms 4h."""
+        """Parameters of one layer, 12h² + 13h: attention 4h² + 4h, perceptron 8h² + 5h, two norms 4h."""
         return 12 * self.width**2 + 13 * self.width
 
     @property
     def parameters(self) -> int:
-        """Of the model: the layers, tables of tokens and positions, the last norm, and the output unless it is tied."""
+        """Parameters of the layers, tables of tokens and positions, the last norm, and the output unless it is tied."""
         tables = (self.vocab + self.seq) * self.width
         output = 0 if self.tied else self.vocab * self.width
         return self.layers * self.layer_parameters + tables + 2 * self.width + output
@@ -67,7 +67,7 @@ class Transformer:
         return self.layers * layer + 2 * tokens * self.width * self.vocab
 
     def step_flops(self, sequences: int, *, checkpointing: bool = False) -> int:
-        """Of forward and backward pass; the backward pass takes twice the forward pass.
+        """Operations of forward and backward pass; the backward pass takes twice the forward pass.
 
         With checkpointing all layers run forward a second time.
         """
@@ -85,8 +85,8 @@ class Transformer:
         """
         hidden = sequences * self.seq * self.width
         scores = self.heads * sequences * self.seq**2 if attention.keeps_scores else 0
-        kept = 16 * element_bytes * hidden + element_bytes * scores
-        return kept + (2 * hidden + (element_bytes + 1) * scores if attention.dropout else 0)
+        num_bytes = 16 * element_bytes * hidden + element_bytes * scores
+        return num_bytes + (2 * hidden + (element_bytes + 1) * scores if attention.dropout else 0)
 
     def activations(
         self, sequences: int, element_bytes: int, attention: Attention, *, checkpointing: bool = False
@@ -102,5 +102,5 @@ class Transformer:
         return layers + 2 * hidden + 4 * sequences * self.seq * self.vocab
 
     def cache_bytes(self, tokens: int, element_bytes: int) -> int:
-        """Of keys and values of so many tokens while text is generated: 2lhe each."""
+        """Bytes of keys and values of so many tokens while text is generated: 2lhe each."""
         return 2 * self.layers * self.width * element_bytes * tokens

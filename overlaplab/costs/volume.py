@@ -39,19 +39,21 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
         return None
     microbatches = manifest.accumulate or 1
     if traits.gradients == "server":
-        return _to_a_server(gathered, reduced, manifest)
+        return _server_theory(gathered, reduced, manifest)
     if traits.gradients is None:
-        return _of_parameters(gathered, manifest)
+        return _parameter_theory(gathered, manifest)
     gradients = ROUNDS[traits.gradients]
-    kept = manifest.reshard_after_forward is False
-    parameters = {None: 0, "updated_parameters": 1, "units": 1 if kept else 2}[traits.gathers]  # all-gathers of all
-    once = _gathered_once(manifest) if units and not kept else []
+    stays_gathered = manifest.reshard_after_forward is False
+    parameters = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}[
+        traits.gathers
+    ]  # all-gathers of all
+    once = _gathered_once(manifest) if units and not stays_gathered else []
     upper = gradients * reduced * (microbatches if every else 1)
     upper += parameters * gathered * (microbatches if units else 1)
     full = upper - microbatches * sum(unit.bytes for unit in once)
     repeated = gradients * every + parameters * units
     single = gradients + parameters - repeated
-    beside, more = _beside(manifest, reduced, microbatches)
+    beside, more = _other_axes_volume(manifest, reduced, microbatches)
     note = more + _note(manifest)
     n = manifest.axes.owners
     return Theory(
@@ -62,7 +64,7 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     )
 
 
-def _to_a_server(parameters: int, gradients: int, manifest: Manifest) -> Theory:
+def _server_theory(parameters: int, gradients: int, manifest: Manifest) -> Theory:
     """All ranks but the server send it their gradients, and it sends each of them the parameters."""
     others = manifest.world_size - 1
     mean = round(others * (parameters + gradients) / manifest.world_size)
@@ -70,7 +72,7 @@ def _to_a_server(parameters: int, gradients: int, manifest: Manifest) -> Theory:
     return Theory(sent_bytes=mean, formula=formula, upper_sent_bytes=mean, upper_formula=formula)
 
 
-def _of_parameters(parameters: int, manifest: Manifest) -> Theory:
+def _parameter_theory(parameters: int, manifest: Manifest) -> Theory:
     """Ranks send no gradients; `every` so many steps they all-reduce the parameters, or never."""
     n, every = manifest.axes.owners, manifest.every
     sent = round(ROUNDS["all_reduce"] * parameters * (n - 1) / n / every) if every else 0
@@ -78,7 +80,7 @@ def _of_parameters(parameters: int, manifest: Manifest) -> Theory:
     return Theory(sent_bytes=sent, formula=formula, upper_sent_bytes=sent, upper_formula=formula)
 
 
-def _beside(manifest: Manifest, reduced: int, microbatches: int) -> tuple[float, str]:
+def _other_axes_volume(manifest: Manifest, reduced: int, microbatches: int) -> tuple[float, str]:
     """What is sent along other axes than that of the shards, or of data parallelism, and how that reads in a formula.
 
     HSDP: each rank's shard of the gradients is all-reduced over the replicas. Tensor parallelism: four all-reduces of a

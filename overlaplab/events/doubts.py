@@ -70,7 +70,7 @@ def early_kernels(trace: Trace) -> tuple[int, int]:
     events = trace.events
     kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
     rows = np.flatnonzero(kernel & (events["stream"].to_numpy() >= 0))
-    rows = rows[~_of_graphs(trace, rows)]
+    rows = rows[~_are_of_graphs(trace, rows)]
     number, longest_ns = 0, 0
     for _, kernels in events.iloc[rows].groupby(["pid", "device", "stream"], observed=True):
         starts = kernels["ts_ns"].to_numpy()
@@ -83,7 +83,7 @@ def early_kernels(trace: Trace) -> tuple[int, int]:
     return number, longest_ns
 
 
-def _of_graphs(trace: Trace, kernels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_of_graphs(trace: Trace, kernels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether a graph launched each of these kernels: they share their correlation, or its call says so."""
     correlation = trace.events["correlation"].to_numpy()[kernels]
     _, place, counts = np.unique(correlation, return_inverse=True, return_counts=True)

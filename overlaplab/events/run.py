@@ -205,7 +205,7 @@ def once_per_trace(function: Callable[[Trace], Value]) -> Callable[[Trace], Valu
 
 
 def known_of(trace: Trace, functions: Iterable[Callable[[Trace], object]]) -> dict[str, object]:
-    """What these functions, which are `once_per_trace`, say of the trace: `precomputed`, it answers without tables."""
+    """The values of these `once_per_trace` functions by name; as `precomputed` the trace answers without its tables."""
     return {_name(function): function(trace) for function in functions}
 
 

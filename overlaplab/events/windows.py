@@ -149,7 +149,7 @@ def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, 
         whole = replace(_host_window(None, int(always.min), int(always.max)), start_ns=start, end_ns=end)
         return (whole,) if end > start else (), ()
     if rule_of(trace) is Rule.GPU:
-        return _on_device(trace, steps)
+        return _device_steps(trace, steps)
     cut = [
         replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for (step, _), (after, _) in pairwise(steps)
     ]
@@ -180,7 +180,7 @@ def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
     return Window(step=step, start_ns=start_ns, end_ns=end_ns, host_start_ns=start_ns, host_end_ns=end_ns)
 
 
-def _on_device(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+def _device_steps(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """Each window runs from its step's first compute kernel on the main stream to the next step's.
 
     The last window ends with its step's last event.

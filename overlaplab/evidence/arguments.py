@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import axis_of
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
-from overlaplab.evidence.fields import Fields, Groups
+from overlaplab.evidence.fields import Fields, Groups, take_values
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 TEXTS = ("kind", "dtype", "group", "group_description")
@@ -74,11 +74,11 @@ def first_known(table: Mapping[str, NDArray[Any]], by: NDArray[np.int64]) -> Fie
     for name in (*TEXTS, *NUMBERS):
         values = table[name]
         if name in TEXTS:
-            merged[name] = np.append(values, "")[groups.first(values != "")]
+            merged[name] = take_values(values, groups.first(values != ""), "")
         elif name in ("elements", "bytes"):
             merged[name] = groups.reduce(np.maximum, values)
         else:
-            merged[name] = np.append(values, -1)[groups.first(values >= 0)]
+            merged[name] = take_values(values, groups.first(values >= 0), -1)
     return merged
 
 

@@ -14,7 +14,7 @@ from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace
 from overlaplab.evidence.arguments import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows
+from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows, take_values
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
@@ -57,13 +57,13 @@ def collective_facts(run: Run) -> tuple[Fields, ...]:
     late = _late_ranks(run, table)
     table |= {"late_rank": or_none(late, late >= 0), "matched": table["last_ns"] != UNKNOWN_NS}
     rows_of = [np.flatnonzero(table["trace"] == place) for place in range(len(run.traces))]
-    tables = [_of_trace(run, place, take_rows(table, rows)) for place, rows in enumerate(rows_of)]
+    tables = [_trace_facts(run, place, take_rows(table, rows)) for place, rows in enumerate(rows_of)]
     avoidable = _avoidable_delays(table, rows_of, tables)
     facts = []
     for place, (trace, rows) in enumerate(zip(run.traces, rows_of, strict=True)):
         fields = tables[place] | take_rows(avoidable, rows)
         fields = take_rows(fields, np.flatnonzero(fields["start_ns"] != UNKNOWN_NS))
-        fields |= _by_own_clock(fields, int(corrections(run)[place]))
+        fields |= _convert_clock(fields, int(corrections(run)[place]))
         facts.append(take_rows(_edges(trace, fields), np.argsort(fields["start_ns"], kind="stable")))
     return tuple(facts)
 
@@ -81,7 +81,7 @@ def _late_ranks(run: Run, table: Fields) -> NDArray[np.int64]:
     return np.where(kernels < 0, last, Groups(kernels).spread(np.maximum, last))
 
 
-def _of_trace(run: Run, place: int, table: Fields) -> Fields:
+def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
     table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
@@ -122,7 +122,7 @@ def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64
 def _last_before(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each start the last end until then, `UNKNOWN_NS` for none."""
     order = np.sort(ends)
-    return np.append(order, UNKNOWN_NS)[np.searchsorted(order, starts, side="right") - 1]
+    return take_values(order, np.searchsorted(order, starts, side="right") - 1, UNKNOWN_NS)
 
 
 @once_per_trace
@@ -170,7 +170,7 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
     }
 
 
-def _by_own_clock(table: Fields, offset: int) -> Fields:
+def _convert_clock(table: Fields, offset: int) -> Fields:
     moves = np.where(table["matched"], table["moves_ns"], table["start_ns"])
     return {"start_ns": table["start_ns"] + offset, "end_ns": table["end_ns"] + offset, "moves_ns": moves + offset}
 

@@ -47,7 +47,7 @@ class Executions:
         }
         return sizes.pop() if len(sizes) == 1 else None
 
-    def of_launch(self, span: Span) -> tuple[int, int] | None:
+    def communication_span(self, span: Span) -> tuple[int, int] | None:
         """Start and end of the communication launched inside a host range; None where unknown.
 
         Of a bucket whose collective is made by hand: of its hops, on whichever thread.
@@ -140,7 +140,6 @@ class _OnDevice(Executions):
 
 @once_per_trace
 def executions(trace: Trace) -> Executions:
-    """The executions of a trace."""
     return (_OnDevice if rule_of(trace) is Rule.GPU else Executions)(trace)
 
 

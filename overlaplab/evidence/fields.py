@@ -14,8 +14,17 @@ Fields: TypeAlias = dict[str, NDArray[Any]]
 
 
 def take_rows(fields: Fields, rows: NDArray[np.integer]) -> Fields:
-    """Select rows by index."""
     return {name: values[rows] for name, values in fields.items()}
+
+
+def take_values(values: NDArray[Any], rows: NDArray[np.integer], missing: object) -> NDArray[Any]:
+    """The value at each row; `missing` where the row is -1, or the one after the last."""
+    return np.append(values, missing)[rows]  # type: ignore[call-overload, no-any-return]
+
+
+def int_or_none(value: Any) -> int | None:
+    """A table's number of a rank or step; None where it is null."""
+    return None if pd.isna(value) else int(value)
 
 
 def or_none(values: NDArray[Any], is_known: NDArray[np.bool_]) -> NDArray[np.object_]:
@@ -44,7 +53,7 @@ def as_table(fields: Mapping[str, Any]) -> pd.DataFrame:
 def place_among(ordered: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each value its first place among the ascending ones, or -1."""
     place = np.searchsorted(ordered, values)
-    return np.where((place < len(ordered)) & (np.append(ordered, 0)[place] == values), place, -1)
+    return np.where((place < len(ordered)) & (take_values(ordered, place, 0) == values), place, -1)
 
 
 class Groups:

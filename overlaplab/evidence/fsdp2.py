@@ -32,7 +32,7 @@ def fsdp2_ranges(trace: Trace) -> tuple[Label, ...]:
     """
     ranges = parsed_ranges(trace, fsdp2_range)
     roots = _roots_of_ranges(ranges, executions(trace)) if ranges else None
-    return ranges if roots is None else _with_roots(ranges, roots)
+    return ranges if roots is None else _name_by_root(ranges, roots)
 
 
 class Passes:
@@ -56,7 +56,6 @@ class Passes:
             self._ended[-1] = last_ns = label.end_ns
 
     def count_ended(self, at_ns: int) -> int:
-        """How many had ended by then."""
         return bisect_right(self._ended, at_ns)
 
     def is_under_way(self, at_ns: int) -> bool:
@@ -266,7 +265,7 @@ class _RootTurn:
     """How many roots took part in the backward pass."""
 
 
-def _with_roots(ranges: Sequence[Label], roots: Sequence[int | None]) -> tuple[Label, ...]:
+def _name_by_root(ranges: Sequence[Label], roots: Sequence[int | None]) -> tuple[Label, ...]:
     """The ranges, with the roots' numbers in names that several share."""
     roots_of_unit: dict[str, set[int]] = {}
     for label, root in zip(ranges, roots, strict=True):
@@ -391,10 +390,10 @@ def _roots_of_passes(turns: Sequence[_RootTurn]) -> list[int] | None:
     several = any(turn.callbacks > 1 for turn in turns)
     for passed in (passed for turn in turns for passed in turn.passes):
         several |= any(sizes.setdefault(unit, size) != size for unit, size in passed.sizes.items())
-    return (_by_order(turns) or _by_kind(turns)) if several else None
+    return (_roots_by_order(turns) or _roots_by_kind(turns)) if several else None
 
 
-def _by_order(turns: Sequence[_RootTurn]) -> list[int] | None:
+def _roots_by_order(turns: Sequence[_RootTurn]) -> list[int] | None:
     """The passes' roots if each root has one forward pass in every turn, all in the same order; else None.
 
     The first turn may lack the passes before the recording began, and the last one those after its end.
@@ -414,7 +413,7 @@ def _by_order(turns: Sequence[_RootTurn]) -> list[int] | None:
     return roots
 
 
-def _by_kind(turns: Sequence[_RootTurn]) -> list[int] | None:
+def _roots_by_kind(turns: Sequence[_RootTurn]) -> list[int] | None:
     """The passes' roots if these differ in units or sizes; None if that is unclear, or more roots took part."""
     kinds: list[_ForwardPass] = []
     roots = []

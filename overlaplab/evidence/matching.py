@@ -88,12 +88,12 @@ def match_collectives(run: Run) -> pd.DataFrame:
     match, reason = np.arange(len(table), dtype=np.int64), np.full(len(table), None, dtype=object)
     doubtful = np.zeros(len(table), dtype=bool)
     sizes, phantoms = np.full(len(table), -1, dtype=np.int64), np.zeros(len(table), dtype=np.int64)
-    for key, rows in zip(keys, _by_key(table["key"].to_numpy()), strict=True):
+    for key, rows in zip(keys, _rows_by_key(table["key"].to_numpy()), strict=True):
         group_rows = table.iloc[rows]
         size = _size(key, run)
         sizes[rows] = np.where(group_rows["unnamed"] & (key.size is None) | (size is None), -1, size or -1)
         phantoms[rows] = _phantoms(key, size, run)
-        pairs = _of_group(group_rows, key, size, run)
+        pairs = _match_group(group_rows, key, size, run)
         for values, name in ((match, "match"), (reason, "reason"), (doubtful, "doubtful")):
             values[pairs.index] = pairs[name]
     ranks = Groups(match).spread(np.add, (grouped_by(match, table["trace"].to_numpy()).place() == 0).astype(np.int64))
@@ -116,7 +116,7 @@ def match_collectives(run: Run) -> pd.DataFrame:
     )
 
 
-def _by_key(keys: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+def _rows_by_key(keys: NDArray[np.int64]) -> list[NDArray[np.intp]]:
     """The rows of each key, in order of the keys."""
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
@@ -439,7 +439,7 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
     return len({*ranks} & {*key.ranks}) if key.ranks else min(len(ranks), (size or 1) - 1)
 
 
-def _of_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
+def _match_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
     if _is_lane(key):
         return paired_messages(group_rows)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from overlaplab.evidence.fields import take_values
 from overlaplab.intervals import Intervals, pieces, subtract, union
 
 Facts: TypeAlias = dict[str, NDArray[Any]]
@@ -48,7 +49,6 @@ class Moments:
     """The place of the step's window, among those given to `attribute_moments`, that contains the piece."""
 
     def select(self, chosen: NDArray[np.bool_]) -> Moments:
-        """Only the chosen pieces."""
         return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__slots__})
 
     def split(self, at_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
@@ -77,12 +77,14 @@ def attribute_moments(
     within = np.column_stack(pieces(starts, ends, gaps)[1:])
     rows, begins, until, does = _states(facts)
     of, begin, end = pieces(begins, until, within)
+    # Every border of a piece ends a slot: piece i covers the slots from `first` on, `count` of them.
     borders = np.unique(np.concatenate((begin, end)))
     first = np.searchsorted(borders, begin)
     count = np.searchsorted(borders, end) - first
     piece = np.repeat(np.arange(len(of)), count)
     slot = np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(piece))
     row, doing = rows[of][piece], does[of][piece]
+    # Of a slot's candidates the first wins by what it does, then those that end before the rank computes again.
     resumes = _resumes(compute, borders[slot])
     later = facts["end_ns"][row] - GRAIN_NS > resumes
     order = np.lexsort((row, later, doing, slot))
@@ -117,7 +119,7 @@ def _states(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
 
 
 def _resumes(compute: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.append(compute[:, 0], NEVER_NS)[np.searchsorted(compute[:, 0], at_ns, side="left")]
+    return take_values(compute[:, 0], np.searchsorted(compute[:, 0], at_ns, side="left"), NEVER_NS)
 
 
 def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:

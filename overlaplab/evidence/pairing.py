@@ -37,24 +37,25 @@ _FAR = "the ends of those in its place lie {:.1f} ms apart"
 def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Pair one group's collectives whose execution is known.
 
-    `candidates` has `trace` (index in `run.traces`), the fields of `recorded`, `step` and `label` (see `matching`).
+    `candidates` has `trace` (index in `run.traces`), the fields of `recorded_collectives`, `step` and `label` (see
+    `matching`).
     """
     numbered = candidates["sequence"] >= 0
     if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):
-        pairs = _by_number(candidates[numbered])
+        pairs = _pair_by_number(candidates[numbered])
         without = candidates.index[~numbered]
         return pd.concat([pairs, pairs_table(without, match=without, reason="nothing tells its number in the group")])
-    order = _in_order(candidates)
+    order = _sort_by_launch(candidates)
     device = any(rule_of(run.traces[trace]) is Rule.GPU for trace in order["trace"].unique())
     stepped = bool((order["step"] >= 0).groupby(order["trace"]).any().all())
-    sequence = _by_sequence(order, stepped=stepped, device=device, strict=True)
+    sequence = _pair_by_sequence(order, stepped=stepped, device=device, strict=True)
     if sequence is None and stepped and not device:  # on a device ends tell more than unequal steps
-        sequence = _by_sequence(order, stepped=stepped, device=device, strict=False)
+        sequence = _pair_by_sequence(order, stepped=stepped, device=device, strict=False)
     if sequence is not None:
         return sequence
-    pairs = _by_times(order, run, device=device)
+    pairs = _pair_by_times(order, run, device=device)
     if pairs["reason"].notna().groupby(order["trace"]).all().any():  # a rank's times fit no other's
-        sequence = _by_sequence(order, stepped=stepped, device=device, strict=False)
+        sequence = _pair_by_sequence(order, stepped=stepped, device=device, strict=False)
     return pairs if sequence is None else sequence
 
 
@@ -91,7 +92,7 @@ def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
     for _, lane in ends.groupby(["sender", "receiver"]):
         sender, receiver = (int(lane[name].iloc[0]) for name in ("sender", "receiver"))
         if sender != receiver and {sender, receiver} <= here:
-            _pair_lane(pairs, _in_order(lane), sender, receiver)
+            _pair_lane(pairs, _sort_by_launch(lane), sender, receiver)
     _check_order(pairs, ends)
     return pairs
 
@@ -105,7 +106,7 @@ def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: i
     sent_in, received_in = (np.bincount(steps.of_row[end], minlength=len(steps.values)) for end in (sends, ~sends))
     outside = stepped & (steps.values < 0)
     even = ~outside & (sent_in == received_in)
-    sent, received = (_by_step(steps, end & even[steps.of_row]) for end in (sends, ~sends))
+    sent, received = (_sort_by_step(steps, end & even[steps.of_row]) for end in (sends, ~sends))
     differ = np.zeros(len(sent), dtype=bool)
     for name, unknown in (("dtype", ""), ("bytes", -1)):
         mine, other = (lane[name].to_numpy()[rows] for rows in (sent, received))
@@ -124,7 +125,7 @@ def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: i
     pairs.loc[index[rows], "reason"] = reasons[steps.of_row[rows]]
 
 
-def _by_step(steps: Groups, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _sort_by_step(steps: Groups, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The chosen rows, in order of their steps, and within a step as they come."""
     rows = np.flatnonzero(chosen)
     return rows[np.argsort(steps.of_row[rows], kind="stable")]
@@ -165,28 +166,28 @@ def pairs_table(
     )
 
 
-def _by_number(candidates: pd.DataFrame) -> pd.DataFrame:
+def _pair_by_number(candidates: pd.DataFrame) -> pd.DataFrame:
     """Several with the same number (coalesced ones) are paired by order, if every rank has as many."""
     order = candidates.iloc[np.lexsort((candidates["start_ns"], candidates["trace"]))]
     trace, sequence = order["trace"].to_numpy(), order["sequence"].to_numpy()
     times = grouped_by(trace, sequence)
     place = times.place()
     counts = times.spread(np.maximum, place)
-    first = np.append(order.index, 0)[grouped_by(sequence, place).spread(np.minimum, np.arange(len(order)))]
+    first_row = grouped_by(sequence, place).spread(np.minimum, np.arange(len(order)))
     uneven = Groups(sequence).differ(counts)
-    pairs = pairs_table(order.index, match=first)
+    pairs = pairs_table(order.index, match=order.index.to_numpy()[first_row])
     if uneven.any():
         pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
     return pairs
 
 
-def _in_order(candidates: pd.DataFrame) -> pd.DataFrame:
+def _sort_by_launch(candidates: pd.DataFrame) -> pd.DataFrame:
     """By trace, then in order of launch, which is the same on all ranks, or of start where a launch is unknown."""
     launched = (candidates["launch_ns"] != UNKNOWN_NS).all()
     return candidates.sort_values(["trace", "launch_ns" if launched else "start_ns"], kind="stable")
 
 
-def _by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, strict: bool) -> pd.DataFrame | None:
+def _pair_by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, strict: bool) -> pd.DataFrame | None:
     """Pair by place in the step, or in the whole recording where a rank has no steps.
 
     None unless the sequences are equal on all ranks and could have happened so: no rank was done with a collective
@@ -265,7 +266,7 @@ def _middle(values: NDArray[np.int64]) -> int:
     return int(np.sort(values)[(len(values) - 1) // 2])
 
 
-def _by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
+def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:
     """Align the ranks' sequences, which begin and end at different ones, by when the collectives ran.
 
     On hosts they overlap in time (see `align_by_overlap`). On a device, or where clocks differ, they end together (see

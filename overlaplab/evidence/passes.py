@@ -123,7 +123,7 @@ def _extend_to_buckets(
     starts = [label.start_ns for label in launches]
     for backward in backwards:
         within = launches[bisect_left(starts, backward.start_ns) : bisect_right(starts, backward.end_ns)]
-        ends = [bounds[1] for label in within if (bounds := ran.of_launch(label)) is not None]
+        ends = [bounds[1] for label in within if (bounds := ran.communication_span(label)) is not None]
         fields = backward.fields | {"sync": "1" if within else "0"}
         next_ns = others_ns[bisect_left(others_ns, backward.end_ns) :][:1]
         yield _label("backward", backward, fields, end_ns=min([max([backward.end_ns, *ends]), *next_ns]))

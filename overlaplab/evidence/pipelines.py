@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from overlaplab.costs.pipeline import Action, starts
+from overlaplab.costs.pipeline import StageAction, starts
 from overlaplab.events import Run, Trace, Window, once_per_run, once_per_trace, step_windows
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.selection import launched_in
@@ -29,7 +29,7 @@ def stage_labels(trace: Trace) -> tuple[Label, ...]:
     return tuple(label for label in engine_labels(trace) if label.word in STAGE_WORDS)
 
 
-def actions_in(trace: Trace, step: Window) -> list[tuple[Action, Label]]:
+def actions_in(trace: Trace, step: Window) -> list[tuple[StageAction, Label]]:
     """A step's actions in their order, each with its range."""
     return [(_action(label), label) for label in launched_in(stage_labels(trace), step)]
 
@@ -63,7 +63,7 @@ def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
     return idle_by_step
 
 
-def _idle_by_rank(ranks: Sequence[Sequence[tuple[Action, Label]]]) -> Iterator[IdleBySchedule]:
+def _idle_by_rank(ranks: Sequence[Sequence[tuple[StageAction, Label]]]) -> Iterator[IdleBySchedule]:
     """Yield each rank's idle time in one pipeline's step; nothing where a stage is missing."""
     orders = [[action for action, _ in rank_actions] for rank_actions in ranks]
     took = {action: label.end_ns - label.start_ns for rank_actions in ranks for action, label in rank_actions}
@@ -78,20 +78,20 @@ def _idle_by_rank(ranks: Sequence[Sequence[tuple[Action, Label]]]) -> Iterator[I
         yield IdleBySchedule(bubble_ns=balanced_ns, imbalance_ns=max(real_ns - balanced_ns, 0))
 
 
-def _idle_ns(orders: Sequence[Sequence[Action]], took: Mapping[Action, int]) -> list[int]:
+def _idle_ns(orders: Sequence[Sequence[StageAction]], took: Mapping[StageAction, int]) -> list[int]:
     """Return each rank's idle time: from the first rank's begin to the last one's end, less what the rank does."""
     done = starts(orders, took)
     over = max(end for _, end in done.values())
     return [over - sum(took[action] for action in rank_actions) for rank_actions in orders]
 
 
-def _balance_stages(took: Mapping[Action, int]) -> dict[Action, int]:
+def _balance_stages(took: Mapping[StageAction, int]) -> dict[StageAction, int]:
     """Give every stage the mean duration of all, kind by kind."""
     kinds = {action.kind for action in took}
     means = {kind: round(fmean(ns for action, ns in took.items() if action.kind == kind)) for kind in kinds}
     return {action: means[action.kind] for action in took}
 
 
-def _action(label: Label) -> Action:
+def _action(label: Label) -> StageAction:
     kind = label.word.removeprefix("stage_")
-    return Action(kind, int(label.fields["stage"]), int(label.fields["microbatch"]))
+    return StageAction(kind, int(label.fields["stage"]), int(label.fields["microbatch"]))

@@ -135,9 +135,9 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
     labels = engine_labels(trace)
     ran = executions(trace)
     if any(label.word.endswith("_launch") for label in labels):
-        yield from _of_labels(trace, labels, ran)
+        yield from _label_purposes(trace, labels, ran)
     if ranges := fsdp2_ranges(trace):
-        yield from _with_readiness(trace, fsdp2_gathers(ranges, ran), ran)
+        yield from _gather_purposes(trace, fsdp2_gathers(ranges, ran), ran)
         passes = Passes(ranges)
         for label in fsdp2_scatters(ranges, ran):
             end_ns = passes.ending_ns(label.start_ns)  # the callback itself sends the root's gradients and waits
@@ -148,10 +148,10 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
                 backward_end_ns=None if end_ns is None else ran.done_ns(end_ns),
             )
     for backward in unlabelled_backwards(trace, ran):
-        yield from _of_ddp(backward, ran)
+        yield from _ddp_purposes(backward, ran)
 
 
-def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
+def _label_purposes(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
     backwards = [label for label in labels if label.word == "backward"] or autograd_passes(trace)
     begun = [label.start_ns for label in backwards]
     ends = [ran.backward(label)[1] for label in backwards]
@@ -191,7 +191,7 @@ def _of_labels(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterat
         elif label.word == "param_gather_launch":
             yield _Purpose(launch=label, role=Role.PARAMETERS, what=f"parameters of bucket {label.fields['bucket']}")
     for step in step_windows(trace):
-        yield from _with_readiness(trace, engine_gathers(launched_in(labels, step)), ran)
+        yield from _gather_purposes(trace, engine_gathers(launched_in(labels, step)), ran)
 
 
 def _bucket_is_a_parameter(labels: Sequence[Label]) -> bool:
@@ -201,7 +201,7 @@ def _bucket_is_a_parameter(labels: Sequence[Label]) -> bool:
     return alone and len({label.fields["bucket"] for label in ready}) > 1
 
 
-def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
+def _gather_purposes(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
     """A unit can be gathered from the step's start on, or once it has been freed."""
     starts = [window.host_start_ns for window in step_windows(trace)]
     first = int(trace.events["ts_ns"].min()) if len(trace.events) else 0
@@ -216,7 +216,7 @@ def _with_readiness(trace: Trace, gathers: Sequence[Gather], ran: Executions) ->
             freed[gather.unit] = gather.free_ns
 
 
-def _of_ddp(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
+def _ddp_purposes(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
     end = ran.backward(backward)[1]
     for bucket in backward.buckets:
         yield _Purpose(

@@ -32,7 +32,7 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
-from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows
+from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, take_values
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
@@ -76,11 +76,11 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
-        table, unit = _on_device(trace, labels)
+        table, unit = _read_device_events(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
-        table = _on_link(trace, labels)
+        table = _read_link_ranges(trace, labels)
     else:
-        table = _on_gloo(trace, labels)
+        table = _read_gloo_ranges(trace, labels)
     _name_groups(trace, table)
     for name in ("start_ns", "arrived_ns"):  # of gloo's ranges, whose starts told which call each belongs to
         table[name] = np.where(table["end_ns"] == UNKNOWN_NS, UNKNOWN_NS, table[name])
@@ -89,7 +89,7 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
     table = {name: values[order] for name, values in table.items()}
     rows = _communication_rows(trace)
     of_event = np.full(len(trace.events), -1, dtype=np.int64)
-    of_event[rows] = _by_time(table, trace.events, rows) if unit is None else np.argsort(order)[unit]
+    of_event[rows] = _match_by_time(table, trace.events, rows) if unit is None else np.argsort(order)[unit]
     of_event.flags.writeable = False
     return as_table({name: table[name] for name in RECORDED_COLUMNS}), of_event
 
@@ -117,7 +117,7 @@ def _name_groups(trace: Trace, table: Fields) -> None:
     table["group_description"] = np.where(descriptions != "", descriptions, np.array(listed, dtype=object))
 
 
-def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each of these rows of events the row of `table` with the same times, else the last started one that contains
     it, else -1.
     """
@@ -131,12 +131,12 @@ def _by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> ND
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     exact = np.array([place_of.get(times, -1) for times in spans], dtype=np.int64)
     last = np.searchsorted(began, starts, side="right") - 1
-    holds = (last >= 0) & (np.append(ended, UNKNOWN_NS)[last] >= ends)
+    holds = (last >= 0) & (take_values(ended, last, UNKNOWN_NS) >= ends)
     nearest = np.where(exact >= 0, exact, np.where(holds, last, -1))
-    return np.asarray(np.append(ran, -1)[nearest], dtype=np.int64)
+    return np.asarray(take_values(ran, nearest, -1), dtype=np.int64)
 
 
-def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
+def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
     """The collectives, and for each communication event the index of its collective."""
     events = trace.events
     rows = _communication_rows(trace)
@@ -146,24 +146,23 @@ def _on_device(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[n
     launched = table["launch_ns"] != UNKNOWN_NS
     in_label = np.where(launched, _around_any(comms, table["host_ns"]), -1)
     in_call = np.where(launched, enclosing_rows(calls, table["thread"], table["host_ns"]), -1)
-    linked = events["external_id"].to_numpy(np.int64)[rows]
-    linked = np.where(
-        linked != events["correlation"].to_numpy(np.int64)[rows], linked, -1
-    )  # old traces repeat the correlation there
-    by_id = np.append(of_id["row"], -1)[place_among(of_id["external_id"], linked)]
-    graph = _of_graph(events, rows)
+    linked, correlation = (events[name].to_numpy(np.int64)[rows] for name in ("external_id", "correlation"))
+    linked = np.where(linked != correlation, linked, -1)  # old traces repeat the correlation there
+    by_id = take_values(of_id["row"], place_among(of_id["external_id"], linked), -1)
+    graph = _are_of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
     _forget(table, graph & (in_label < 0))
     batches = _batches(table, calls, np.flatnonzero(launched & ~graph & (in_label < 0) & (in_call < 0)), in_call)
     for kernel, batch in batches.items():
         in_call[kernel] = batch[0]
     _fill(table, calls, in_call)
-    unit = np.where(
-        in_label >= 0, -1 - in_label, np.where(in_call >= 0, in_call, len(calls["thread"]) + _places(table))
-    )
+    # Events of one collective share a unit: their label's (negative), else their call's, else one of their own.
+    label_unit, call_unit, lone_unit = -1 - in_label, in_call, len(calls["thread"]) + _places(table)
+    unit = np.select([in_label >= 0, in_call >= 0], [label_unit, call_unit], lone_unit)
     units, merged = _merge_events(table, unit)
-    _fill_labelled(merged, comms, np.where(units < 0, -1 - units, -1))
-    merged["kind_known"] |= units < 0
+    is_labelled = units < 0
+    _fill_labelled(merged, comms, np.where(is_labelled, -1 - units, -1))
+    merged["kind_known"] |= is_labelled
     others = [
         _further_messages(take_rows(merged, np.searchsorted(units, batch[:1])), take_rows(calls, np.array(batch[1:])))
         for batch in batches.values()
@@ -242,7 +241,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
     return table
 
 
-def _of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark these events where they are kernels that share their correlation with another kernel."""
     correlation = events["correlation"].to_numpy(np.int64)
     kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
@@ -277,7 +276,7 @@ def _merge_events(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.i
     return groups.values, table
 
 
-def _on_link(trace: Trace, labels: Sequence[Label]) -> Fields:
+def _read_link_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     """The emulated link: calls on the caller's thread, joined by number with the ranges of the link's thread.
 
     Gloo ranges inside those belong to them, and gloo's messages, which begin before their lane takes them up; other
@@ -304,7 +303,7 @@ def _on_link(trace: Trace, labels: Sequence[Label]) -> Fields:
 def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
     place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
-    return np.asarray((place >= 0) & (np.append(spans[:, 1], UNKNOWN_NS)[place] >= at_ns))
+    return np.asarray((place >= 0) & (take_values(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
 
 
 def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -325,7 +324,7 @@ def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(launched != UNKNOWN_NS, arrived, starts)
 
 
-def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
+def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     """Plain gloo: c10d's operators inside the engine's labels, if any; gloo's own ranges follow."""
     rows = np.flatnonzero(matching(trace.events["name"], lambda text: text.startswith("c10d::")))
     labelled = _label_rows([label for label in labels if label.word == "collective"])
@@ -350,7 +349,7 @@ def _on_gloo(trace: Trace, labels: Sequence[Label]) -> Fields:
     late = take_rows(ran, np.arange(skipped, len(ran["thread"])))
     pair = _pairs(table, late)
     for name in ("start_ns", "end_ns"):
-        table[name] = np.append(late[name], UNKNOWN_NS)[pair]
+        table[name] = take_values(late[name], pair, UNKNOWN_NS)
     table["arrived_ns"] = table["start_ns"]
     _fill(table, late, pair)
     return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
@@ -376,7 +375,7 @@ def _pairs(calls: Fields, ran: Fields) -> NDArray[np.int64]:
     """
     place_of = {key: place for place, key in enumerate(_nth_alike(ran))}
     pair = np.array([place_of.get(key, -1) for key in _nth_alike(calls)], dtype=np.int64)
-    began = np.append(ran["start_ns"], np.iinfo(np.int64).max)[pair]
+    began = take_values(ran["start_ns"], pair, np.iinfo(np.int64).max)
     if (pair >= 0).sum() == len(place_of) and (began >= calls["launch_ns"]).all():
         return pair
     return np.where(_places(calls) < len(place_of), _places(calls), -1)
@@ -420,12 +419,10 @@ def _places(table: Fields) -> NDArray[np.int64]:
 
 
 def _keys(table: Fields, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """These fields of each row."""
     return zip(*(table[name].tolist() for name in names), strict=True)
 
 
 def _stack_rows(*tables: Fields) -> Fields:
-    """All rows of the tables."""
     return {name: np.concatenate([table[name] for table in tables]) for name in RECORDED_COLUMNS}
 
 
@@ -433,7 +430,7 @@ def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
         column = table[name]
-        values = np.append(source[name], "" if name in TEXTS else -1)[place]
+        values = take_values(source[name], place, "" if name in TEXTS else -1)
         table[name] = np.where((column == "") if name in TEXTS else (column < 0), values, column)
 
 
@@ -486,7 +483,7 @@ def _fill_labelled(table: Fields, labelled: Fields, place: NDArray[np.int64]) ->
 def _fill_from_label(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
-        values = np.append(labelled[name], "" if name in TEXTS else -1)[place]
+        values = take_values(labelled[name], place, "" if name in TEXTS else -1)
         table[name] = np.where(values != "" if name in TEXTS else values >= 0, values, table[name])
 
 
@@ -494,5 +491,5 @@ def _fill_launch(table: Fields, calls: Fields, place: NDArray[np.int64]) -> None
     """Take the range at `place` (-1: none) as the launch."""
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):
-        table[name] = np.where(has, np.append(calls[source], UNKNOWN_NS)[place], table[name])
-    table["thread"] = np.where(has, np.append(calls["thread"], -1)[place], table["thread"])
+        table[name] = np.where(has, take_values(calls[source], place, UNKNOWN_NS), table[name])
+    table["thread"] = np.where(has, take_values(calls["thread"], place, -1), table["thread"])

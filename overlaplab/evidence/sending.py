@@ -42,10 +42,10 @@ class Sending:
 @once_per_trace
 def sendings(trace: Trace) -> list[Sending]:
     """Those of every unit of FSDP2, and of every bucket whose gradients are known."""
-    return [*_of_units(trace), *_of_buckets(trace)]
+    return [*_unit_sendings(trace), *_bucket_sendings(trace)]
 
 
-def _of_units(trace: Trace) -> Iterator[Sending]:
+def _unit_sendings(trace: Trace) -> Iterator[Sending]:
     events = device_events(trace)
     called = sorted((events[place].called_ns, place) for place in collective_places(trace).values())
     for start_ns, end_ns in _ranges(trace, _REDUCED):
@@ -53,7 +53,7 @@ def _of_units(trace: Trace) -> Iterator[Sending]:
             yield Sending(start_ns=start_ns, end_ns=end_ns, place=place)
 
 
-def _of_buckets(trace: Trace) -> list[Sending]:
+def _bucket_sendings(trace: Trace) -> list[Sending]:
     places, copied_in, copied_back = collective_places(trace), _ranges(trace, _COPIED_IN), _ranges(trace, COPIED_BACK)
     backwards = ddp_backwards(trace, executions(trace), engine=True)
     sendings: list[Sending] = []

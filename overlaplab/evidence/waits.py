@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, activity, once_per_run
 from overlaplab.evidence.arguments import TEXTS
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by
+from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, take_values
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded_collectives
@@ -88,7 +88,7 @@ def _agree(table: Fields, groups: Groups) -> None:
     for name in TEXTS:
         column = table[name]
         is_known = (column != "") & (table["kind_known"] if name == "kind" else True)
-        agreed = np.append(column, "")[groups.first(is_known)][groups.of_row]
+        agreed = take_values(column, groups.first(is_known), "")[groups.of_row]
         table[name] = np.where(agreed != "", agreed, column)
     table["bytes"] = groups.spread(np.maximum, table["bytes"])
 

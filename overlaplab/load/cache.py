@@ -44,7 +44,6 @@ _ABANDONED_S = 3600
 
 
 def is_off() -> bool:
-    """Whether OVERLAPLAB_NO_CACHE is set in the environment."""
     return os.environ.get("OVERLAPLAB_NO_CACHE", "").strip().lower() not in ("", "0", "false", "no")
 
 

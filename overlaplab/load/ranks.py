@@ -114,7 +114,7 @@ def one_recording(traces: Sequence[Trace], wanted: int | None, path: str) -> tup
     """
     _all_known(traces)
     twice = len({trace.rank for trace in traces}) < len(traces)
-    recordings = _by_time(traces) if twice else [list(traces)]
+    recordings = _split_by_time(traces) if twice else [list(traces)]
     if wanted is not None and not 1 <= wanted <= len(recordings):
         has = f"It holds {len(recordings)}, from 1." if len(recordings) > 1 else "It holds one."
         raise OverlaplabError(f"no recording {wanted}", path=path, remedy=has)
@@ -136,7 +136,7 @@ def _all_known(traces: Sequence[Trace]) -> None:
         )
 
 
-def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
+def _split_by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
     """Groups of traces that overlap in time, directly or through others; no group has a rank twice."""
     spans = sorted(((*(extent(trace) or (0, 0)), place) for place, trace in enumerate(traces)))
     groups: list[list[Trace]] = []

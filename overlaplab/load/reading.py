@@ -28,8 +28,7 @@ Output = TypeVar("Output", covariant=True)
 class FileJob(Protocol[Output]):
     """What is done with a file; `progress(part)` is called while a large one is read."""
 
-    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Output:
-        """Return what came of it."""
+    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Output: ...
 
 
 WORTH_BYTES = 300_000_000
@@ -115,7 +114,7 @@ def _run_on_files(
     with _workers(files) if executor is None else nullcontext(executor) as workers:
         if workers is not None:
             try:
-                for place, sent in _by_workers(workers, files, worker_job, optional, own_workers=own_workers):
+                for place, sent in _run_by_workers(workers, files, worker_job, optional, own_workers=own_workers):
                     with _blame_file(files[place], own_workers=own_workers):
                         result = sent if isinstance(sent, NotATraceError) else decode(place, sent)
                     left.remove(place)
@@ -151,7 +150,7 @@ def _blame_file(file: Located, *, own_workers: bool) -> Iterator[None]:
         ) from error
 
 
-def _by_workers(
+def _run_by_workers(
     workers: Executor,
     files: Sequence[Located],
     work: Callable[[Located], Packed],

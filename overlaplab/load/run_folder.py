@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, extent
+from overlaplab.events import Run, Tables, Trace, extent, known_of
 from overlaplab.folders import MANIFEST_NAME, run_folders
-from overlaplab.load import cache as kept
-from overlaplab.load.file import NotATraceError
+from overlaplab.load.cache import Cache, is_off
+from overlaplab.load.file import NotATraceError, TraceFile
 from overlaplab.load.limits import MAX_TRACES
-from overlaplab.load.opening import FileOpener, FileTraces
-from overlaplab.load.places import manifest_text, sources
-from overlaplab.load.ranks import assign_ranks_by_path, find_file, names_rank, one_recording
-from overlaplab.load.reading import Advance, read_all, work_on_each
+from overlaplab.load.places import Located, manifest_text, sources
+from overlaplab.load.ranks import assign_ranks_by_path, find_file, names_rank, one_recording, split_ranks
+from overlaplab.load.reading import Advance, read_all, read_here, work_on_each
 from overlaplab.manifest import Manifest
 
 FORMAT_VERSION = 1
@@ -73,7 +72,7 @@ def load_run(
         assigned_ranks=assigned_ranks,
         device=manifest.device if manifest else None,
         communication=communication or None,
-        cache=kept.Cache() if cache and not kept.is_off() else None,
+        cache=Cache() if cache and not is_off() else None,
     )
     advance = progress or (lambda done, files: None)
     strays = {
@@ -173,3 +172,52 @@ def load_manifest(path: str) -> Manifest | None:
             remedy="Use the overlaplab that recorded it.",
         )
     return manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTraces:
+    """The ranks of one file."""
+
+    traces: tuple[Trace, ...]
+    notes: tuple[str, ...]
+    """What a reader must know of the file, a line each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOpener:
+    """How the files of a run are opened; workers get a copy."""
+
+    assigned_ranks: Mapping[str, int]
+    """Ranks that the user assigned, by path."""
+    device: str | None
+    """The manifest's."""
+    communication: str | None
+    """The user's own rule, see `Trace.communication`."""
+    cache: Cache | None
+
+    def ranks(self, file: Located, content: TraceFile) -> FileTraces:
+        traces, notes = split_ranks(file, content, self.assigned_ranks.get(file.path))
+        return FileTraces(
+            traces=tuple(replace(trace, device=self.device, communication=self.communication) for trace in traces),
+            notes=tuple(f"{file.name}: {note}" for note in (*content.warnings, *notes)),
+        )
+
+    def worked_out(
+        self,
+        file: Located,
+        progress: Callable[[float], None] | None = None,
+        *,
+        of_each: Sequence[Callable[[Trace], object]],
+    ) -> FileTraces:
+        """Return the file's ranks without tables, after these functions of each trace."""
+        opened = self.ranks(file, read_here(file, self.cache, progress))
+        traces = (
+            replace(trace, tables=partial(self._tables, file, place), precomputed=known_of(trace, of_each))
+            for place, trace in enumerate(opened.traces)
+        )
+        return replace(opened, traces=tuple(traces))
+
+    def _tables(self, file: Located, place: int) -> Tables:
+        tables = self.ranks(file, read_here(file, self.cache)).traces[place].tables
+        assert isinstance(tables, Tables)
+        return tables

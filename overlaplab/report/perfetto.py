@@ -22,6 +22,7 @@ import pandas as pd
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.clocks import run_zero_ns
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
@@ -125,7 +126,7 @@ class _Details:
         places = {trace.rank: place for place, trace in enumerate(run.traces)}
         steps = {}
         for row in windows.to_dict("records"):
-            rank = None if pd.isna(row["rank"]) else int(row["rank"])
+            rank = int_or_none(row["rank"])
             figures = _known({name: row[name] for name in (*PARTS, "overlap_ratio")})
             steps[(places[rank], int(row["start_ns"]))] = json.dumps(figures)
         rows = zip(found.index.tolist(), found.to_dict("records"), strict=True)

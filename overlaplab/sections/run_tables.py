@@ -11,6 +11,7 @@ import pandas as pd
 
 from overlaplab import analyses, findings, simulate
 from overlaplab.events import Run
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings import Diagnosis, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest
@@ -189,7 +190,7 @@ class RunTables:
 
 def _place_of(window: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """The rank and step of a row of `summary`."""
-    rank, step = (None if pd.isna(window[name]) else int(window[name]) for name in ("rank", "step"))
+    rank, step = (int_or_none(window[name]) for name in ("rank", "step"))
     return rank, step
 
 
@@ -199,7 +200,7 @@ def _only(rank: int | None, step: int | None) -> Selection:
 
 def window_of(table: pd.DataFrame) -> tuple[int | None, int | None]:
     """The rank and step of a table whose rows all have the same ones."""
-    rank, step = (None if pd.isna(table[name].iloc[0]) else int(table[name].iloc[0]) for name in ("rank", "step"))
+    rank, step = (int_or_none(table[name].iloc[0]) for name in ("rank", "step"))
     return rank, step
 
 

@@ -21,8 +21,6 @@ _NOTE = "record_param_comms"
 
 
 class LaunchDetails(TypedDict):
-    """The host call that launched an event."""
-
     name: str
     start_ns: int
     end_ns: int

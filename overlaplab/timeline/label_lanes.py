@@ -17,6 +17,7 @@ from overlaplab.analyses.systems.hops import hops
 from overlaplab.events import Run, Trace, rule_of
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.manifest import traits_of
 from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
@@ -51,20 +52,18 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
     collectives_of_trace = _collectives(run)
     lanes_of_trace = []
     for place, trace in enumerate(run.traces):
-        begun = {_step(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)}
+        begun = {
+            int_or_none(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)
+        }
         lanes = []
         for label, table, marks_of in tables:
-            marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[_step(row["step"])])]
+            marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[int_or_none(row["step"])])]
             if label == f"{verb}s":
                 marks += _updated_parameters(trace, run_zero_ns(run, trace), verb)
             if marks:
                 lanes.append(_lane(label, marks, collectives_of_trace.get(place, {})))
         lanes_of_trace.append(lanes)
     return lanes_of_trace
-
-
-def _step(step: Any) -> int | None:
-    return None if pd.isna(step) else int(step)
 
 
 def _rows(table: pd.DataFrame, trace: Trace) -> list[dict[Any, Any]]:
@@ -116,7 +115,7 @@ def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
     ran = executions(trace)
     marks = []
     for label in launched:
-        if bounds := ran.of_launch(label):
+        if bounds := ran.communication_span(label):
             name = f"{verb} bucket {label.fields['bucket']}'s parameters"
             marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.ALL_GATHER))
     return marks
@@ -129,7 +128,7 @@ def _collectives(run: Run) -> dict[int, dict[int, tuple[int, Mark]]]:
     places = {trace.rank: place for place, trace in enumerate(run.traces)}
     by_start: dict[int, dict[int, tuple[int, Mark]]] = {}
     for rank, start, index, kind in zip(*(table[name] for name in ("rank", "start_ns", "index", "kind")), strict=True):
-        by_start.setdefault(places[_step(rank)], {}).setdefault(
+        by_start.setdefault(places[int_or_none(rank)], {}).setdefault(
             int(start), (int(index), mark_of_collective(kind or ""))
         )
     return by_start

@@ -102,24 +102,24 @@ def _marks(
     present = np.bincount(group * parts + part, minlength=len(by_part)) > 0
     shares = np.where(present, by_part, -1).reshape(-1, parts)
     busiest = parts - 1 - shares[:, ::-1].argmax(axis=1)  # the later one on ties
-    longest = np.flatnonzero(length == _of_groups(np.maximum, length, opens)[group])
+    longest = np.flatnonzero(length == _reduce_groups(np.maximum, length, opens)[group])
     rows = longest[np.append(group[longest][1:] != group[longest][:-1], True)[: len(longest)]]
     collective = events["collective"].to_numpy() if "collective" in events else np.full(len(group), -1, dtype=np.int64)
-    lowest, highest = _of_groups(np.minimum, collective, opens), _of_groups(np.maximum, collective, opens)
+    lowest, highest = _reduce_groups(np.minimum, collective, opens), _reduce_groups(np.maximum, collective, opens)
     return pd.DataFrame(
         {
             "lane": lane[opens],
             "part": busiest,
             "collective": np.where(lowest == highest, lowest, -1),
-            "start_ns": _of_groups(np.minimum, begins, opens),
-            "end_ns": _of_groups(np.maximum, ends, opens),
+            "start_ns": _reduce_groups(np.minimum, begins, opens),
+            "end_ns": _reduce_groups(np.maximum, ends, opens),
             "events": np.diff(np.append(opens, len(group))),
-            "busy_ns": _of_groups(np.add, adds, opens),
+            "busy_ns": _reduce_groups(np.add, adds, opens),
             "name": events["name"].iloc[rows].astype(str).to_numpy(),
         }
     )
 
 
-def _of_groups(what: np.ufunc, values: NDArray[np.int64], opens: NDArray[np.intp]) -> NDArray[np.int64]:
+def _reduce_groups(what: np.ufunc, values: NDArray[np.int64], opens: NDArray[np.intp]) -> NDArray[np.int64]:
     """One value per group; `opens` are the groups' first places."""
     return np.asarray(what.reduceat(values, opens) if len(opens) else values, dtype=np.int64)

@@ -110,8 +110,6 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One lane of one rank."""
-
     label: str
     kind: LaneKind
     marks: pd.DataFrame

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import union_categoricals
 
+from overlaplab.axes import AXES, axis_of
 from overlaplab.events import Run, Trace, Work, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.recorded import recorded_of_events
+from overlaplab.evidence.fields import take_values
+from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
-from overlaplab.timeline.lane_names import Counted, lane_names
 from overlaplab.timeline.marks import Lane, Mark, encode_names, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
 
 _EXPOSED = "communication while nothing computes"
 _PHASES = ("forward", "backward", "optimizer")
+_AUTOGRAD = "autograd::engine::evaluate_function"
+"""What torch's engine calls around each operator's backward."""
+_OF_HOOKS = ("gradient_ready", "bucket_ready", "backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CountedLane:
+    """The counted events of one stream or thread."""
+
+    rows: NDArray[np.intp]
+    """Their rows in the trace."""
+    main: Mark
+    """What takes most of their time."""
 
 
 def rank_lanes(
@@ -91,7 +109,7 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     starts, lasted = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
     parts, collective = _parts(run, place, rows)
     names = _used_names(trace.events["name"], rows)
-    counted: list[tuple[Counted, pd.DataFrame, float]] = []
+    counted: list[tuple[_CountedLane, pd.DataFrame, float]] = []
     for own_rows in np.split(np.arange(len(rows)), bounds[:-1]):
         span = slice(int(own_rows[0]), int(own_rows[-1]) + 1)
         marks = marks_table(
@@ -104,11 +122,11 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
         )
         took = np.bincount(parts[span], weights=lasted[span], minlength=len(Mark))
         main = int(took.argmax())
-        counted.append((Counted(rows=rows[span], main=tuple(Mark)[main]), marks, float(took[main])))
+        counted.append((_CountedLane(rows=rows[span], main=tuple(Mark)[main]), marks, float(took[main])))
     counted.sort(
         key=lambda item: (item[0].main is not Mark.COMPUTE, mark_code(item[0].main), -item[2], int(item[0].rows[0]))
     )
-    labels = lane_names(trace, [lane for lane, _, _ in counted], gpu=gpu)
+    labels = _lane_names(trace, [lane for lane, _, _ in counted], gpu=gpu)
     return [Lane(label=label, kind="stream", marks=marks) for label, (_, marks, _) in zip(labels, counted, strict=True)]
 
 
@@ -142,13 +160,100 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     table = numbered_arrivals(run)
     table = table[table["trace"] == place].set_index("row").sort_index()
     recorded_row = recorded_of_events(trace)[rows]
-    collective = np.append(table["index"].to_numpy(np.int64), -1)[recorded_row]
+    collective = take_values(table["index"].to_numpy(np.int64), recorded_row, -1)
     of_row = [mark_code(mark_of_collective(kind or "")) for kind in table["kind"]]
     names = trace.events["name"]
     of_name = np.array([mark_code(mark_of_collective(collective_kind(t) or "")) for t in names.cat.categories], np.int8)
     by_name = of_name[names.cat.codes.to_numpy()[rows[communicates]]]
     collective_row = recorded_row[communicates]
     parts[communicates] = np.where(
-        collective_row >= 0, np.append(np.array(of_row, dtype=np.int8), 0)[collective_row], by_name
+        collective_row >= 0, take_values(np.array(of_row, dtype=np.int8), collective_row, 0), by_name
     )
     return parts, collective
+
+
+def _lane_names(trace: Trace, lanes: Sequence[_CountedLane], *, gpu: bool) -> list[str]:
+    """Name lanes by what runs on them, as threads' names lie, and streams have only numbers.
+
+    `stream 7 (compute)`, `stream 20 (NCCL, tp)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if several.
+    """
+    if gpu:
+        return _streams(trace, lanes)
+    names = _threads(trace, lanes)
+    count, seen = Counter(names), Counter[str]()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(f"{name} {seen[name]}" if count[name] > 1 else name)
+    return numbered
+
+
+def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
+    device, stream = (trace.events[name].to_numpy(dtype=np.int64) for name in ("device", "stream"))
+    several = len({int(device[lane.rows[0]]) for lane in lanes}) > 1
+    communicates = counting_as(trace, Work.COMMUNICATION)
+    nccl = matching(trace.events["name"], lambda name: "nccl" in name.lower() or "rccl" in name.lower())
+    names = []
+    for lane in lanes:
+        what = {Mark.COMPUTE: "compute", Mark.MEMORY: "copies"}.get(lane.main)
+        if what is None:
+            communicating = lane.rows[communicates[lane.rows]]
+            what = ", ".join(
+                (
+                    "NCCL" if 2 * nccl[communicating].sum() > len(communicating) else "communication",
+                    *_axes(trace, communicating),
+                )
+            )
+        begin = f"device {device[lane.rows[0]]} " if several else ""
+        names.append(f"{begin}stream {stream[lane.rows[0]]} ({what})")
+    return names
+
+
+def _threads(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
+    thread = thread_numbers(trace.events)
+    names = trace.events["name"]
+    stepping = _threads_with(thread, names, lambda name: name.startswith("ProfilerStep"))
+    carried = (
+        ("link", _threads_with(thread, names, lambda name: name.startswith("engine::comm "))),
+        ("gloo", _threads_with(thread, names, lambda name: name.startswith("gloo:"))),
+    )
+    hooks = _threads_with(thread, names, _is_backward)
+    computing = [lane for lane in lanes if lane.main is Mark.COMPUTE]
+    leads = [lane for lane in computing if int(thread[lane.rows[0]]) in stepping] or computing[:1]
+    labels = []
+    for lane in lanes:
+        lane_thread = int(thread[lane.rows[0]])
+        if any(lane is lead for lead in leads) or lane_thread in stepping:
+            labels.append("main")
+        elif lane.main is Mark.COMPUTE:
+            labels.append("autograd" if lane_thread in hooks else "compute")
+        elif lane.main is Mark.MEMORY:
+            labels.append("copies")
+        else:
+            word = next((word for word, threads in carried if lane_thread in threads), "communication")
+            labels.append(f"{word} ({axis})" if (axis := _axis(trace, lane)) else word)
+    return labels
+
+
+def _axis(trace: Trace, lane: _CountedLane) -> str:
+    """What the group is for whose collectives an emulated link's thread carries; empty if there is only one group."""
+    carried = (label_fields(str(name)) for name in trace.events["name"].iloc[lane.rows[:1]])
+    group = next((parsed[1].get("group", "") for parsed in carried if parsed), "")
+    return next((axis_of(joined.description) for joined in trace.joined_groups if joined.name == group), "")
+
+
+def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
+    """Along which axes of the mesh these events communicate, as far as their groups' descriptions tell."""
+    collective_rows = recorded_of_events(trace)[rows]
+    descriptions = recorded_collectives(trace)["group_description"].iloc[collective_rows[collective_rows >= 0]].unique()
+    present = {axis_of(str(description)) for description in descriptions}
+    return [axis for axis in AXES if axis in present]
+
+
+def _threads_with(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:
+    """The threads of the events with such names."""
+    return set(np.unique(thread[matching(names, wanted)]).tolist())
+
+
+def _is_backward(name: str) -> bool:
+    return name.startswith(_AUTOGRAD) or (label_fields(name) or ("",))[0] in _OF_HOOKS

@@ -18,6 +18,7 @@ from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
 from overlaplab.evidence.clocks import clocks, run_zero_ns
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, rows_in_window
 from overlaplab.timeline.marks import Lane, Mark, Timeline, encode_names, mark_names, marks_table
@@ -164,7 +165,7 @@ def timeline_view(
 def _offsets(run: Run) -> tuple[tuple[int | None, int], ...]:
     table = clocks(run)
     table = table[table["applied"]]
-    ranks = [None if pd.isna(rank) else int(rank) for rank in table["rank"]]
+    ranks = map(int_or_none, table["rank"])
     return tuple(zip(ranks, table["offset_ns"].astype(int), strict=True))
 
 

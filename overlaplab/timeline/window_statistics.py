@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.evidence.fields import take_values
 from overlaplab.intervals import clip, intersect, total, union
 from overlaplab.timeline.level_of_detail import added_ns, rows_in_window
 from overlaplab.timeline.marks import Mark, Timeline, mark_names
@@ -100,7 +101,7 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     """The names of these events, those with the most time first."""
     names = events["name"].array
     texts, of_name = np.unique(np.array([_group(str(name)) for name in names.categories], object), return_inverse=True)
-    group = np.append(of_name, -1)[names.codes[here]]
+    group = take_values(of_name, names.codes[here], -1)
     begins = np.clip(events["start_ns"].to_numpy()[here], start_ns, end_ns)
     ends = np.clip(events["end_ns"].to_numpy()[here], start_ns, end_ns)
     trace = events["trace"].to_numpy()[here]
@@ -113,7 +114,7 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     table = pd.DataFrame(
         {
-            "name": np.append(texts, "")[group[opens]],  # the last stands for a missing name
+            "name": take_values(texts, group[opens], ""),  # the last stands for a missing name
             "part": mark_names(shares[group[opens]].argmax(axis=1)),
             "events": np.diff(np.append(opens, len(group))),
             "busy_ns": np.add.reduceat(adds, opens) if len(opens) else adds,

@@ -18,8 +18,8 @@ from overlaplab import OverlaplabError, Run, analyses, clocks, load_ranks, load_
 from overlaplab.cli import app
 from overlaplab.events import Tables
 from overlaplab.findings import run_warnings
-from overlaplab.load.opening import FileOpener
 from overlaplab.load.places import Located
+from overlaplab.load.run_folder import FileOpener
 from overlaplab.simulate.advice import devices
 
 SAMPLES = Path(__file__).parents[2] / "traces"

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.costs.pipeline import BACKWARD, FORWARD, Action, bubble, held, order, starts
+from overlaplab.costs.pipeline import BACKWARD, FORWARD, StageAction, bubble, held_counts, order, starts
 
 
-def times(orders: list[list[Action]], forward: int = 1, backward: int = 2) -> dict[Action, int]:
+def times(orders: list[list[StageAction]], forward: int = 1, backward: int = 2) -> dict[StageAction, int]:
     return {action: forward if action.kind == FORWARD else backward for own in orders for action in own}
 
 
 def test_the_orders() -> None:
-    f, b = (lambda m, k=kind: Action(k, 1, m) for kind in (FORWARD, BACKWARD))  # type: ignore[misc]
+    f, b = (lambda m, k=kind: StageAction(k, 1, m) for kind in (FORWARD, BACKWARD))  # type: ignore[misc]
     assert order("gpipe", 2, 2)[1] == [f(0), f(1), b(0), b(1)]
     assert order("1f1b", 2, 3)[1] == [f(0), b(0), f(1), b(1), f(2), b(2)]
     assert [str(a.microbatch) + a.kind[0] for a in order("1f1b", 3, 4)[0]] == [
@@ -29,7 +29,7 @@ def test_equal_stages_leave_the_bubble_of_the_formula(schedule: str, stages: int
     whole = max(end for _, end in done.values())
     assert 1 - 3 * microbatches / whole == pytest.approx(bubble(stages, microbatches))
     limit = [min(microbatches, stages - stage) if schedule == "1f1b" else microbatches for stage in range(stages)]
-    assert [max(held(own)) for own in orders] == limit
+    assert [max(held_counts(own)) for own in orders] == limit
 
 
 @given(st.data())
@@ -47,6 +47,9 @@ def test_every_action_begins_when_the_last_of_what_it_needs_is_over(data: st.Dat
 
 
 def test_orders_that_wait_for_each_other() -> None:
-    late = [[Action(BACKWARD, 0, 0), Action(FORWARD, 0, 0)], [Action(FORWARD, 1, 0), Action(BACKWARD, 1, 0)]]
+    late = [
+        [StageAction(BACKWARD, 0, 0), StageAction(FORWARD, 0, 0)],
+        [StageAction(FORWARD, 1, 0), StageAction(BACKWARD, 1, 0)],
+    ]
     with pytest.raises(ValueError, match="wait for each other"):
         starts(late, times(late))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.costs.states import PRECISIONS, STAGES, fits_from, held, quick_look
+from overlaplab.costs.states import PRECISIONS, STAGES, fits_from, held_bytes, quick_look
 
 
 def test_bytes_per_parameter() -> None:
@@ -22,7 +22,7 @@ def test_bytes_per_parameter() -> None:
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_the_figures_of_zeros_paper(stage: int, gigabytes: float) -> None:
     """Figure 1 of arXiv 1910.02054: 7.5 billion parameters on 64 GPUs."""
-    assert held(7_500_000_000, PRECISIONS["bf16"], stage, 64).total / 1e9 == pytest.approx(gigabytes, abs=0.05)
+    assert held_bytes(7_500_000_000, PRECISIONS["bf16"], stage, 64).total / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
 @given(
@@ -36,7 +36,7 @@ def test_it_fits_from_the_smallest_number(
     parameters: int, precision: object, stage: int, memory: int, kept: int
 ) -> None:
     def total(ranks: int) -> int:
-        return held(parameters, precision, stage, ranks, kept).total
+        return held_bytes(parameters, precision, stage, ranks, kept).total
 
     ranks = fits_from(parameters, precision, stage, memory, kept)
     if ranks is None:

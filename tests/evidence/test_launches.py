@@ -46,7 +46,7 @@ def test_a_range_holds_what_its_thread_launched_in_it(
         assert sorted(launch.start_ns for launch in launches) == sorted(1000 * at for _, at, _ in inside)
         ends = [(1000 * (at + 5), 1000 * (at + 9 + seq)) for seq, at, ran in inside if ran]
         expected = (min(start for start, _ in ends), max(end for _, end in ends)) if ends else None
-        assert found.of_launch(span) == expected
+        assert found.communication_span(span) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_on_a_gpu_any_thread_may_launch(tmp_path: Path) -> None:
         ("all_gather", 8, (18_000, 30_000)),
         ("reduce_scatter", None, (40_000, 50_000)),
     ]
-    assert found.of_launch(Span(start_ns=9_000, end_ns=15_000, thread=0)) == (18_000, 30_000)
+    assert found.communication_span(Span(start_ns=9_000, end_ns=15_000, thread=0)) == (18_000, 30_000)
     assert found.first_begin_ns(0) == 2_000
     assert found.first_begin_ns(1_001) is None
 

@@ -121,31 +121,29 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     def _submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
         return self._carrier.submit(kind, tensors, work, outputs)
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
         return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce(tensors, opts), tensors)
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
         return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce_coalesced(tensors, opts), tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.BroadcastOptions()
         return self._submit(Kind.BROADCAST, tensors, lambda: self._mover.broadcast(tensors, opts), tensors)
 
-    def allgather(  # noqa: D102
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         full = [tensor for output in outputs for tensor in output]
         return self._submit(Kind.ALL_GATHER, full, lambda: self._mover.allgather(outputs, inputs, opts), outputs)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: D102
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         work = lambda: self._mover._allgather_base(output, input, opts)  # noqa: E731
         return self._submit(Kind.ALL_GATHER, [output], work, [output])
 
-    def all_gather_single_coalesced(  # noqa: D102
+    def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.AllgatherOptions()
@@ -154,20 +152,18 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         )
         return self._submit(Kind.ALL_GATHER, outputs, work, outputs)
 
-    def reduce_scatter(  # noqa: D102
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
-    ) -> Any:
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         full = [tensor for tensors in inputs for tensor in tensors]
         work = lambda: self._mover.reduce_scatter(outputs, inputs, opts)  # noqa: E731
         return self._submit(Kind.REDUCE_SCATTER, full, work, outputs)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:  # noqa: D102
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         work = lambda: self._mover._reduce_scatter_base(output, input, opts)  # noqa: E731
         return self._submit(Kind.REDUCE_SCATTER, [input], work, [output])
 
-    def reduce_scatter_single_coalesced(  # noqa: D102
+    def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
@@ -176,31 +172,27 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         )
         return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # noqa: D102
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.ReduceOptions()
         return self._submit(Kind.REDUCE, tensors, lambda: self._mover.reduce(tensors, opts), tensors)
 
-    def gather(  # noqa: D102
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.GatherOptions()
         work = lambda: self._mover.gather(outputs, inputs, opts)  # noqa: E731
         return self._submit(Kind.GATHER, inputs * self._size, work, outputs)
 
-    def scatter(  # noqa: D102
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
-    ) -> Any:
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         opts = opts or dist.ScatterOptions()
         work = lambda: self._mover.scatter(outputs, inputs, opts)  # noqa: E731
         return self._submit(Kind.SCATTER, outputs * self._size, work, outputs)
 
-    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Any:  # noqa: D102
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Any:
         return self._message(OUT, tensors, destination, tag, lambda: self._mover.send(tensors, destination, tag))
 
-    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:  # noqa: D102
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
         return self._message(IN, tensors, source, tag, lambda: self._mover.recv(tensors, source, tag))
 
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:  # noqa: D102
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         raise EngineError("behind an emulated link a receive must name its source: recv(tensor, src=RANK)")
 
     def _message(self, way: int, tensors: list[torch.Tensor], peer: int, tag: int, post: Callable[[], Any]) -> Any:
@@ -208,15 +200,13 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
             return self._submit(Kind.SEND_RECV, tensors, post, tensors)
         return self._messages.submit(way, peer, tag, tensors, post)
 
-    def alltoall(  # noqa: D102
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
         full = max(outputs, inputs, key=lambda tensors: sum(map(_nbytes, tensors)))
         work = lambda: _all_to_all_lists(self._mover, outputs, inputs, opts)  # noqa: E731
         return self._submit(Kind.ALL_TO_ALL, full, work, outputs)
 
-    def all_to_all_single(  # noqa: D102
+    def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -228,7 +218,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         work = lambda: self._mover.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
         return self._submit(Kind.ALL_TO_ALL, [max(output, input, key=_nbytes)], work, [output])
 
-    def barrier(self, opts: Any = None) -> Any:  # noqa: D102
+    def barrier(self, opts: Any = None) -> Any:
         opts = opts or dist.BarrierOptions()
         return self._submit(Kind.BARRIER, [], lambda: self._mover.barrier(opts), [])
 
@@ -241,31 +231,31 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     # Used by DeviceMesh and torch.distributed.
 
-    def getBackendName(self) -> str:  # noqa: D102, N802
+    def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
 
-    def getRank(self) -> int:  # noqa: D102, N802
+    def getRank(self) -> int:  # noqa: N802
         return self._rank
 
-    def getSize(self) -> int:  # noqa: D102, N802
+    def getSize(self) -> int:  # noqa: N802
         return self._size
 
-    def getGroupName(self) -> str:  # noqa: D102, N802
+    def getGroupName(self) -> str:  # noqa: N802
         return self._carrier.group_name
 
-    def setGroupName(self, name: str) -> None:  # noqa: D102, N802
+    def setGroupName(self, name: str) -> None:  # noqa: N802
         self._carrier.group_name = name
 
-    def getGroupDesc(self) -> str:  # noqa: D102, N802
+    def getGroupDesc(self) -> str:  # noqa: N802
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:  # noqa: D102, N802
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
         self._description = description
 
-    def shutdown(self) -> None:  # noqa: D102
+    def shutdown(self) -> None:
         self.close()
 
-    def abort(self) -> None:  # noqa: D102
+    def abort(self) -> None:
         if self._mover is not None:
             self._mover.abort()
         self._carrier.abort()

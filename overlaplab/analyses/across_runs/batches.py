@@ -20,8 +20,6 @@ from overlaplab.words import to_ms
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """A row of a published table."""
-
     batch: int
     """The largest that fits, per GPU."""
     minutes: float

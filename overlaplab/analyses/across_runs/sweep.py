@@ -46,7 +46,7 @@ def sweep(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFram
 
     Raises `OverlaplabError` if the runs are not a sweep, or one has no measured step, and as `summary`.
     """
-    runs_of_cap = _by_cap(runs)
+    runs_of_cap = _group_by_cap(runs)
     measured = {cap: [_summarise_run(run, selection) for run in recordings] for cap, recordings in runs_of_cap.items()}
     tier_of = tiers([[step_times(table) for table in tables] for tables in measured.values()])
     rows = []
@@ -72,7 +72,7 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
     Raises as `sweep`.
     """
     rows: list[dict[str, Any]] = []
-    for cap, recordings in _by_cap(runs).items():
+    for cap, recordings in _group_by_cap(runs).items():
         tables = [_summarise_run(run, selection) for run in recordings]
         median = pd.concat(tables)["span_ns"].median()
         firsts = [_first_rank(table) for table in tables]
@@ -87,7 +87,7 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
         )
         window = selected_windows(trace, selection)[at]
         shared = {"bucket_cap_mb": cap, "path": recordings[place].path, "rank": trace.rank, "step": window.step}
-        rows += [shared | stretch for stretch in _on_link(recordings[place], trace, window)]
+        rows += [shared | stretch for stretch in _link_rows(recordings[place], trace, window)]
     columns = ["bucket_cap_mb", "path", "rank", "step", "bucket", "bytes", "part", "start_ns", "end_ns"]
     return pd.DataFrame(rows, columns=columns, dtype="object").astype(
         {"bucket_cap_mb": "Float64", "path": "str", "part": "str", "start_ns": "int64", "end_ns": "int64"}
@@ -95,7 +95,7 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
     )
 
 
-def _on_link(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any]]:
+def _link_rows(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any]]:
     """The step's communication: each bucket's stretches first, then what belongs to no bucket."""
     busy = activity(trace)
     compute = clip(busy.compute, window.start_ns, window.end_ns)
@@ -120,7 +120,7 @@ def _stretches(
         yield identity | {"part": part, "start_ns": start - window.start_ns, "end_ns": end - window.start_ns}
 
 
-def _by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
+def _group_by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
     """The runs of each cap, the smallest first."""
     if not is_sweep(runs):
         raise OverlaplabError(

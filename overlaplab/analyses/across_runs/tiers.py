@@ -82,8 +82,6 @@ def chance(faster: Medians, slower: Medians) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SettingTimes:
-    """Step times of a setting's recordings."""
-
     middle: float
     """The median step of all of them."""
     spread: float

@@ -10,9 +10,6 @@ import numpy as np
 from overlaplab.analyses.across_runs.spread import Steps
 from overlaplab.analyses.across_runs.tiers import LEVEL, chance
 
-FEWEST_TO_VERIFY = 3
-"""Recordings of either setting: fewer cannot be told apart at the level of `tiers`, even if the direction is given."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:

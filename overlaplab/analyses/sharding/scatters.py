@@ -30,7 +30,7 @@ def scatters(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     unknown. They come from the engine's labels, or without them from FSDP2's ranges. Raises `OverlaplabError` for
     an unknown rank or step.
     """
-    rows = rows_by_rank(run, selection, partial(_of_trace, run.manifest))
+    rows = rows_by_rank(run, selection, partial(_trace_rows, run.manifest))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({name: "Int64" for name in _COLUMNS if name != "unit"})
 
 
@@ -48,16 +48,16 @@ def scatter_steps(table: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
     return steps.astype(dict.fromkeys((*window, "scatters", "exposed_ns"), "Int64"))
 
 
-def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     ran = executions(trace)
     if launched := [label for label in engine_labels(trace) if label.word == "scatter_launch"]:
-        for label, step in _in_steps(launched, steps):
+        for label, step in _labels_in_steps(launched, steps):
             fields = label.fields
-            row = _row(label, unquote(fields["unit"]), step, ran.of_launch(label))
+            row = _row(label, unquote(fields["unit"]), step, ran.communication_span(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges(trace):
         passes, size_of = Passes(ranges), unit_sizes(manifest, ranges, reduced=True)
-        for label, step in _in_steps(fsdp2_scatters(ranges, ran), steps):
+        for label, step in _labels_in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.count_ended(label.start_ns) - passes.count_ended(step.host_start_ns)
             # With replicated shards the same range then all-reduces the sums between the replicas.
             scattered = [launch for launch in ran.launches_inside(label) if launch.kind != "all_reduce"]
@@ -66,7 +66,7 @@ def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) 
             yield _row(label, unit, step, communication_bounds(scattered)) | {"microbatch": microbatch, "bytes": size}
 
 
-def _in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:
+def _labels_in_steps(labels: Sequence[Label], steps: Sequence[Window]) -> Iterator[tuple[Label, Window]]:
     for step in steps:
         yield from ((label, step) for label in launched_in(labels, step))
 

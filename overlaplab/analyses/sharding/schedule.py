@@ -47,11 +47,11 @@ def schedule(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     collective or the manifest. Empty if nothing is gathered, or device activity was not recorded.
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = rows_by_rank(run, selection, partial(_of_trace, run.manifest))
+    rows = rows_by_rank(run, selection, partial(_trace_rows, run.manifest))
     return table_of(rows, {name: None if name in _TEXTS else "Int64" for name in _COLUMNS})
 
 
-def _of_trace(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     labels, ran = engine_labels(trace), executions(trace)
     if any(label.word == "gather_launch" for label in labels):
         for step in steps:
@@ -78,7 +78,7 @@ def _resharded_bytes(gather: Gather, num_bytes: int | None, manifest: Manifest |
 
 
 def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
-    start, end = ran.of_launch(gather.launch) or (None, None)
+    start, end = ran.communication_span(gather.launch) or (None, None)
     times = {
         "gather_launch_ns": gather.launch.start_ns,
         "gather_start_ns": start,
@@ -114,7 +114,7 @@ def _resharded_until_ns(gather: Gather, ran: Executions) -> int | None:
 
 def _held_ns(launch: Span, ran: Executions) -> int:
     """From when on a gather's bytes count as held: a separate stream may start it before the main one is there."""
-    reached, bounds = ran.done_ns(launch.start_ns), ran.of_launch(launch)
+    reached, bounds = ran.done_ns(launch.start_ns), ran.communication_span(launch)
     return reached if bounds is None else min(reached, bounds[0])
 
 

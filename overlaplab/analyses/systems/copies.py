@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.costs.offload import copied_bytes
+from overlaplab.costs.memory import copied_bytes
 from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
@@ -30,12 +30,13 @@ def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     (of it, while the rank computed). Raises `OverlaplabError` for an unknown rank or step.
     """
     theory = {} if run.manifest is None else copied_bytes(run.manifest)
-    rows = [row | {"theory_bytes": theory.get(row["way"])} for row in rows_by_rank(run, selection, _of_trace)]
+    rows = [row | {"theory_bytes": theory.get(row["way"])} for row in rows_by_rank(run, selection, _trace_rows)]
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({name: "Int64" for name in _COLUMNS if name != "way"})
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    copied, computing = _copy_labels(trace), activity(trace).compute
+def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+    copied = [label for label in engine_labels(trace) if label.word == "copy"]
+    computing = activity(trace).compute
     for step in steps:
         in_step = launched_in(copied, step)
         for way in dict.fromkeys(label.fields["way"] for label in in_step):
@@ -49,10 +50,6 @@ def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]
                 "copy_ns": total(busy),
                 "hidden_ns": total(intersect(busy, computing)),
             }
-
-
-def _copy_labels(trace: Trace) -> list[Label]:
-    return [label for label in engine_labels(trace) if label.word == "copy"]
 
 
 def _busy_time(trace: Trace, these: Sequence[Label]) -> Intervals:

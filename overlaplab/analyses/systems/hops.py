@@ -28,11 +28,11 @@ def hops(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     wait for both neighbours and the addition). Empty where collectives are the library's. Raises `OverlaplabError` for
     an unknown rank or step.
     """
-    table = pd.DataFrame(rows_by_rank(run, selection, _of_trace), columns=list(_COLUMNS))
+    table = pd.DataFrame(rows_by_rank(run, selection, _trace_rows), columns=list(_COLUMNS))
     return table.astype({name: "Int64" for name in _COLUMNS if name != "kind"})
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     ran = executions(trace)
     for step in steps:
         for launch in launched_in(engine_labels(trace), step):

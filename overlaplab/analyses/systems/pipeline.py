@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.costs.pipeline import FORWARD, Action, bubble, held
+from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
 from overlaplab.events import Run, Trace, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.pipelines import actions_in, idle_by_schedule, pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -46,13 +47,13 @@ _GAPS = ("wait_ns", "transfer_ns", "overhead_ns")
 def pipeline(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per action of a stage with a microbatch, in order of rank and time; empty where there is no pipeline.
 
-    Columns: `pipeline` (0 for the first, …: with data parallelism there are several), `rank`, `step`, `stage`,
-    `action` (`forward`, `backward`, or its halves `backward_input` and `backward_weight`), `microbatch`;
-    `begun_ns` (from the run's start), `start_ns`, `end_ns` (from the first action of the pipeline's step, of any rank;
-    all by the first rank's clock), `took_ns`; `gap_ns` (what lies between it and the rank's action before, or the
-    step's beginning), and the gap's parts: `wait_ns` (a message was on hand whose other end was not), `transfer_ns`
-    (one was on its way), `overhead_ns` (neither: the host's own); null where not all messages are matched; `held`
-    (microbatches whose activations the stage holds from its start on).
+    Columns: `pipeline` (0 for the first, …: with data parallelism there are several), `rank`, `step`, `stage`, `action`
+    (`forward`, `backward`, or its halves `backward_input` and `backward_weight`), `microbatch`; `begun_ns` (from the
+    run's start), `start_ns`, `end_ns` (from the first action of the pipeline's step, of any rank; all by the first
+    rank's clock), `took_ns`; `gap_ns` (what lies between it and the rank's action before, or the step's beginning), and
+    the gap's parts: `wait_ns` (a message was on hand whose other end was not), `transfer_ns` (one was on its way),
+    `overhead_ns` (neither: the host's own); null where not all messages are matched; `held_counts` (microbatches whose
+    activations the stage holds from its start on).
 
     Raises `OverlaplabError` for an unknown rank or step.
     """
@@ -72,7 +73,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     first action of any rank to the end of the last), `busy_ns` (in actions), `idle_ns` (the rest) and its parts as far
     as gaps before actions tell them, `wait_ns`, `transfer_ns`, `overhead_ns`; `schedule_ns` (what its schedule leaves
     idle if all stages are equally fast and sending takes no time), `imbalance_ns` (what unequal stages add; both null
-    where a stage is missing), `actions`, `held` (the most microbatches that one of its stages holds).
+    where a stage is missing), `actions`, `held_counts` (the most microbatches that one of its stages holds).
     """
     rows = []
     table, idle = _every_action(run).copy(), idle_by_schedule(run)
@@ -85,7 +86,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     for (number, step, rank), of_rank in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
         span = int(of_rank["whole_ns"].iloc[0])
         busy = int(of_rank["took_ns"].sum())
-        own_idle = idle.get(places.get((_number(rank), _number(step)), (-1, -1)))
+        own_idle = idle.get(places.get((int_or_none(rank), int_or_none(step)), (-1, -1)))
         rows.append(
             {
                 "pipeline": number,
@@ -116,12 +117,12 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `overhead` the host's own between actions, and `sending` what remains: waiting for messages on their way, and for
     those who wait for them; null where that is unknown;
     `overhead_ns` per action; `hop_ns` (how long a message was on its way, the median); `slowest_stage`, and by what
-    share of the median stage it is `slower`; `held` (the most microbatches whose activations a stage holds).
+    share of the median stage it is `slower`; `held_counts` (the most microbatches whose activations a stage holds).
     """
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
     for (number, step), of_step in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
-        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(_number(step) is None)]
+        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(int_or_none(step) is None)]
         whole = int(of["span_ns"].sum())
         took = of_step.groupby("stage")["took_ns"].sum()
         slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
@@ -158,7 +159,8 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
     """Over time the microbatches whose activations each stage holds, from rows of `pipeline` of one pipeline's step.
 
-    Columns: `stage`, `time_ns` (as `start_ns` there), `held` (from this moment on); each stage begins with 0. In Int64.
+    Columns: `stage`, `time_ns` (as `start_ns` there), `held_counts` (from this moment on); each stage begins with 0. In
+    Int64.
     """
     rows: list[tuple[int, int, int]] = []
     for stage in sorted(int(number) for number in table["stage"].unique()):
@@ -182,12 +184,12 @@ def _every_action(run: Run) -> pd.DataFrame:
     for number, places in enumerate(pipelines(run)):
         steps = min(len(step_windows(run.traces[place])) for place in places)
         for step in range(steps):
-            rows += ({"pipeline": number, **row} for row in _of_step(run, places, step))
+            rows += ({"pipeline": number, **row} for row in _step_rows(run, places, step))
     table = pd.DataFrame(rows, columns=list(_ACTIONS)).astype(_ACTIONS)
     return table.sort_values(["pipeline", "rank", "step", "start_ns"], kind="stable", ignore_index=True)
 
 
-def _of_step(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
+def _step_rows(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
     offsets = corrections(run)
     done = {place: actions_in(run.traces[place], step_windows(run.traces[place])[step]) for place in places}
     times = {place: _times(run.traces[place], actions, int(offsets[place])) for place, actions in done.items()}
@@ -215,7 +217,7 @@ def _of_step(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, A
 
 
 def _times(
-    trace: Trace, actions: Sequence[tuple[Action, Label]], offset: int
+    trace: Trace, actions: Sequence[tuple[StageAction, Label]], offset: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Starts and ends by the first rank's clock; on a GPU in device time."""
     ran = executions(trace)
@@ -256,10 +258,11 @@ def _waiting_and_moving(messages: pd.DataFrame) -> tuple[Intervals, Intervals] |
     return subtract(union(starts, moves), moving), moving
 
 
-def _held_counts(actions: Sequence[Action]) -> list[int]:
+def _held_counts(actions: Sequence[StageAction]) -> list[int]:
     """Return what the stage of each action holds from the action's start on."""
     by_stage = {
-        stage: iter(held([each for each in actions if each.stage == stage])) for stage in {a.stage for a in actions}
+        stage: iter(held_counts([each for each in actions if each.stage == stage]))
+        for stage in {a.stage for a in actions}
     }
     return [next(by_stage[action.stage]) for action in actions]
 
@@ -271,7 +274,3 @@ def _hop_ns(run: Run) -> int | None:
     messages = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     moved = messages["end_ns"] - messages["last_ns"]
     return int(moved.median()) if len(moved) else None
-
-
-def _number(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)

@@ -44,11 +44,11 @@ def pipeline_waits(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     A batch of messages is one kernel: it receives if one of its messages does. Empty without such messages, and for
     ranks whose device activity was not recorded. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = rows_by_rank(run, selection, partial(_of_trace, run))
+    rows = rows_by_rank(run, selection, partial(_trace_rows, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
 
 
-def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     number = run.traces.index(trace)
     messages = _messages(run, number)
     if messages.empty:
@@ -68,13 +68,13 @@ def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[
         begin, end = int(inside[0, 0]), int(inside[-1, 1])
         idle = subtract(clip(union([begin], [end]), begin, end), inside)
         bubble = intersect(idle, receives)
-        all_known = message["known"][ours].all()
+        all_known = message["is_known"][ours].all()
         wait = total(intersect(bubble, waits)) if all_known else None
         begun, ended = message["start_ns"][ours], message["end_ns"][ours]
         first = message["receives"][ours] & (begun < begin)
         before = subtract(union(begun[first], np.minimum(ended[first], begin)), compute)
         sending = total(subtract(intersect(idle, sends), receives))
-        tells_ends = bool(message["told"][ours].all())
+        tells_ends = bool(message["tells_ends"][ours].all())
         yield {
             "place": _place(trace, message["group"][ours]),
             "step": step.step,
@@ -98,8 +98,8 @@ _RAN, _WAITED = ("start_ns", "end_ns"), ("start_ns", "moves_ns")
 def _messages(run: Run, number: int) -> pd.DataFrame:
     """A trace's messages along the pipeline, by its own clock.
 
-    Columns: `arrivals`', and `receives` (its kernel receives, or may), `told` (the trace tells whether it is received),
-    `known` (the arrival of its kernel's last end is), `moves_ns` (when that was; the start where it is unknown).
+    Columns: `arrivals`', and `receives` (its kernel receives, or may), `tells_ends` (the trace tells who receives),
+    `is_known` (the arrival of its kernel's last end is), `moves_ns` (when that was; the start where it is unknown).
     """
     rows = arrivals(run)
     axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
@@ -108,11 +108,11 @@ def _messages(run: Run, number: int) -> pd.DataFrame:
     offset = int(corrections(run)[number])
     for name in ("start_ns", "end_ns", "host_ns"):
         messages[name] = messages[name].where(messages[name] == UNKNOWN_NS, messages[name] + offset)
-    messages["told"] = (messages["source"] >= 0) | (messages["destination"] >= 0)
-    receives = (messages["source"] >= 0) | ~messages["told"]
+    messages["tells_ends"] = (messages["source"] >= 0) | (messages["destination"] >= 0)
+    receives = (messages["source"] >= 0) | ~messages["tells_ends"]
     messages["receives"] = receives.groupby([messages[name] for name in _RAN]).transform("any").astype(bool)
-    messages["known"] = messages["moves_ns"] != UNKNOWN_NS
-    messages["moves_ns"] = (messages["moves_ns"] + offset).where(messages["known"], messages["start_ns"])
+    messages["is_known"] = messages["moves_ns"] != UNKNOWN_NS
+    messages["moves_ns"] = (messages["moves_ns"] + offset).where(messages["is_known"], messages["start_ns"])
     return messages
 
 

@@ -38,5 +38,5 @@ def plan_over_ranks(plan: Plan) -> pd.DataFrame:
 
 
 def _parts(plan: Plan, stage: int, ranks: int) -> dict[str, int]:
-    held = plan.held(stage, ranks)
+    held = plan.held_bytes(stage, ranks)
     return {f"{part}_bytes": getattr(held, part) for part in PLAN_PARTS} | {"total_bytes": held.total}

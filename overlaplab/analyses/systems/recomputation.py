@@ -23,10 +23,10 @@ def recomputation(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     long they took on the host). By the engine's labels, so that it is empty for other loops. Raises `OverlaplabError`
     for an unknown rank or step.
     """
-    return pd.DataFrame(rows_by_rank(run, selection, _of_trace), columns=list(_COLUMNS)).astype(_COLUMNS)
+    return pd.DataFrame(rows_by_rank(run, selection, _trace_rows), columns=list(_COLUMNS)).astype(_COLUMNS)
 
 
-def _of_trace(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     again = [label for label in engine_labels(trace) if label.word == "recompute"]
     for step in steps:
         took: dict[str, list[int]] = {}

@@ -24,11 +24,11 @@ def staleness(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `staleness` (how many updates were made since the worker got the parameters with which it computed them), and
     `start_ns`, `end_ns` (of the update, from the run's start). Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = rows_by_rank(run, selection, partial(_of_trace, run))
+    rows = rows_by_rank(run, selection, partial(_trace_rows, run))
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype("Int64")
 
 
-def _of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     served = [label for label in engine_labels(trace) if label.word == "serve"]
     zero_ns = run_zero_ns(run, trace)
     for step in steps:

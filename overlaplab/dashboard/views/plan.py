@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from overlaplab import findings
-from overlaplab.costs.asked_plan import AskedPlan
-from overlaplab.costs.plan import Plan
-from overlaplab.costs.recorded_plan import RecordedPlan
+from overlaplab.costs.plan import AskedPlan, Plan, RecordedPlan
 from overlaplab.costs.states import PRECISIONS, STAGES
 from overlaplab.costs.training import Training
 from overlaplab.costs.transformer import Attention

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from overlaplab.costs.plan import Plan
-from overlaplab.costs.recorded_plan import RecordedPlan, recorded_plan
+from overlaplab.costs.plan import Plan, RecordedPlan, recorded_plan
 from overlaplab.costs.states import STAGES, quick_look
 from overlaplab.costs.training import Training
 from overlaplab.errors import OverlaplabError
@@ -34,7 +33,7 @@ def plan_title(plan: Plan, stage: int) -> str:
     """The gist of a chart of memory over the number of GPUs."""
     where = f"ZeRO stage {stage}" if stage else "Nothing sharded"
     if plan.gpu_bytes is None:
-        return f"{where}: {size_exact(plan.held(stage, plan.batch.ranks).total)} per GPU"
+        return f"{where}: {size_exact(plan.held_bytes(stage, plan.batch.ranks).total)} per GPU"
     fits = plan.fits_from(stage)
     gpu = size_exact(plan.gpu_bytes)
     if fits is None:
@@ -51,7 +50,7 @@ def plan_advice(plan: Plan) -> str:
         fits = plan.fits_from(stage)
         if fits is not None and fits <= plan.batch.ranks:
             how = f"ZeRO stage {stage}" if stage else "plain data parallelism"
-            return f"Try {how}: {size_exact(plan.held(stage, plan.batch.ranks).total)} of {gpu} per GPU."
+            return f"Try {how}: {size_exact(plan.held_bytes(stage, plan.batch.ranks).total)} of {gpu} per GPU."
     if (fits := plan.fits_from(max(STAGES))) is not None:
         return f"It fits from {count(fits, 'GPU')} with ZeRO stage {max(STAGES)}, not on {plan.batch.ranks:,}."
     smaller = "checkpointing" if plan.model is not None and not plan.checkpointing else "shorter sequences"

@@ -20,8 +20,6 @@ _PART_ROWS = 1 << 16
 
 
 class Lookup(Protocol):
-    """Codes by text."""
-
     def __getitem__(self, text: Value, /) -> int: ...
 
 
@@ -70,7 +68,6 @@ def _text(value: Value) -> str:
 
 
 def as_codes(values: Sequence[int]) -> NDArray[np.int32]:
-    """Codes as an array."""
     codes = small_integers(values)
     assert codes is not None
     return codes
@@ -163,7 +160,6 @@ class Grown:
             values = values[len(fitting) :]
 
     def values(self) -> NDArray[Any]:
-        """All values."""
         self._close()
         self._parts = [np.concatenate(self._parts) if self._parts else np.empty(0, dtype=self._dtype)]
         return self._parts[0]

@@ -75,7 +75,6 @@ class Communication:
         return side_table(self._collectives, COLLECTIVE_COLUMNS, position)
 
     def inputs(self, position: NDArray[np.intp]) -> pd.DataFrame:
-        """The table of inputs; `position` as above."""
         return side_table(self._inputs, INPUT_COLUMNS, position)
 
 

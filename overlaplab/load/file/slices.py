@@ -45,7 +45,6 @@ class NoTraceError(Exception):
 class _Slice:
     events: list[FileEvent]
     us: NDArray[np.float64] | None
-    """See `decode_events`."""
     remainder: bytes
     """The text after them."""
     ended: bool = False

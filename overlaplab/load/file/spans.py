@@ -15,11 +15,9 @@ class Spans:
 
     @property
     def unmatched_begins(self) -> int:
-        """How many events are still open."""
         return sum(map(len, self._open.values()))
 
     def begin(self, event: FileEvent, time_ns: int) -> None:
-        """Open an event."""
         self._open.setdefault((event.pid, event.tid), []).append((event, time_ns))
 
     def end(self, event: FileEvent, time_ns: int) -> tuple[FileEvent, int] | None:

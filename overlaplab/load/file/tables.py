@@ -245,8 +245,6 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTables:
-    """The tables of one file."""
-
     events: pd.DataFrame
     collectives: pd.DataFrame
     inputs: pd.DataFrame

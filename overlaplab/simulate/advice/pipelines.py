@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from overlaplab.costs.pipeline import held, order
+from overlaplab.costs.pipeline import held_counts, order
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.simulate.pipelines.moves import step_ns
@@ -28,7 +28,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     """One row per setting that was played, the one that gains most first; empty where none can be.
 
     Columns: `remedy` (`microbatches`, `schedule`, `split`), `setting` (the number, the schedule's name, the layers of
-    each stage), `bubble` (its share of the stages' time), `held` (the most microbatches that a stage holds),
+    each stage), `bubble` (its share of the stages' time), `held_counts` (the most microbatches that a stage holds),
     `step_ns` (played), `recorded_ns` (as recorded, played), `gain_ns`.
     """
     try:
@@ -42,7 +42,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     for remedy, setting, changed in _rows(recorded):
         after, first = step_ns(changed), changed[0]
         orders = order(first.schedule, len(first.took_ns), first.microbatches)
-        most = max(max(held(own)) for own in orders)
+        most = max(max(held_counts(own)) for own in orders)
         rows.append((remedy, setting, _bubble(changed, after), most, after, before, before - after))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)

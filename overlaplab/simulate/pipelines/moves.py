@@ -11,7 +11,7 @@ from overlaplab.costs.pipeline import (
     FORWARD,
     PER_RANK,
     SENDS,
-    Action,
+    StageAction,
     order,
     turns,
 )
@@ -98,14 +98,14 @@ class _At:
     """Along the pipeline."""
     step: int
 
-    def act(self, action: Action) -> Iterator[Move]:
+    def act(self, action: StageAction) -> Iterator[Move]:
         """Do it."""
         yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
         took, idle = self.shape.took_ns[action.stage], self.shape.idle_ns[action.stage]
         yield Work(took[action.kind], idle_ns=idle[action.kind])
         yield Mark(f"stage_{action.kind}_end")
 
-    def message(self, action: Action, sender: int, receiver: int) -> Launch:
+    def message(self, action: StageAction, sender: int, receiver: int) -> Launch:
         """What comes of an action, on its way."""
         key, ranks = (self.replica.number, self.step, action), self.replica.ranks
         lane = ranks[sender], ranks[receiver]
@@ -124,7 +124,7 @@ def _average(at: _At) -> Iterator[Move]:
     yield from (Wait(launch.key) for launch in launches)
 
 
-def _step_of_several(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Move]:
+def _step_of_several(at: _At, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
     """Torch's order of posting and waiting where ranks hold several stages."""
     holders, sent = at.shape.holders, list[Hashable]()
     for turn in turns(orders, holders)[at.rank]:
@@ -143,12 +143,12 @@ def _step_of_several(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Mo
     yield from (Wait(key) for key in reversed(sent))
 
 
-def _is_made(action: Action, shape: Shape) -> bool:
+def _is_made(action: StageAction, shape: Shape) -> bool:
     """Whether the schedule has such actions: a backward pass is whole, or in halves."""
     return action.kind in shape.took_ns[action.stage]
 
 
-def _step(at: _At, orders: Sequence[Sequence[Action]]) -> Iterator[Move]:
+def _step(at: _At, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
     """Torch's order of posting and waiting with a stage on each rank."""
     rank, own, last = at.rank, orders[at.rank], at.shape.ranks - 1
     blocks = at.shape.schedule == "1f1b"

@@ -31,7 +31,7 @@ from overlaplab.costs.pipeline import (
     INPUT,
     PER_RANK,
     WEIGHT,
-    rank_of,
+    ranks_of_stages,
 )
 from overlaplab.manifest import Link
 from overlaplab.simulate.pipelines.times import UPDATE, actions_ns, mean_times, scaled_times, split_backward
@@ -106,7 +106,7 @@ class Shape:
     @property
     def holders(self) -> list[int]:
         """Of each stage its rank."""
-        return rank_of(self.schedule, self.ranks, len(self.took_ns))
+        return ranks_of_stages(self.schedule, self.ranks, len(self.took_ns))
 
     def with_schedule(self, schedule: str, layers: Sequence[int]) -> Shape:
         """Under another schedule, and with so many layers in its stages; see [Note: another number of stages].
@@ -122,7 +122,7 @@ class Shape:
         if cut and len(layers) == len(self.took_ns):
             shape = shape.with_layers(layers)
         elif cut:
-            shape = shape._cut_anew(rank_of(schedule, self.ranks, len(layers)), layers)
+            shape = shape._cut_anew(ranks_of_stages(schedule, self.ranks, len(layers)), layers)
         return replace(shape._halved(schedule == "zbv"), schedule=schedule)._by_itself(-1)
 
     def with_labelled_layers(

@@ -1,4 +1,4 @@
-"""Programs that were played, as the events that their traces hold: the inverse of `recorded`.
+"""Programs that were played, as the events that their traces hold: the inverse of `recorded_collectives`.
 
 Operators are called `predicted::…`, after the pass and unit that computes, so that no reader takes them for recorded
 ones; they count as compute, as a sleeping device's do. How much of its work a rank is idle is known, but not when, so

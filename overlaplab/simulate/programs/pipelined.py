@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from overlaplab.costs.pipeline import PER_RANK, rank_of
+from overlaplab.costs.pipeline import PER_RANK, ranks_of_stages
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -85,7 +85,7 @@ def pipeline_of(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
     cut = [layers[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in range(len(counts))]
     cut[0] = [*units[:first], *cut[0]]
     cut[-1] = [*cut[-1], *units[last:]]
-    holders = rank_of(schedule, ranks, len(counts))
+    holders = ranks_of_stages(schedule, ranks, len(counts))
     stages = tuple(Stage(rank=rank, units=tuple(own)) for rank, own in zip(holders, cut, strict=True))
     return Pipeline(schedule=schedule, microbatches=microbatches, stages=stages)
 

@@ -14,9 +14,9 @@ from overlaplab.costs.pipeline import (
     INPUT,
     SENDS,
     WEIGHT,
-    Action,
+    StageAction,
     order,
-    rank_of,
+    ranks_of_stages,
     turns,
 )
 
@@ -65,9 +65,9 @@ def test_several_stages_on_a_rank(schedule: str) -> None:
     for _, ranks, per_rank, microbatches in (case for case in CASES if case[0] == schedule):
         stages = ranks * per_rank
         actions = by_torch(schedule, ranks, stages, microbatches)
-        orders, holders = order(schedule, ranks, microbatches, stages), rank_of(schedule, ranks, stages)
+        orders, holders = order(schedule, ranks, microbatches, stages), ranks_of_stages(schedule, ranks, stages)
         assert orders == [
-            [Action(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in actions[rank] if a]
+            [StageAction(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in actions[rank] if a]
             for rank in range(ranks)
         ]
         found = []
@@ -86,6 +86,9 @@ def test_several_stages_on_a_rank(schedule: str) -> None:
 
 
 def test_orders_that_wait_for_each_other() -> None:
-    orders = [[Action(BACKWARD, 0, 0), Action(FORWARD, 0, 0)], [Action(FORWARD, 1, 0), Action(BACKWARD, 1, 0)]]
+    orders = [
+        [StageAction(BACKWARD, 0, 0), StageAction(FORWARD, 0, 0)],
+        [StageAction(FORWARD, 1, 0), StageAction(BACKWARD, 1, 0)],
+    ]
     with pytest.raises(ValueError, match="wait for each other"):
         turns(orders, [0, 1])
