@@ -1,7 +1,8 @@
 """Where did my communication time go, and what would hide it?
 
 Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
-`Recorder` records a training loop; it comes from the package `overlaplab_engine` and needs torch.
+`Recorder` records a training loop, and `watch` watches all of it; they come from the package `overlaplab_engine` and
+need torch.
 
 Each name is imported when it is first asked for (PEP 562): the command line's help and shell completion would
 otherwise wait for pandas, and everybody for torch.
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from overlaplab_engine import Recorder as Recorder
+    from overlaplab_engine import watch as watch
 
     from overlaplab.analyses import (
         blocking,
@@ -42,14 +44,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        if name == "Recorder":
+        if name in _FROM_ENGINE:
             return importlib.import_module("overlaplab.bridge").from_engine(name)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES.get(name, "overlaplab.analyses")), name)
 
 
-# Without Recorder: `from overlaplab import *` needs no torch.
+# Without Recorder and watch: `from overlaplab import *` needs no torch.
 __all__ = [
     "OverlaplabError",
     "Run",
@@ -78,6 +80,7 @@ __all__ = [
     "volume",
 ]
 
+_FROM_ENGINE = ("Recorder", "watch")
 _HOMES = {
     "OverlaplabError": "overlaplab.errors",
     "Run": "overlaplab.events",
@@ -90,4 +93,4 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "Recorder"})
+    return sorted({*globals(), *__all__, *_FROM_ENGINE})

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from overlaplab_engine.strategies.zero1 import Zero1
     from overlaplab_engine.strategies.zero2 import Zero2
     from overlaplab_engine.strategies.zero3 import Zero3
+    from overlaplab_engine.watching.watch import Watch, watch
 
 _HOMES = {
     "AdamW": "optimizer",
@@ -50,6 +51,7 @@ _HOMES = {
     "TorchTensorParallel": "strategies.torch_tensor",
     "Tree": "strategies.tree",
     "Unit": "models.units",
+    "Watch": "watching.watch",
     "Zero1": "strategies.zero1",
     "Zero2": "strategies.zero2",
     "Zero3": "strategies.zero3",
@@ -57,6 +59,7 @@ _HOMES = {
     "by_size": "models.units",
     "connect": "network.communicator",
     "register": "strategies",
+    "watch": "watching.watch",
 }
 """The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
 
@@ -80,6 +83,7 @@ __all__ = [
     "TorchTensorParallel",
     "Tree",
     "Unit",
+    "Watch",
     "Zero1",
     "Zero2",
     "Zero3",
@@ -87,6 +91,7 @@ __all__ = [
     "by_size",
     "connect",
     "register",
+    "watch",
 ]
 
 
