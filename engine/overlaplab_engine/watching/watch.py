@@ -262,7 +262,7 @@ class Watch:
         for timers in self._timers:
             times = timers.read()
             step = self._step if times is None or times.ended_before_ns < in_step_ns else self._step - 1
-            if times is not None and self._is_in_burst(step):
+            if times is not None and step >= 0 and self._is_in_burst(step):  # not of a pass before the first step
                 self._sums[CellKind.EXPOSED_DDP, step, 0] += times.exposed_ns
                 group = self._number_group(timers.group)
                 self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns

@@ -86,6 +86,23 @@ def ddp_tells_its_waits(comm: Communicator, name: str) -> None:
 
 
 @scenario
+def a_watch_may_begin_late(comm: Communicator) -> None:
+    """What DDP has measured before it is none of its steps'."""
+    model = wrapped()
+    for _ in range(4):
+        backward(model, comm.rank)
+    out = folder(comm)
+    with overlaplab.watch(model, out, every=3, burst=3) as watch:
+        for _ in range(4):
+            backward(model, comm.rank)
+            watch.step()
+    dist.barrier()
+    watched = load_watched(out)
+    assert watched.ranks[comm.rank].header.notes == ()
+    assert watched.ranks[comm.rank].of_kind(CellKind.EXPOSED_DDP)["number"].tolist() == [0, 1, 2]
+
+
+@scenario
 def an_accumulating_ddp_tells_the_last_microbatch(comm: Communicator) -> None:
     model = wrapped()
 
