@@ -131,6 +131,8 @@ class Watch:
     def close(self) -> None:
         """Stop. What was written stays; a step that has not ended is left out."""
         try:
+            if self._log is not None:
+                self._clock.begin_step()
             self._write(())
             self._shut()
         except Exception as error:
@@ -187,6 +189,7 @@ class Watch:
 
     def _begin_step(self) -> None:
         self._data_ns, self._passed = None, False
+        self._clock.begin_step()
         measured = self._is_in_burst(self._step)
         assert self._waits is not None
         if self._passes is not None:
@@ -218,7 +221,6 @@ class Watch:
     def _end_step(self) -> None:
         step_ns = time.perf_counter_ns() - self._step_start_ns
         assert self._waits is not None
-        self._clock.poll()
         flags = Flag.PROFILED * (self._profiled or _profiler_runs()) + Flag.IN_BURST * self._measured
         cells = [Cell(CellKind.STEP, self._step, step_ns, flags=flags)]
         if self._data_ns is not None:
