@@ -1,8 +1,8 @@
 """Where did my communication time go, and what would hide it?
 
 Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
-`Recorder` records a training loop, and `trace_handler` is for a profiler of your own; they come from the package
-`overlaplab_engine` and need torch.
+`Recorder` records a training loop, `watch` watches all of it, and `trace_handler` is for a profiler of your own; they
+come from the package `overlaplab_engine` and need torch.
 
 Each name is imported when it is first asked for (PEP 562): the command line's help and shell completion would
 otherwise wait for pandas, and everybody for torch.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from overlaplab_engine import Recorder as Recorder
     from overlaplab_engine import trace_handler as trace_handler
+    from overlaplab_engine import watch as watch
 
     from overlaplab.analyses import (
         blocking,
@@ -45,14 +46,12 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        if name in _OF_ENGINE:
+        if name in _FROM_ENGINE:
             return importlib.import_module("overlaplab.bridge").from_engine(name)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES.get(name, "overlaplab.analyses")), name)
 
-
-_OF_ENGINE = ("Recorder", "trace_handler")
 
 # Without those of the engine: `from overlaplab import *` needs no torch.
 __all__ = [
@@ -86,6 +85,7 @@ __all__ = [
     "volume",
 ]
 
+_FROM_ENGINE = ("Recorder", "trace_handler", "watch")
 _HOMES = {
     "InconclusiveError": "overlaplab.findings.requirements",
     "OverlaplabError": "overlaplab.errors",
@@ -101,4 +101,4 @@ _HOMES = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_OF_ENGINE})
+    return sorted({*globals(), *__all__, *_FROM_ENGINE})

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from overlaplab_engine.strategies.zero1 import Zero1
     from overlaplab_engine.strategies.zero2 import Zero2
     from overlaplab_engine.strategies.zero3 import Zero3
+    from overlaplab_engine.watching.watch import Watch, watch
 
 _HOMES = {
     "AdamW": "optimizer",
@@ -51,6 +52,7 @@ _HOMES = {
     "TorchTensorParallel": "strategies.torch_tensor",
     "Tree": "strategies.tree",
     "Unit": "models.units",
+    "Watch": "watching.watch",
     "Zero1": "strategies.zero1",
     "Zero2": "strategies.zero2",
     "Zero3": "strategies.zero3",
@@ -59,6 +61,7 @@ _HOMES = {
     "connect": "network.communicator",
     "register": "strategies",
     "trace_handler": "recording.trace_handler",
+    "watch": "watching.watch",
 }
 """The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
 
@@ -82,6 +85,7 @@ __all__ = [
     "TorchTensorParallel",
     "Tree",
     "Unit",
+    "Watch",
     "Zero1",
     "Zero2",
     "Zero3",
@@ -90,6 +94,7 @@ __all__ = [
     "connect",
     "register",
     "trace_handler",
+    "watch",
 ]
 
 

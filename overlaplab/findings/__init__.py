@@ -169,6 +169,7 @@ from overlaplab.findings.systems.plan import (
 )
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.watched import watched_notes, watched_sentences
 from overlaplab.findings.what_if import (
     BEST_FOUND,
     BEST_POSSIBLE,
@@ -378,6 +379,8 @@ __all__ = [
     "verdict",
     "verified_finding",
     "waits_title",
+    "watched_notes",
+    "watched_sentences",
     "what_if_advice",
     "what_if_headline",
     "what_if_notes",
