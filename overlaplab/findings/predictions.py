@@ -51,7 +51,7 @@ def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
 def not_predicted(run: Run) -> str | None:
     """Why no other setting is predicted of this run, as `refuse_to_predict` and the simulation tell; None if one is."""
     try:
-        refuse_to_predict(run)
+        refuse_to_predict(run, needs_all_ranks=False)
     except OverlaplabError as error:
         return told(run, error)
     return why_not(run)

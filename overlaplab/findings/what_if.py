@@ -27,6 +27,7 @@ _ALGORITHMS: dict[Algorithm, str] = {
 }
 
 
+_WITH_WAITING = "Collectives take as long as recorded, waiting for the missing ranks included"
 _RECORDED = "Collectives take as long as those of their size did, measured from when the last rank arrived"
 
 
@@ -60,14 +61,22 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
     )
 
 
-def what_if_notes(sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm | None) -> list[str]:
-    """Where the interval comes from, how collectives are modelled (None: as recorded), and what is extrapolated:
-    `what_if.far`.
+def what_if_notes(
+    sure: Interval,
+    doubt_ns: int,
+    far: Mapping[str, float],
+    algorithm: Algorithm | None,
+    *,
+    all_ranks: bool = True,
+) -> list[str]:
+    """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
+    are missing), and what is extrapolated: `what_if.far`.
     """
+    as_recorded = _RECORDED if all_ranks else _WITH_WAITING
     notes = [
         interval_line(sure.half_ns, asdict(sure)),
         gain_line(doubt_ns),
-        f"{_ALGORITHMS[algorithm]}." if algorithm else f"{_RECORDED}.",
+        f"{_ALGORITHMS[algorithm]}." if algorithm else f"{as_recorded}.",
     ]
     return [*notes, extrapolation(far)] if far else notes
 

@@ -12,14 +12,16 @@ import pandas as pd
 from overlaplab import charts, findings, simulate
 from overlaplab.costs import Algorithm
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, missing_ranks
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions import device_what_if, what_if
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
+from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram
@@ -52,13 +54,19 @@ class Parts:
 
 
 def caps_tried(run: Run) -> list[float]:
-    """Caps in MiB: the least that can be played, doubled until one makes a single bucket, and the recorded one."""
-    manifest = run.manifest
-    known = manifest.parameters if manifest else ()
-    whole = (sum(each.bytes for each in known) if known else device_what_if.whole_bytes(run)) / MIB
+    """Caps in MiB: the least that can be played, doubled until one makes a single bucket, and the recorded one.
+
+    Where all recorded buckets are of one size only those whose T is known.
+    """
+    manifest, cut = run.manifest, recutting(run)
+    parameters = manifest.parameters if manifest else ()
+    sizes = [each.bytes for each in parameters] or (cut and cut.sizes.values()) or [device_what_if.whole_bytes(run)]
+    whole = sum(sizes) / MIB
     found = [device_what_if.least_cap_mb(run)]
     while found[-1] < min(whole, max(found[0], 64)):
         found.append(found[-1] * 2)
+    if cut is not None and cut.measured is not None and len({*cut.measured}) == 1:  # of one size: see `Recutting.knows`
+        found = [cap for cap in found if cut.knows(cut.cut(int(cap * MIB)))]
     own = manifest.bucket_cap_mb if manifest else None
     return sorted({*found, *([own] if own else [])})
 
@@ -73,7 +81,9 @@ def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | No
     caps, no_caps = _told(run, partial(_by_cap, run, asked, advised_mb))
     ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, found.program.ranks))
     doubt_ns = gain_half_ns(found.measured_ns, found.sure)
-    notes = findings.what_if_notes(found.sure, doubt_ns, found.far, asked.algorithm)
+    all_ranks = not missing_ranks(run)
+    algorithm = asked.algorithm if found.manifest.link and all_ranks else None
+    notes = findings.what_if_notes(found.sure, doubt_ns, found.far, algorithm, all_ranks=all_ranks)
     hops = findings.hops_unknown(found.manifest, asked.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
@@ -118,10 +128,9 @@ class _Answer:
 def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
     program, played = what_if.played(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
     step_ns, far = what_if.mean_step_ns(run, played), what_if.far(run, asked.setting, program)
-    assert run.manifest is not None  # what_if.played asks for it
     return _Answer(
         run=run,
-        manifest=run.manifest,
+        manifest=device_manifest(run),
         setting=asked.setting,
         program=program,
         played=played,
@@ -143,12 +152,24 @@ def _over_caps(
     found: _Answer, asked: Asked, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None, advised_mb: float | None
 ) -> Iterator[Chart]:
     if len(caps):
-        cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb or CAP_MB
+        cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb
+        if cap is None and found.manifest.strategy is not None:
+            cap = CAP_MB
+        measured_ns = found.measured_ns if cap is None else None
         seen = recorded.head(0) if found.changes_but("bucket_cap_mb") else recorded.dropna()
         found_ns = what_if.best_found_ns(found.run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
         if found_ns is not None:
             found_ns = min(found_ns, int(caps["step_ns"].min()))
-        draw = partial(charts.caps_predicted, caps, seen, cap, found.sure.half_ns, advised_mb, found_ns=found_ns)
+        draw = partial(
+            charts.caps_predicted,
+            caps,
+            seen,
+            cap,
+            found.sure.half_ns,
+            advised_mb,
+            measured_ns=measured_ns,
+            found_ns=found_ns,
+        )
         yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
 
 
@@ -197,7 +218,8 @@ def _by_cap(run: Run, asked: Asked, advised_mb: float | None) -> pd.DataFrame:
     strategy = asked.setting.strategy
     traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
     tried = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])})
-    caps: Sequence[float] = tried if traits is not None and traits.buckets else ()
+    is_recut = traits.buckets if traits is not None else recutting(run) is not None
+    caps: Sequence[float] = tried if is_recut else ()
     return what_if.by_cap(run, asked.setting, caps, algorithm=asked.algorithm, skew=asked.skew)
 
 

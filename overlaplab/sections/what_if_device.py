@@ -8,7 +8,7 @@ import pandas as pd
 
 from overlaplab import charts, findings
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, missing_ranks
 from overlaplab.formats import as_held
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.what_if import Parts, advised_cap_mb, caps_tried
@@ -43,7 +43,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
         advice = findings.what_if_advice(table, measured_ns, doubt_ns, advised_mb, by_engine=by_engine)
     return Parts(
         headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
-        notes=findings.what_if_notes(sure, doubt_ns, found.far, None),
+        notes=findings.what_if_notes(sure, doubt_ns, found.far, None, all_ranks=not missing_ranks(run)),
         over=over,
         lanes=_lanes(run, setting, note),
         growing=[],

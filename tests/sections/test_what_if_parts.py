@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made.gloo import ddp_over_gloo
+from made.traces import run_of
 from samples import sample_run
 
 import overlaplab
+from overlaplab.errors import OverlaplabError
 from overlaplab.sections.what_if import Asked, what_if_parts
 from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.setting import Setting
 
@@ -48,3 +52,27 @@ def test_after_the_first_answer_no_move_of_a_slider_makes_programs(monkeypatch: 
     assert not made
     what_if_parts(run, Asked(setting=Setting(bucket_cap_mb=1.0, straggler=False)), recorded, None)
     assert made  # ranks that all work as the median do other things
+
+
+def test_of_ddp_that_nobody_labelled_caps_are_played(tmp_path: Path) -> None:
+    """Nobody said which cap was set, so that no line stands at one."""
+    run = run_of(tmp_path, ddp_over_gloo())
+    nobody = recorded_caps(device_manifest(run), ())
+    parts = what_if_parts(run, Asked(setting=Setting(bucket_cap_mb=0.0028)), nobody, None)
+    assert parts.headline.startswith("With bucket_cap_mb 0.0028 a step is predicted to take 22.8 ms")
+    assert [chart.key for chart in parts.over] == ["caps_predicted"]
+    as_recorded = what_if_parts(run, Asked(setting=Setting()), nobody, None)
+    assert "measured: 20.0 ms" in str(as_recorded.over[0].draw().to_dict())
+        what_if_parts(run, Asked(setting=Setting()), nobody, None).over[0].draw().to_dict()
+    )
+
+
+def test_of_a_rank_alone_only_actions_are_played() -> None:
+    run = sample_run("torch-ddp-gloo")
+    alone = replace(run, traces=run.traces[:1])
+    nobody = recorded_caps(device_manifest(alone), ())
+    parts = what_if_parts(alone, Asked(setting=Setting(edits=(("no-pause", None),))), nobody, None)
+    assert parts.over == []
+    assert "Collectives take as long as recorded, waiting for the missing ranks included." in parts.notes
+    with pytest.raises(OverlaplabError, match="1 of 2 ranks are there"):
+        what_if_parts(alone, Asked(setting=Setting(bucket_cap_mb=1)), nobody, None)

@@ -18,7 +18,7 @@ from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import rule_of
+from overlaplab.events import missing_ranks, rule_of
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
 from overlaplab.sections.what_if_device import device_parts
@@ -28,6 +28,7 @@ from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
 from overlaplab.simulate.predictions.what_if import told
+from overlaplab.simulate.programs.buckets import recutting
 from overlaplab.simulate.programs.edits import edit_of
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
@@ -82,7 +83,9 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
 
 
 def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
-    asked = _ask(opened)
+    manifest = opened.manifest
+    is_named = manifest is not None and manifest.strategy is not None and not missing_ranks(opened.run)
+    asked = _ask(opened) if is_named else _ask_of_unnamed(opened)
     return asked == Asked(setting=Setting()), what_if_parts(opened.run, asked, recorded, findings.note(opened.manifest))
 
 
@@ -133,6 +136,18 @@ def _ask(opened: Opened) -> Asked:
         skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
     controls.keep()
     return Asked(setting=setting, algorithm=algorithm, skew=skew)
+
+
+def _ask_of_unnamed(opened: Opened) -> Asked:
+    """The controls of a run whose strategy nobody named, or of which ranks are missing: DDP's cap, and actions."""
+    controls = _Controls()
+    with st.container(key="asked", horizontal=True, gap="small"):
+        cap = None
+        if recutting(opened.run) is not None:
+            cap = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), "as recorded")
+        setting = Setting(bucket_cap_mb=cap, edits=_action(controls, opened))
+    controls.keep()
+    return Asked(setting=setting)
 
 
 def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:

@@ -24,7 +24,7 @@ from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import Skew, drawn
 from overlaplab.simulate.player import End, Launch, StuckError
-from overlaplab.simulate.predictions.device import require_device
+from overlaplab.simulate.predictions.device import device_manifest, require_device
 from overlaplab.simulate.predictions.error import Interval, by_step, extrapolated, interval_of
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
@@ -94,8 +94,7 @@ def _made(run: Run, setting: Setting) -> int | None:
 
 def far(run: Run, setting: Setting, program: WideProgram) -> dict[str, float]:
     """What is extrapolated of a setting that was played as this program: see `error.extrapolated`."""
-    assert run.manifest is not None  # made_programs asks for it
-    return extrapolated(run.manifest, setting, _program(run, Setting()).moves, program.moves)
+    return extrapolated(device_manifest(run), setting, _program(run, Setting()).moves, program.moves)
 
 
 def interval(

@@ -86,9 +86,6 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
             path=run.path,
             remedy="overlaplab predict takes --link of it, and no other change",
         )
-    if manifest is None or (manifest.strategy is None and replace(setting, edits=()) != Setting()):
-        what = "what its strategy is has not been recorded: only actions can be asked for"
-        raise OverlaplabError(what, path=run.path, remedy="On the command line, overlaplab predict --edit")
     if is_served(run, setting) and not (manifest and manifest.asynchronous):
         raise OverlaplabError(
             "messages to a server are not played for many ranks at once",
