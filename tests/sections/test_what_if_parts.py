@@ -63,8 +63,6 @@ def test_of_ddp_that_nobody_labelled_caps_are_played(tmp_path: Path) -> None:
     assert [chart.key for chart in parts.over] == ["caps_predicted"]
     as_recorded = what_if_parts(run, Asked(setting=Setting()), nobody, None)
     assert "measured: 20.0 ms" in str(as_recorded.over[0].draw().to_dict())
-        what_if_parts(run, Asked(setting=Setting()), nobody, None).over[0].draw().to_dict()
-    )
 
 
 def test_of_a_rank_alone_only_actions_are_played() -> None:
