@@ -71,10 +71,10 @@ class Gate:
         if baseline is not None and stored is not None:
             analyses.require_causes(stored, Path(baseline), parsed)
         earlier = analyses.recordings_before(run, selection, stored, before)
-        if not earlier and (changes := [str(one) for one in parsed if one.is_change]):
+        if not earlier and (changes := [str(condition) for condition in parsed if condition.is_change]):
             raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")
-        found = analyses.judged(parsed, earlier, analyses.scalars(run, selection))
-        if failed := [findings.failed_line(one) for one in found if one.failed]:
+        judged = analyses.judged(parsed, earlier, analyses.scalars(run, selection))
+        if failed := [findings.failed_line(condition) for condition in judged if condition.failed]:
             pytest.fail("\n".join(failed), pytrace=False)
 
 
