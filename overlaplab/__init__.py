@@ -1,7 +1,8 @@
 """Where did my communication time go, and what would hide it?
 
 Load a run with `load_run`; every analysis takes it and returns a pandas table; `overlaplab.charts` draws the tables.
-`Recorder` records a training loop; it comes from the package `overlaplab_engine` and needs torch.
+`Recorder` records a training loop, `watch` watches all of it, and `trace_handler` is for a profiler of your own; they
+come from the package `overlaplab_engine` and need torch.
 
 Each name is imported when it is first asked for (PEP 562): the command line's help and shell completion would
 otherwise wait for pandas, and everybody for torch.
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from overlaplab_engine import Recorder as Recorder
+    from overlaplab_engine import trace_handler as trace_handler
+    from overlaplab_engine import watch as watch
 
     from overlaplab.analyses import (
         blocking,
@@ -37,21 +40,24 @@ if TYPE_CHECKING:
     from overlaplab.errors import OverlaplabError
     from overlaplab.events import Run
     from overlaplab.evidence.clocks import clocks
+    from overlaplab.findings.requirements import InconclusiveError, RequirementError, require
     from overlaplab.load import load_run, load_sweep
     from overlaplab.selection import Selection
 else:
 
     def __getattr__(name: str) -> object:
-        if name == "Recorder":
+        if name in _FROM_ENGINE:
             return importlib.import_module("overlaplab.bridge").from_engine(name)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES.get(name, "overlaplab.analyses")), name)
 
 
-# Without Recorder: `from overlaplab import *` needs no torch.
+# Without those of the engine: `from overlaplab import *` needs no torch.
 __all__ = [
+    "InconclusiveError",
     "OverlaplabError",
+    "RequirementError",
     "Run",
     "Selection",
     "blocking",
@@ -69,6 +75,7 @@ __all__ = [
     "pipeline_ranks",
     "pipeline_steps",
     "pipeline_waits",
+    "require",
     "scalars",
     "schedule",
     "stragglers",
@@ -78,16 +85,20 @@ __all__ = [
     "volume",
 ]
 
+_FROM_ENGINE = ("Recorder", "trace_handler", "watch")
 _HOMES = {
+    "InconclusiveError": "overlaplab.findings.requirements",
     "OverlaplabError": "overlaplab.errors",
+    "RequirementError": "overlaplab.findings.requirements",
     "Run": "overlaplab.events",
     "Selection": "overlaplab.selection",
     "clocks": "overlaplab.evidence.clocks",
     "load_run": "overlaplab.load",
     "load_sweep": "overlaplab.load",
+    "require": "overlaplab.findings.requirements",
 }
 """The modules of names that are not from `overlaplab.analyses`."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "Recorder"})
+    return sorted({*globals(), *__all__, *_FROM_ENGINE})

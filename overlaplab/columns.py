@@ -389,6 +389,38 @@ _ANYWHERE = (
     Column("step_ns", "ns", "step then", "How long the median step would take.", short="step then"),
     Column("replayed", "flag", "replayed", "Whether all ranks were played; else the gain is the most that it can be."),
     Column("best", "flag", "best", "Whether it is the best setting of its kind."),
+    # A watched training
+    Column("measured", "flag", "measured", "Whether it is one of a burst, of which more than its time is known."),
+    Column("profiled", "flag", "profiled", "Whether a profiler ran, which makes steps longer."),
+    Column("data_ns", "ns", "data loading", "From the end of a step to the next forward pass.", short="data"),
+    Column("forward_ns", "ns", "forward", "The forward pass, with its waits.", short="fwd"),
+    Column("backward_ns", "ns", "backward", "The backward pass, with its waits.", short="bwd"),
+    Column(
+        "exposed_gradients_ns",
+        "ns",
+        "exposed gradients",
+        "Waits for all-reduces and reduce-scatters, DDP's among them.",
+        short="grads",
+    ),
+    Column("exposed_gathers_ns", "ns", "exposed gathers", "Waits for all-gathers.", short="gathers"),
+    Column(
+        "exposed_others_ns", "ns", "exposed, other", "Waits for all other collectives and messages.", short="others"
+    ),
+    Column("late", "flag", "late", "Whether the last rank came later than durations differ by anyway."),
+    Column("late_ns", "ns", "late by", "How long after the first rank the last one came to the all-reduce."),
+    Column("last_step", "count", "last step", "The last step that the rank has ended."),
+    Column(
+        "late_share", "ratio", "late, % of steps", "In how many of the measured steps that tell it was late.", "late"
+    ),
+    Column("period", "count", "period", "Each so many steps there is one of the kind; empty of ordinary steps."),
+    Column("first_step", "count", "first step", "The first step of the kind."),
+    Column("extra_ns", "ns", "longer by", "How much longer than an ordinary step it takes."),
+    Column("change", "text", "change", "What has changed for good: the step time, or that a rank is late."),
+    Column("since_step", "count", "as before until", "The last measured step that was as before."),
+    Column("before_ns", "ns", "before", "The median step, or how late the rank was, before the change."),
+    Column("after_ns", "ns", "after", "The median step, or how late the rank is, after the change."),
+    Column("exposed_before_ns", "ns", "exposed before", "The median exposed communication before the change."),
+    Column("exposed_after_ns", "ns", "exposed after", "The median exposed communication after the change."),
     # A window of the timeline
     Column("exposed_share", "ratio", "exposed, % of window", "Exposed communication ÷ the window's length."),
     Column("name", "text", "name", "The event's name."),
@@ -652,6 +684,14 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("exposed", "flag", "exposed", "Whether the rank does not work meanwhile."),
         Column("start_ns", "ns", "from", "From the step's start."),
         Column("end_ns", "ns", "to", "From the step's start."),
+    ),
+    ("watched_late",): (Column("late_rank", "count", "last rank", "The rank whose all-reduce was shortest."),),
+    ("watched_kinds", "watched_ranks"): (
+        Column("steps", "count", "steps", "How many steps there are.", short="steps"),
+        Column("span_ns", "ns", "step time", "The median step.", short="step ms"),
+    ),
+    ("watched_ranks",): (
+        Column("late_median_ns", "ns", "late by", "How much later than the first rank it came.", "by"),
     ),
     ("window",): (Column("span_ns", "ns", "window", "The window's length."),),
     ("kernels",): (

@@ -4,6 +4,7 @@
 def test_communication_stays_hidden(overlaplab_gate):
     run = overlaplab_gate.record("torchrun", "--nproc-per-node", "2", "train.py", "--out", "{out}")
     overlaplab_gate.check(run, "exposed.tail > 5ms", "exposed_comm_ns > 5%", baseline="tests/overlap.json")
+    overlaplab_gate.require(run, "hidden_gathers >= 7")
 ```
 """
 
@@ -73,9 +74,23 @@ class Gate:
         earlier = analyses.recordings_before(run, selection, stored, before)
         if not earlier and (changes := [str(condition) for condition in parsed if condition.is_change]):
             raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")
-        judged = analyses.judged(parsed, earlier, analyses.scalars(run, selection))
-        if failed := [findings.failed_line(condition) for condition in judged if condition.failed]:
+        lines = findings.check_lines(analyses.judged(parsed, earlier, analyses.scalars(run, selection)))
+        if failed := [line.sentence for line in lines if line.outcome is findings.Outcome.FAILED]:
             pytest.fail("\n".join(failed), pytrace=False)
+
+    def require(self, run: Run, *requirements: str, skip_steps: int = 0) -> None:
+        """Fail the test where one of these does not hold, and skip it where that is inconclusive.
+
+        See `overlaplab.require`.
+        """
+        import overlaplab
+
+        try:
+            overlaplab.require(run, *requirements, selection=overlaplab.Selection(skip_steps=skip_steps))
+        except overlaplab.RequirementError as error:
+            pytest.fail(str(error), pytrace=False)
+        except overlaplab.InconclusiveError as error:
+            pytest.skip(str(error))
 
 
 @pytest.fixture

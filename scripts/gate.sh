@@ -4,8 +4,10 @@
 # RECORD     a shell command that records a run into $OUT (also given as OVERLAPLAB_RECORD)
 # BASELINE   a file of `overlaplab baseline`; where it is missing, REPEATS recordings make it, and nothing is checked
 # FAIL_IF    conditions as of `overlaplab compare --fail-if`, one per line
+# REQUIRE    what must hold, as of `overlaplab compare --require`, one per line (nothing by default)
 # SKIP_STEPS first steps of each rank that do not count; REPEATS recordings for a new baseline (3)
 # RESULTS    gets run/, check.md, check.xml (a new folder)
+# Exits with 1 where a condition fails, 2 where nothing can be judged, and 3 where what must hold is inconclusive.
 set -euo pipefail
 : "${RECORD:?a command that records into \$OUT}"
 BASELINE=${BASELINE:-overlaplab-baseline.json}
@@ -33,6 +35,9 @@ conditions=()
 while IFS= read -r condition; do
     [ -z "${condition// /}" ] || conditions+=(--fail-if "$condition")
 done <<< "$FAIL_IF"
+while IFS= read -r condition; do
+    [ -z "${condition// /}" ] || conditions+=(--require "$condition")
+done <<< "${REQUIRE:-}"
 verdict=0
 overlaplab compare "$RESULTS/run" --baseline "$BASELINE" --skip-steps "$SKIP_STEPS" "${conditions[@]}" \
     --markdown "$RESULTS/check.md" --junit "$RESULTS/check.xml" || verdict=$?

@@ -465,6 +465,31 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "warnings": many(TEXT),
         },
     ),
+    "watch": (
+        "A watched training: each rank, kinds of steps, what has changed, who was last; times in ns.",
+        {
+            "world_size": WHOLE,
+            "ended": FLAG | {"description": "Whether all ranks have ended the training."},
+            "sentences": many(TEXT),
+            "ranks": many(
+                row(
+                    "watched_ranks",
+                    "rank steps last_step? span_ns? data_ns? forward_ns? backward_ns? exposed_comm_ns?"
+                    " exposed_gradients_ns? exposed_gathers_ns? exposed_others_ns? late_share? late_median_ns?",
+                )
+            ),
+            "kinds": many(row("watched_kinds", "period? first_step steps span_ns extra_ns")),
+            "changes": many(
+                row(
+                    "watched_changes",
+                    "change rank? step since_step before_ns after_ns exposed_before_ns? exposed_after_ns?",
+                )
+            ),
+            "late": many(row("watched_late", "step group late_rank late_ns late")),
+            "recordings": many(keys(rank=WHOLE, step=WHOLE, path=TEXT, reason=TEXT)),
+            "notes": many(TEXT),
+        },
+    ),
     "doctor": (
         "What would keep a recording from working on this machine.",
         {

@@ -18,6 +18,7 @@ from made.pipeline import made_pipeline
 from made.runs import label, made_gathering, made_runs, made_sweep
 from made.step_rows import exposed_rows, summary_rows
 from made.traces import op, run_of
+from made.watched import eventful
 
 import overlaplab
 from overlaplab import analyses
@@ -28,6 +29,7 @@ from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan
 from overlaplab.findings import diagnose
 from overlaplab.formats import as_held, as_shown, digits, text, texts
+from overlaplab.load.watched import load_watched
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
 from overlaplab.simulate import advise, bound
@@ -96,6 +98,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["by_depth"] = device_what_if.by_depth(run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same)
     program, played = what_if.played(swept_run, same)
     found["lanes"] = what_if.lanes(program, played, what_if.typical_step(played)).assign(which="measured")
+    training = load_watched(eventful(folder / "live"))
+    steps, late = analyses.watched_steps(training), analyses.watched_late(training)
+    found |= {"watched_steps": steps, "watched_late": late, "watched_ranks": analyses.watched_ranks(steps, late)}
+    found |= {"watched_kinds": analyses.watched_kinds(steps), "watched_changes": analyses.watched_changes(steps, late)}
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))

@@ -180,7 +180,7 @@ def test_exported_names_exist(module: str) -> None:
 
 
 def test_names_that_are_imported_when_asked_for_are_listed() -> None:
-    assert {*overlaplab.__all__, "Recorder"} <= {*dir(overlaplab)}
+    assert {*overlaplab.__all__, "Recorder", "trace_handler"} <= {*dir(overlaplab)}
     with pytest.raises(AttributeError, match="module 'overlaplab' has no attribute 'no_such'"):
         getattr(overlaplab, "no_such")  # noqa: B009 (a type checker sees it otherwise)
 

@@ -19,6 +19,7 @@ PAGES = (
     "README",
     "docs/exposed",
     "docs/actions",
+    "docs/watching",
     *(name.removesuffix(".md") for name in TUTORIALS if ".zh-CN" not in name),
 )
 GLOSSARY = "\n## 界面术语\n"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from overlaplab_engine.network.mesh import Mesh
     from overlaplab_engine.optimizer import AdamW
     from overlaplab_engine.recording.recorder import Recorder
+    from overlaplab_engine.recording.trace_handler import trace_handler
     from overlaplab_engine.strategies import Options, Strategy, register
     from overlaplab_engine.strategies.bucketed import Bucketed
     from overlaplab_engine.strategies.local_sgd import LocalSGD
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from overlaplab_engine.strategies.zero1 import Zero1
     from overlaplab_engine.strategies.zero2 import Zero2
     from overlaplab_engine.strategies.zero3 import Zero3
+    from overlaplab_engine.watching.watch import Watch, watch
 
 _HOMES = {
     "AdamW": "optimizer",
@@ -50,6 +52,7 @@ _HOMES = {
     "TorchTensorParallel": "strategies.torch_tensor",
     "Tree": "strategies.tree",
     "Unit": "models.units",
+    "Watch": "watching.watch",
     "Zero1": "strategies.zero1",
     "Zero2": "strategies.zero2",
     "Zero3": "strategies.zero3",
@@ -57,6 +60,8 @@ _HOMES = {
     "by_size": "models.units",
     "connect": "network.communicator",
     "register": "strategies",
+    "trace_handler": "recording.trace_handler",
+    "watch": "watching.watch",
 }
 """The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
 
@@ -80,6 +85,7 @@ __all__ = [
     "TorchTensorParallel",
     "Tree",
     "Unit",
+    "Watch",
     "Zero1",
     "Zero2",
     "Zero3",
@@ -87,6 +93,8 @@ __all__ = [
     "by_size",
     "connect",
     "register",
+    "trace_handler",
+    "watch",
 ]
 
 

@@ -27,6 +27,7 @@ from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import (
     GRAIN_NS,
     NEVER_NS,
+    STALL_NS,
     WAKE_NS,
     Does,
     Facts,
@@ -192,7 +193,9 @@ def _trace_causes(
     yield from _pipeline_causes(moments.select(scheduled & messages), idle)
     along = take_values(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
     yield Cause.SEND, moments.select(along)
-    yield from _decide_causes(facts, moments.select(~along & ~(scheduled & messages)), excess, host_waits(trace))
+    stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
+    others = moments.select(~along & ~(scheduled & messages))
+    yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
 
 def _pipeline_causes(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
@@ -211,7 +214,7 @@ def _pipeline_causes(moments: Moments, idle: Sequence[IdleBySchedule | None]) ->
 
 
 def _decide_causes(
-    facts: Facts, moments: Moments, excess_ns: NDArray[np.int64], blocked: Intervals
+    facts: Facts, moments: Moments, excess_ns: NDArray[np.int64], blocked: Intervals, stall_ns: int
 ) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
@@ -221,7 +224,7 @@ def _decide_causes(
     unattributed = remaining.row < 0
     yield Cause.UNKNOWN, remaining.select(unattributed)
     remaining = remaining.select(~unattributed)
-    elsewhere = _held_up(facts, remaining, blocked)
+    elsewhere = _held_up(facts, remaining, blocked, stall_ns)
     yield Cause.GAP, remaining.select(elsewhere)
     remaining = remaining.select(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
@@ -229,10 +232,13 @@ def _decide_causes(
     yield from _split_delays(facts, remaining.select(~blocks))
 
 
-def _held_up(facts: Facts, moments: Moments, blocked: Intervals) -> NDArray[np.bool_]:
+def _held_up(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
     """Rule 3: the rank was not waiting for communication, by when it computes again."""
     over = facts["end_ns"][moments.row]
-    goes_on = over - GRAIN_NS > moments.resumes
+    early_ns = over - moments.resumes
+    stalled = (facts["gradients"] & facts["edge"])[moments.row]
+    stalled &= (early_ns <= stall_ns) & (early_ns < moments.end - moments.start)
+    goes_on = (early_ns > GRAIN_NS) & ~stalled
     ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
     ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)

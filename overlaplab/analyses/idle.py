@@ -12,6 +12,7 @@ preempted: an operator was under way and waited for a core.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -30,8 +31,11 @@ from overlaplab.events import (
     once_per_trace,
     rule_of,
     window_bounds,
+    with_known,
 )
 from overlaplab.evidence.clocks import run_zero_ns
+from overlaplab.evidence.host_waits import host_waits
+from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, subtract, union, within
 from overlaplab.selection import EVERYTHING, Selection
@@ -109,15 +113,38 @@ def idle_gaps(trace: Trace) -> tuple[Intervals, Intervals]:
     """The gaps that are host wait, and those that are kernel wait, in absolute ns."""
     busy = _busy_time(trace)
     gaps = np.column_stack((busy[:-1, 1], busy[1:, 0]))
-    launched = _first_launch(trace, gaps[:, 1])
+    launched = _first_launch(trace, gaps[:, 1], ~counting_as(trace, Work.NOTHING))
     host = launched > gaps[:, 0]
     kernel = ~host & (gaps[:, 1] - gaps[:, 0] < KERNEL_DELAY_NS)
     return gaps[host], gaps[kernel]
 
 
-def _first_launch(trace: Trace, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When the host launched what began at these moments: the earliest of several; int64's minimum where unknown."""
-    rows = np.flatnonzero(~counting_as(trace, Work.NOTHING))
+def launched_in_time(run: Run) -> Run:
+    """The run as if each device computed on wherever it had nothing to compute because its host had not launched it.
+
+    Not where its host was in a call that waited for the device. Ranks whose hosts compute are as they were recorded.
+    """
+    return replace(run, traces=tuple(map(_launched_in_time, run.traces)))
+
+
+def _launched_in_time(trace: Trace) -> Trace:
+    if rule_of(trace) is not Rule.GPU:
+        return trace
+    computes = activity(trace).compute
+    gaps = np.column_stack((computes[:-1, 1], computes[1:, 0]))
+    launched = _first_launch(trace, gaps[:, 1], counting_as(trace, Work.COMPUTE))
+    late = launched > gaps[:, 0]
+    ends = np.where(gaps[:, 1] - launched <= GRAIN_NS, gaps[:, 1], launched)  # a launch takes a little, too
+    starved = subtract(union(gaps[late, 0], ends[late]), host_waits(trace))
+    whole = np.concatenate((computes, starved))
+    return with_known(trace, activity, replace(activity(trace), compute=union(whole[:, 0], whole[:, 1])))
+
+
+def _first_launch(trace: Trace, at_ns: NDArray[np.int64], counts: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """When the host launched what began at these moments, of the events that count: the earliest of several; int64's
+    minimum where unknown.
+    """
+    rows = np.flatnonzero(counts)
     calls = launchers(trace)[rows]
     times = trace.events["ts_ns"].to_numpy(np.int64)
     called = np.where(calls >= 0, times[calls], np.iinfo(np.int64).min)

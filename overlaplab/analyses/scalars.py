@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import pandas as pd
 
+from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.exposed import CAUSES, exposed
 from overlaplab.analyses.summary import FIGURES, summary
 from overlaplab.analyses.worst import damaged_steps, drop_damaged, without_steps
@@ -21,6 +22,10 @@ Scalars: TypeAlias = Mapping[str, float | None]
 OF_CAUSE = {"exposed." + re.sub(r"\W", "_", cause): cause for cause in CAUSES}
 """Figures that are the exposed time of one cause: `exposed.tail`, `exposed.straggler_wait`."""
 _NAME_OF = {cause: name for name, cause in OF_CAUSE.items()}
+SHARES = {"exposed_share": "exposed_comm_ns", **{f"{name}_share": name for name in OF_CAUSE}}
+"""Figures that are another one's share of the step time, from 0 to 1: `exposed.tail_share`."""
+HIDDEN = {"hidden_gathers": "all_gather", "hidden_scatters": "reduce_scatter", "hidden_all_reduces": "all_reduce"}
+"""Figures that count the collectives of a kind that are hidden."""
 _RATIO = "overlap_ratio"
 _OF_COMMUNICATION = ("comm_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns", _RATIO)
 
@@ -29,10 +34,14 @@ def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True)
     """The figures of `summary`, by name, and the exposed time of each cause (`exposed.tail`, …): one number each.
 
     A time is the mean over all undamaged steps of all ranks in which it is known, in ns; `overlap_ratio` is the ratio
-    of the sums. None where it is known in no step of a rank; figures of communication also where none was recognised on
-    a rank of several. `exposed.straggler_wait` is None where `exposed_wait_ns` is, and causes of pipelines where the
-    schedule is unknown. Without `causes` those are left out, which is quicker. Raises `OverlaplabError` for an unknown
-    rank or step.
+    of the sums. `exposed_share`, and each cause's (`exposed.tail_share`, …), is of the step time, from 0 to 1.
+    `hidden_gathers`, `hidden_scatters` and `hidden_all_reduces` count the collectives of which less than half the time
+    is exposed, in a rank's median step (of an even number the lower), of the rank with fewest.
+
+    None where a figure is known in no step of a rank; figures of communication also where none was recognised on a rank
+    of several. `exposed.straggler_wait` is None where `exposed_wait_ns` is, and causes of pipelines where the schedule
+    is unknown. Without `causes` those, and their shares, are left out, which is quicker. Raises `OverlaplabError` for
+    an unknown rank or step.
     """
     every = summary(run, selection)
     table = drop_damaged(every)
@@ -41,15 +50,42 @@ def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True)
     comm = int(table["comm_ns"].sum())
     figures[_RATIO] = int(table["overlapped_ns"].sum()) / comm if comm and figures["comm_ns"] is not None else None
     recognised = _communication_recognised(run, selection)
-    figures |= {} if recognised else dict.fromkeys(_OF_COMMUNICATION)
-    if not causes:
-        return figures
-    if figures["exposed_comm_ns"] is None:
-        return figures | dict.fromkeys(OF_CAUSE)
-    by_cause = _exposed_by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
-    if figures["exposed_wait_ns"] is None:
-        by_cause[_NAME_OF[Cause.STRAGGLER]] = None
-    return figures | by_cause
+    figures |= (
+        _hidden_counts(table, collectives(run, selection))
+        if recognised
+        else dict.fromkeys((*_OF_COMMUNICATION, *HIDDEN))
+    )
+    if causes and figures["exposed_comm_ns"] is None:
+        figures |= dict.fromkeys(OF_CAUSE)
+    elif causes:
+        figures |= _exposed_by_cause(run, without_steps(exposed(run, selection), damaged_steps(every)), len(table))
+        if figures["exposed_wait_ns"] is None:
+            figures[_NAME_OF[Cause.STRAGGLER]] = None
+    return figures | _shares(figures)
+
+
+def _shares(figures: Scalars) -> dict[str, float | None]:
+    """`SHARES` of the figures that are there."""
+    span_ns, shares = figures["span_ns"], {}
+    for share, name in SHARES.items():
+        if name in figures:
+            part_ns = figures[name]
+            shares[share] = part_ns / span_ns if span_ns and part_ns is not None else None
+    return shares
+
+
+def _hidden_counts(steps: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float | None]:
+    """`HIDDEN` in these rows of `summary`, from rows of `collectives`; None where a collective's time is unknown."""
+    windows = ["rank", "step"]
+    counts: dict[str, float | None] = {}
+    for name, kind in HIDDEN.items():
+        alike = rows[rows["kind"] == kind]
+        hidden = (2 * alike["exposed_ns"] < alike["end_ns"] - alike["start_ns"]).astype("Int64")
+        by_step = alike[windows].assign(hidden=hidden).groupby(windows, dropna=False)["hidden"].sum().reset_index()
+        by_rank = steps[windows].merge(by_step, how="left").fillna({"hidden": 0}).groupby("rank", dropna=False)
+        fewest = by_rank["hidden"].quantile(interpolation="lower").min()
+        counts[name] = None if hidden.isna().any() or steps.empty else float(fewest)
+    return counts
 
 
 def _exposed_by_cause(run: Run, rows: pd.DataFrame, steps: int) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli import advise, bench, comparing, doctor, figures, files, plan, predict, runs
+from overlaplab.cli import advise, bench, comparing, doctor, figures, files, plan, predict, runs, watch
 from overlaplab.cli.completion import ASKED, record_asked
 from overlaplab.cli.engine import ENGINE
 from overlaplab.errors import OverlaplabError
@@ -54,6 +54,7 @@ app.add_typer(plan.app)
 app.add_typer(predict.app)
 app.add_typer(bench.app)
 app.add_typer(doctor.app)
+app.add_typer(watch.app)
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
-    from overlaplab.analyses import Condition, Judged, Scalars
+    from overlaplab.analyses import Scalars
+    from overlaplab.findings import CheckLine
 
 app = typer.Typer()
 
@@ -37,6 +38,15 @@ def compare(
             " several times: any one of them fails.",
         ),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="What must hold of the last run ('hidden_gathers >= 7', 'exposed.tail_share < 0.05'). Exit with 1"
+            " where it does not, and with 3 where the recording does not tell: the machine was busy, the run is"
+            " launch-bound, or a figure is unknown. May be given several times: all of them must hold.",
+        ),
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Changes are from this baseline's recordings, instead of the first run."),
@@ -50,23 +60,26 @@ def compare(
     """Runs side by side: step time, its parts, and which is fastest beyond the spread.
 
     A folder of runs stands for all of them. Runs that differ in bucket_cap_mb alone are shown by cap. With --baseline
-    one run is enough, and a change fails only if it lies beyond all of the baseline's recordings.
+    one run is enough, and a change fails only if it lies beyond all of the baseline's recordings. So it is with
+    --require.
     """
-    from overlaplab import analyses
+    from overlaplab import analyses, findings
     from overlaplab.report import documents, terminal
 
     stored = None if baseline is None else analyses.stored_baseline(baseline)
     runs = runs_at(runs)
-    if len(runs) < 2 and stored is None:
-        raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
     conditions = [analyses.parse_condition(text) for text in fail_if or ()]
+    requirements = [findings.parse_requirement(text) for text in require or ()]
+    if len(runs) < 2 and stored is None and (conditions or not requirements):
+        raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
     loaded = load(runs, opening)
-    checks = bool(conditions or junit or markdown)
+    names = [str(condition) for condition in (*conditions, *requirements)]
+    checks = bool(names or junit or markdown)
     causes = any(condition.is_of_cause for condition in conditions)
-    first = loaded[0] if stored is None else None
+    first = loaded[0] if stored is None and len(loaded) > 1 else None
     before: Sequence[Scalars] = ()
-    if checks or stored is not None:
-        with _write_if_not_judged(conditions, loaded[-1].path, junit, markdown):
+    if stored is not None or (checks and (conditions or not requirements)):
+        with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
             if baseline is not None and stored is not None:
                 analyses.require_causes(stored, baseline, conditions)
             before = analyses.recordings_before(loaded[-1], selection, stored, first, causes=causes)
@@ -76,17 +89,18 @@ def compare(
         show(*terminal.compare(loaded, selection, every=every))
     if checks:
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
-        with _write_if_not_judged(conditions, loaded[-1].path, junit, markdown):
-            found = analyses.judged(conditions, before, figures)
+        with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
+            lines = findings.check_lines(analyses.judged(conditions, before, figures))
+            lines += findings.judge_requirements(loaded[-1], requirements, selection) if requirements else []
         if junit is not None:
             from overlaplab.report.junit import junit_xml
 
-            _write(junit, junit_xml(found, loaded[-1].path))
+            _write(junit, junit_xml(lines, loaded[-1].path))
         if markdown is not None:
             from overlaplab.report.markdown import gate_markdown
 
-            _write(markdown, gate_markdown(loaded[-1], selection, figures, before, found))
-        _say(found)
+            _write(markdown, gate_markdown(loaded[-1], selection, figures, before, lines))
+        _say(lines)
 
 
 @app.command("baseline", epilog="Example: overlaplab baseline runs/main-1 runs/main-2 runs/main-3 -o baseline.json")
@@ -112,22 +126,23 @@ def baseline_command(
     show(f"{out}: {count(len(found.recordings), 'recording')}", *terminal.warnings_of(loaded))
 
 
-def _say(found: Sequence[Judged]) -> None:
-    """Say which conditions failed, and exit with 1 if any did."""
-    from overlaplab import findings
+def _say(lines: Sequence[CheckLine]) -> None:
+    """Say what became of each condition, and exit with 1 if any failed, else with 3 if any is inconclusive."""
+    from overlaplab.findings import Outcome
 
-    for one in found:
-        if one.failed:
-            print(f"overlaplab: {findings.failed_line(one)}", file=sys.stderr)
-        else:
-            print(f"overlaplab: {'note' if one.holds else 'ok'}: {findings.judged_sentence(one)}", file=sys.stderr)
-    if any(one.failed for one in found):
+    words = {Outcome.HOLDS: "ok", Outcome.FAILED: "failed", Outcome.INCONCLUSIVE: "inconclusive"}
+    for line in lines:
+        print(f"overlaplab: {words[line.outcome]}: {line.sentence}", file=sys.stderr)
+    outcomes = {line.outcome for line in lines}
+    if Outcome.FAILED in outcomes:
         raise typer.Exit(1)
+    if Outcome.INCONCLUSIVE in outcomes:
+        raise typer.Exit(3)
 
 
 @contextmanager
 def _write_if_not_judged(
-    conditions: Sequence[Condition], run: str, junit: Path | None, markdown: Path | None
+    conditions: Sequence[str], run: str, junit: Path | None, markdown: Path | None
 ) -> Iterator[None]:
     """Where the block raises, write why nothing was judged, so that no earlier verdict stands in the check's files."""
     try:

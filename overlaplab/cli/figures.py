@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPath, grouped
@@ -15,11 +17,6 @@ _WITHOUT_TABLES = ("summary", "exposed", "collectives")
 
 
 _COMMANDS = (
-    (
-        "summary",
-        "runs/bucketed --skip-steps 1",
-        "What to try, and where each rank's steps went: compute, communication hidden and exposed, memory, idle.",
-    ),
     (
         "exposed",
         "runs/bucketed --skip-steps 1",
@@ -49,6 +46,38 @@ _COMMANDS = (
 """The commands about one run: name, arguments of an example, help."""
 
 
+@app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
+@grouped
+def summary(
+    run: RunPath,
+    as_json: Json = False,
+    every: Every = False,
+    line: Annotated[
+        bool, typer.Option("--line", help="Print one line: what is exposed, why, what to try first, what that gains.")
+    ] = False,
+    selection: Selection = EVERYTHING,
+    opening: Opening = OPENING,
+) -> None:
+    """What to try, and where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
+    if line:
+        from overlaplab.report import terminal
+
+        print(terminal.line(load([run], opening, tables=False)[0], selection))
+    else:
+        _print("summary", run, selection, opening, as_json=as_json, every=every)
+
+
+def _print(name: str, run: str, selection: Selection, opening: Opening, *, as_json: bool, every: bool) -> None:
+    """Print a command's document, or its tables."""
+    from overlaplab.report import documents, terminal
+
+    loaded = load([run], opening, tables=name not in _WITHOUT_TABLES)[0]
+    if as_json:
+        print_json(getattr(documents, f"{name}_document")(loaded, selection))
+    else:
+        show(*terminal.lead(loaded), *getattr(terminal, name)(loaded, selection, every=every))
+
+
 def _add(name: str, example: str, meaning: str) -> None:
     @app.command(name, help=meaning, epilog=f"Example: overlaplab {name} {example}")
     @grouped
@@ -59,13 +88,7 @@ def _add(name: str, example: str, meaning: str) -> None:
         selection: Selection = EVERYTHING,
         opening: Opening = OPENING,
     ) -> None:
-        from overlaplab.report import documents, terminal
-
-        loaded = load([run], opening, tables=name not in _WITHOUT_TABLES)[0]
-        if as_json:
-            print_json(getattr(documents, f"{name}_document")(loaded, selection))
-        else:
-            show(*terminal.lead(loaded), *getattr(terminal, name)(loaded, selection, every=every))
+        _print(name, run, selection, opening, as_json=as_json, every=every)
 
 
 for _command in _COMMANDS:

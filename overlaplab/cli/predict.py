@@ -76,7 +76,6 @@ def predict(
     if out is not None and out.exists():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
     recorded = load([run], opening)[0]
-    refuse_to_predict(recorded)
     options: dict[str, Any] = {
         "strategy": strategy,
         "bucket_cap_mb": bucket_cap_mb,
@@ -88,13 +87,15 @@ def predict(
         "schedule": schedule,
         "microbatches": microbatches,
         "stages": None if stages is None else _stages(stages),
-        "straggler": not no_straggler,
+        "straggler": False if no_straggler else None,
     }
     given, edits = _edits(edit or ())
     options |= given
+    refuse_to_predict(recorded, needs_all_ranks=any(value is not None for value in options.values()))
     if options["link"] is not None:
         options["link"] = _link(str(options["link"]), options["ranks"] or len(recorded.traces))
-    found = predict_run(recorded, Setting(**options, edits=edits))
+    changed = {name: value for name, value in options.items() if value is not None}
+    found = predict_run(recorded, Setting(**changed, edits=edits))
     with TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "predicted"
         predicted_run.write_run(folder, found.manifest, found.ranks)

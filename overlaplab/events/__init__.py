@@ -34,6 +34,7 @@ from overlaplab.events.run import (
     once_per_run,
     once_per_trace,
     table_of,
+    with_known,
 )
 from overlaplab.events.windows import (
     NEXT_STEP,
@@ -101,4 +102,5 @@ __all__ = [
     "window_warnings",
     "windows",
     "windows_at",
+    "with_known",
 ]

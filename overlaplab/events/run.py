@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -209,7 +209,12 @@ def known_of(trace: Trace, functions: Iterable[Callable[[Trace], object]]) -> di
     return {_name(function): function(trace) for function in functions}
 
 
-def _name(function: Callable[[Trace], object]) -> str:
+def with_known(trace: Trace, function: Callable[[Trace], Value], value: Value) -> Trace:
+    """The trace as if this function, which is `once_per_trace`, said so of it; what follows from that is found anew."""
+    return replace(trace, precomputed={_name(function): value})
+
+
+def _name(function: Callable[[Trace], Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 

@@ -18,6 +18,8 @@ Facts: TypeAlias = dict[str, NDArray[Any]]
 GRAIN_NS = 20_000
 """A rank that resumes computing so shortly before a collective ends may still have waited for it: threads wake up and
 labels close microseconds apart."""
+STALL_NS = 5_000_000
+"""On a CPU: the thread that carries a collective may have to wait so long for a core before it can end its range."""
 WAKE_NS = 1_000_000
 """A rank that waited computes again so soon after the collective's end; one that computes later did something else."""
 NEVER_NS = int(np.iinfo(np.int64).max)

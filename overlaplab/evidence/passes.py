@@ -5,11 +5,21 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from urllib.parse import quote
 
-from overlaplab.events import Trace, once_per_trace, step_windows
-from overlaplab.evidence.ddp import autograd_passes, forward_passes, optimizer_steps
+from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.ddp import (
+    DDPBackward,
+    Gradient,
+    autograd_passes,
+    ddp_backwards,
+    forward_passes,
+    optimizer_steps,
+)
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, engine_labels
+from overlaplab.vocabulary import Rule
 
 PASSES = ("forward", "backward", "optimizer")
 
@@ -21,22 +31,74 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     A trace without a label `forward` gets those of DDP, by torch's own ranges: a forward pass is a range
     `DistributedDataParallel.forward`. A backward pass lasts from the first of autograd's functions after it to the end
     of the last one and of the buckets launched by the Recorder's labels within, for which DDP waits before it returns.
-    It sends gradients (`sync=1`) if there are such buckets. Empty without DDP, and without the Recorder's labels.
+    It sends gradients (`sync=1`) if there are such buckets. Without the Recorder's labels they are `bucket_labels`.
+    Empty without DDP.
     """
     labels = engine_labels(trace)
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
-    launches = [label for label in labels if label.word == "bucket_launch"]
+    launches = [label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch"]
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
         return ()
     backwards = _number_passes(trace, "backward", autograd_passes(trace))
-    passes = [
-        *_number_passes(trace, "forward", forwards),
-        *_extend_to_buckets(backwards, launches, executions(trace)),
-        *update_labels(trace),
-    ]
-    return tuple(sorted(passes, key=lambda label: label.start_ns))
+    others = sorted(
+        (*_number_passes(trace, "forward", forwards), *update_labels(trace)), key=lambda label: label.start_ns
+    )
+    extended = _extend_to_buckets(backwards, launches, executions(trace), [label.start_ns for label in others])
+    return tuple(sorted((*others, *extended), key=lambda label: label.start_ns))
+
+
+@once_per_trace
+def bucket_labels(trace: Trace) -> tuple[Label, ...]:
+    """The labels `gradient_ready`, `bucket_ready` and `bucket_launch` that the Recorder would have written for DDP on a
+    CPU, in order of start; empty where anybody labelled buckets.
+
+    Gradients are called by their order of arrival (see `ddp_gradients`), and have no labels where passes differ in it.
+    """
+    if rule_of(trace) is not Rule.CPU or any(label.word == "bucket_launch" for label in engine_labels(trace)):
+        return ()
+    names = {number: quote(name) for number, name in enumerate(ddp_gradients(trace), start=1)}
+    labels: list[Label] = []
+    for backward in ddp_backwards(trace, executions(trace)):
+        for bucket in backward.buckets:
+            index, named = str(bucket.index), [gradient for gradient in bucket.gradients if names]
+            for gradient in named:
+                arrived = {"parameter": names[gradient.number]}
+                labels.append(_instant(backward, gradient.at_ns, "gradient_ready", arrived))
+            parameters = ",".join(names[gradient.number] for gradient in named)
+            fields = {"bucket": index, "bytes": str(bucket.launch.bytes or 0), "parameters": parameters}
+            labels.append(_instant(backward, bucket.ready_ns or bucket.launch.start_ns, "bucket_ready", fields))
+            labels.append(_label("bucket_launch", bucket.launch, {"bucket": index}))
+    return tuple(sorted(labels, key=lambda label: label.start_ns))
+
+
+@once_per_trace
+def ddp_gradients(trace: Trace) -> dict[str, int]:
+    """The elements of each gradient that DDP sends, in order of arrival, called such as `gradient 3 (512 × 64)`.
+
+    Empty where a pass does not tell all of them, or its gradients arrive in another order than in the first.
+    """
+    first_elements: dict[str, int] = {}
+    for backward in ddp_backwards(trace, executions(trace)):
+        gradients = [gradient for bucket in backward.buckets for gradient in bucket.gradients]
+        is_known = not backward.repeated and backward.forwards == 1 and len(gradients) == backward.gradients
+        if not is_known or any(bucket.told_by != "sizes" for bucket in backward.buckets):
+            return {}
+        gradients.sort(key=lambda gradient: gradient.number)
+        elements = {_name(gradient): prod(gradient.shape or ()) for gradient in gradients}
+        if first_elements and elements != first_elements:
+            return {}
+        first_elements = elements
+    return first_elements
+
+
+def _name(gradient: Gradient) -> str:
+    return f"gradient {gradient.number} ({' × '.join(map(str, gradient.shape or ()))})"
+
+
+def _instant(backward: DDPBackward, at_ns: int, word: str, fields: dict[str, str]) -> Label:
+    return Label(start_ns=at_ns, end_ns=at_ns, thread=backward.thread, word=word, fields=fields)
 
 
 def update_labels(trace: Trace) -> tuple[Label, ...]:
@@ -54,13 +116,17 @@ def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[L
         before[step] += 1
 
 
-def _extend_to_buckets(backwards: Iterable[Label], launches: Sequence[Label], ran: Executions) -> Iterator[Label]:
+def _extend_to_buckets(
+    backwards: Iterable[Label], launches: Sequence[Label], ran: Executions, others_ns: Sequence[int]
+) -> Iterator[Label]:
+    """`others_ns`: when the other passes begin, until which a backward pass is over, though a range may end later."""
     starts = [label.start_ns for label in launches]
     for backward in backwards:
         within = launches[bisect_left(starts, backward.start_ns) : bisect_right(starts, backward.end_ns)]
         ends = [bounds[1] for label in within if (bounds := ran.communication_span(label)) is not None]
         fields = backward.fields | {"sync": "1" if within else "0"}
-        yield _label("backward", backward, fields, end_ns=max([backward.end_ns, *ends]))
+        next_ns = others_ns[bisect_left(others_ns, backward.end_ns) :][:1]
+        yield _label("backward", backward, fields, end_ns=min([max([backward.end_ns, *ends]), *next_ns]))
 
 
 def _label(word: str, span: Span, fields: dict[str, str], *, end_ns: int | None = None) -> Label:

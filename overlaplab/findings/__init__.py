@@ -18,7 +18,7 @@ from overlaplab.findings.across_runs.comparison import (
     short_names,
     work_compared,
 )
-from overlaplab.findings.across_runs.gate import failed_line, gate_title, judged_sentence
+from overlaplab.findings.across_runs.gate import CheckLine, Outcome, check_lines, gate_title
 from overlaplab.findings.across_runs.sweeps import (
     sweep_advice,
     sweep_ends,
@@ -110,6 +110,7 @@ from overlaplab.findings.predictions import (
     prediction_lead,
     refuse_to_predict,
 )
+from overlaplab.findings.requirements import judge_requirements, parse_requirement
 from overlaplab.findings.runs import (
     PREDICTED,
     describe_link,
@@ -168,6 +169,7 @@ from overlaplab.findings.systems.plan import (
 )
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.watched import watched_notes, watched_sentences
 from overlaplab.findings.what_if import (
     BEST_FOUND,
     BEST_POSSIBLE,
@@ -213,9 +215,11 @@ __all__ = [
     "Advised",
     "CausePart",
     "CauseShare",
+    "CheckLine",
     "Diagnosis",
     "GatherCost",
     "Loop",
+    "Outcome",
     "Tile",
     "Unseen",
     "about",
@@ -243,6 +247,7 @@ __all__ = [
     "cause_words",
     "causes_title",
     "certainty_words",
+    "check_lines",
     "clocks_note",
     "collective_label",
     "collectives_lead",
@@ -266,7 +271,6 @@ __all__ = [
     "exposed_lead",
     "exposed_name",
     "extrapolation",
-    "failed_line",
     "figure_line",
     "first_shown",
     "gain_finding",
@@ -287,7 +291,7 @@ __all__ = [
     "hops_unknown",
     "how_short",
     "interval_line",
-    "judged_sentence",
+    "judge_requirements",
     "lanes_title",
     "late_ranks_title",
     "late_reason",
@@ -312,6 +316,7 @@ __all__ = [
     "other_problem",
     "other_problem_advice",
     "outliers_finding",
+    "parse_requirement",
     "pipeline_advice",
     "pipeline_held_title",
     "pipeline_lead",
@@ -374,6 +379,8 @@ __all__ = [
     "verdict",
     "verified_finding",
     "waits_title",
+    "watched_notes",
+    "watched_sentences",
     "what_if_advice",
     "what_if_headline",
     "what_if_notes",

@@ -22,8 +22,11 @@ _OPTIONS |= {"schedule": "schedule {}", "microbatches": "{} microbatches", "with
 _FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
 
 
-def refuse_to_predict(run: Run) -> None:
-    """Raise `OverlaplabError` where a recording cannot be trusted to say anything about other settings."""
+def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
+    """Raise `OverlaplabError` where a recording cannot be trusted to say anything about other settings.
+
+    `needs_all_ranks`: on CPUs all but edits need them, see `simulate.programs.required`.
+    """
     manifest = run.manifest
     if manifest is None:
         return  # what reads the run says so
@@ -31,7 +34,9 @@ def refuse_to_predict(run: Run) -> None:
         remedy = f"Predict from {shorten(manifest.predicted_from, 200)}, of which it is a prediction."
         raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
     on_cpus = not all(rule_of(trace) is Rule.GPU for trace in run.traces)
-    if (missing_ranks(run) and on_cpus) or (manifest.phantom_ranks and not played_phantoms(manifest)):
+    if (needs_all_ranks and missing_ranks(run) and on_cpus) or (
+        manifest.phantom_ranks and not played_phantoms(manifest)
+    ):
         what = f"{len(run.traces)} of {manifest.world_size} ranks: a prediction needs them all"
         raise OverlaplabError(what, path=run.path, remedy="Record without phantoms, or bring the other ranks' traces.")
     if link_attained(manifest) is False:

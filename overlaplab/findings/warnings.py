@@ -340,6 +340,12 @@ def busy_share(run: Run, step: int | None) -> float | None:
     return float((own["delayed_ns"] / own["span_ns"]).max()) if len(own) else None
 
 
+def busy_steps(run: Run) -> set[int]:
+    """The numbers of the steps in which the machine was busy."""
+    steps = _machine_steps(run, delays(run))
+    return {int(number) for number in steps.loc[steps["busy"].astype(bool), "step"].dropna()}
+
+
 def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
     """For each rank and step `span_ns`, `delayed_ns`, which shares of the cores its machine's ranks (`own`) and others
     (`foreign`) used, NaN where unknown, and `busy`: from run.json, or else from the trace's counts alone.

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from overlaplab import findings
-from overlaplab.analyses.across_runs.regression import Condition, Judged
+from overlaplab.findings import CheckLine, Outcome
+
+_ELEMENTS = {Outcome.FAILED: "failure", Outcome.INCONCLUSIVE: "skipped"}
 
 
-def junit_xml(found: Sequence[Judged], path: str) -> bytes:
+def junit_xml(lines: Sequence[CheckLine], path: str) -> bytes:
     """One test case per condition; `path` is the run's, and stands as their class name."""
-    failed = sum(one.failed for one in found)
-    suite = _suite(len(found), failures=failed)
-    for one in found:
-        case = ElementTree.SubElement(suite, "testcase", classname=path, name=str(one.condition))
-        said = findings.judged_sentence(one)
-        if one.failed:
-            ElementTree.SubElement(case, "failure", message=said)
+    outcomes = [line.outcome for line in lines]
+    suite = _suite(len(lines), failures=outcomes.count(Outcome.FAILED), skipped=outcomes.count(Outcome.INCONCLUSIVE))
+    for line in lines:
+        case = ElementTree.SubElement(suite, "testcase", classname=path, name=line.name)
+        if line.outcome is Outcome.HOLDS:
+            ElementTree.SubElement(case, "system-out").text = line.sentence
         else:
-            ElementTree.SubElement(case, "system-out").text = said
+            begin = "inconclusive: " if line.outcome is Outcome.INCONCLUSIVE else ""
+            ElementTree.SubElement(case, _ELEMENTS[line.outcome], message=begin + line.sentence)
     return _text(suite)
 
 
-def not_judged_xml(conditions: Sequence[Condition], path: str, why: str) -> bytes:
+def not_judged_xml(conditions: Sequence[str], path: str, why: str) -> bytes:
     """An error for each condition, or for the comparison where there is none: nothing was judged."""
-    names = [str(condition) for condition in conditions] or ["compare"]
+    names = conditions or ["compare"]
     suite = _suite(len(names), errors=len(names))
     for name in names:
         case = ElementTree.SubElement(suite, "testcase", classname=path, name=name)
@@ -33,8 +34,8 @@ def not_judged_xml(conditions: Sequence[Condition], path: str, why: str) -> byte
     return _text(suite)
 
 
-def _suite(tests: int, *, failures: int = 0, errors: int = 0) -> ElementTree.Element:
-    counts = {"tests": tests, "failures": failures, "errors": errors, "skipped": 0}
+def _suite(tests: int, *, failures: int = 0, errors: int = 0, skipped: int = 0) -> ElementTree.Element:
+    counts = {"tests": tests, "failures": failures, "errors": errors, "skipped": skipped}
     return ElementTree.Element("testsuite", {"name": "overlaplab"} | {name: str(n) for name, n in counts.items()})
 
 

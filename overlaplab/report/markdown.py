@@ -7,24 +7,25 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from overlaplab import findings
-from overlaplab.analyses.across_runs.regression import Judged
 from overlaplab.analyses.scalars import Scalars
 from overlaplab.columns import column
 from overlaplab.events import Run
+from overlaplab.findings import CheckLine, Outcome
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
 
+_MARKS = {Outcome.HOLDS: "✅", Outcome.FAILED: "❌", Outcome.INCONCLUSIVE: "❔ inconclusive:"}
 _SHOWN = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns", "overlap_ratio")
 
 
 def gate_markdown(
-    run: Run, selection: Selection, figures: Scalars, before: Sequence[Scalars], found: Sequence[Judged]
+    run: Run, selection: Selection, figures: Scalars, before: Sequence[Scalars], lines: Sequence[CheckLine]
 ) -> bytes:
     """The verdict on the conditions, the run's own headline and advice, and its figures beside earlier ones."""
     said = RunTables(run=run, selection=selection).diagnosis
-    parts = [f"### overlaplab: {findings.gate_title(found)}"]
-    parts += ["\n".join(f"- {'❌' if one.failed else '✅'} {_plain(findings.judged_sentence(one))}" for one in found)]
+    parts = [f"### overlaplab: {findings.gate_title(lines)}"]
+    parts += ["\n".join(f"- {_MARKS[line.outcome]} {_plain(line.sentence)}" for line in lines)]
     parts += [_plain(text) for text in (() if said is None else (said.headline, said.advice))]
     parts += ["\n".join(_table(figures, before))]
     return ("\n\n".join(part for part in parts if part) + "\n").encode("utf-8", errors="replace")

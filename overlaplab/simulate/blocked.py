@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -63,16 +64,21 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
     waits: list[Blocked] = []
     generals: list[Blocked] = []  # those by `engine::wait`
     pending = deque(launches)
-    for label in labels:
-        while pending and pending[0].at_ns < label.start_ns:
-            own = pending.popleft()
-            if own.launch.what is None or own.launch.role in _IN_TURN or own.launch.lane is not None:
-                unnamed.append(own)
+
+    def launch_until(at_ns: float) -> None:
+        while pending and pending[0].at_ns < at_ns:
+            launched = pending.popleft()
+            launch = launched.launch
+            if launch.what is None or launch.role in _IN_TURN or launch.lane is not None:
+                unnamed.append(launched)
             else:
-                key = own.launch.role, own.launch.what
-                if (earlier := flying.get(key)) is not None and own.launch.role == "bucket":
+                earlier = flying.get((launch.role, launch.what))
+                if earlier is not None and launch.role == "bucket":
                     missing.append(earlier)  # DDP's, which the Recorder does not label as done
-                flying[key] = own
+                flying[launch.role, launch.what] = launched
+
+    for label in labels:
+        launch_until(label.start_ns)
         if label.word in _WAITS:
             wait = Blocked(label.start_ns, label.end_ns)
             waits.append(wait)
@@ -86,6 +92,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
                 generals[-1].alone = label.start_ns >= generals[-1].end_ns
             else:
                 missing.append(done)
+    launch_until(inf)
     missing += (own for (role, _), own in flying.items() if role == "bucket")
     free = deque(wait for wait in generals if not wait.alone and not wait.keys)
     over_by = np.maximum.accumulate([wait.end_ns for wait in generals] or [0]).tolist()
@@ -151,7 +158,7 @@ def _while_nothing_computes(unnamed: Sequence[Launched], compute: Intervals) -> 
 def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
     """DDP waits for its buckets in turn at the end of the backward pass, inside it, and may copy each."""
     begun_ns = max(own.at_ns for own in inside)
-    last_ns = min(max(own.ended_ns for own in inside), backward.end_ns)
+    last_ns = min(max(max(own.ended_ns, own.own_ended_ns) for own in inside), backward.end_ns)
     pending = deque(sorted(inside, key=lambda own: own.own_ended_ns))
     last = max(begun_ns, last_ns)
     whole = np.array([[begun_ns, last]], dtype=np.int64)

@@ -16,18 +16,24 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
+from overlaplab.events import Run, Trace, activity, missing_ranks, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
-from overlaplab.evidence.passes import PASSES, pass_labels, update_labels
+from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import traits_of
 from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
-from overlaplab.simulate.recorded_collectives import collectives_of, end_in_order, have_all_arrived, with_times
+from overlaplab.simulate.recorded_collectives import (
+    collectives_of,
+    end_in_order,
+    have_all_arrived,
+    with_seen_ends,
+    with_times,
+)
 from overlaplab.vocabulary import Rule, label_list
 
 _ROLES = {
@@ -69,24 +75,25 @@ def plain_programs(run: Run) -> Recorded | None:
 
 @once_per_run
 def recorded_programs(run: Run) -> Recorded | None:
-    """The programs; None where the traces do not tell them: on a GPU, without labels of buckets or some ranks.
+    """The programs; None where the traces do not tell them, as on a GPU.
 
     Where buckets are averaged by hand, the hops of each are one collective. Also None of an asynchronous server, and of
-    pipelines (`recorded_pipelines`). Where passes are not known, the programs have no marks of them.
+    pipelines (`recorded_pipelines`). Where passes are not known, the programs have no marks of them. Where ranks are
+    missing (`missing_ranks`), T is what collectives took on those that are there, waiting for the others included.
     """
     if not 0 < len(run.traces) <= MOST_RANKS or any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         return None
     if run.manifest is not None and (run.manifest.asynchronous or run.manifest.pipeline is not None):
         return None
     rows = collectives_of(run)
-    if not len(rows) or not have_all_arrived(rows) or (rows["launch_ns"] == UNKNOWN_NS).any():
+    if not len(rows) or not (missing_ranks(run) or have_all_arrived(rows)) or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
     counts = {len(step_windows(trace)) for trace in run.traces}
     if len(counts) != 1 or 0 in counts:
         return None
-    rows = with_times(rows)
-    queues = end_in_order(rows)
     link = run.manifest.link if run.manifest else None
+    rows = with_times(rows if link else with_seen_ends(run, rows))
+    queues = end_in_order(rows)
     if not queues and (link is not None or rows["lane"].notna().any()):
         return None
     if not queues:
@@ -99,7 +106,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     for place, trace in enumerate(run.traces):
         labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(offsets[place]))
         programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
-        gradients |= dict(_gradients(run, launches))
+        gradients |= dict(_gradients(run, trace, launches))
     used = used_by(run.manifest)
     factor = displaced_over_used(run, [_displacing(program, used) for program in programs])
 
@@ -121,7 +128,7 @@ def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
-    others = (label for label in engine_labels(trace) if label.word not in PASSES)
+    others = (label for label in (*engine_labels(trace), *bucket_labels(trace)) if label.word not in PASSES)
     passes = pass_labels(trace) or update_labels(trace)
     ranges = sorted((*passes, *others, *fsdp2_ranges(trace), *host_work(trace)), key=lambda label: label.start_ns)
     labels = [label for label in ranges if begin <= label.start_ns < end]
@@ -226,9 +233,10 @@ def _host_ns(label: Label, at_ns: int) -> int:
     return (at_ns if label.word == "post_backward_reduce" else label.end_ns) - label.start_ns
 
 
-def _gradients(run: Run, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:
+def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:
     """The bytes of each gradient, alone and as it is sent in its bucket, with its flag."""
-    elements = {parameter.name: prod(parameter.shape) for parameter in run.manifest.parameters} if run.manifest else {}
+    named = run.manifest.parameters if run.manifest else ()
+    elements = {parameter.name: prod(parameter.shape) for parameter in named} or ddp_gradients(trace)
     for launch in (launched.launch for launched in launches):
         names, size = launch.parameters, launch.gradient_bytes
         if not names or any(name not in elements for name in names):

@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from overlaplab.events import Run
+from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import engine_labels
+from overlaplab.evidence.moments import GRAIN_NS, STALL_NS, WAKE_NS
 from overlaplab.evidence.pairing import ROOTED
+from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.manifest import traits_of
@@ -57,10 +61,48 @@ def _members(rows: pd.DataFrame) -> pd.Series:
     return rows["match"].map(members)
 
 
+def with_seen_ends(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """With `end_ns` when a rank that waited went on, where that is earlier, for buckets that end after their backward
+    pass; and with `seen`, which these are.
+
+    The thread that carries a collective may be held up before it can end its range (`STALL_NS`).
+    """
+    seen_ends, seen = rows["end_ns"].to_numpy(np.int64).copy(), np.zeros(len(rows), dtype=bool)
+    for place, trace in enumerate(run.traces):
+        chosen = np.flatnonzero(rows["trace"] == place)
+        offset, purpose = int(corrections(run)[place]), purposes(trace).iloc[rows["row"].to_numpy()[chosen]]
+        ends, backward_ends = seen_ends[chosen] + offset, purpose["backward_end_ns"].to_numpy()
+        waited = (purpose["role"] == Role.BUCKET).to_numpy() & (backward_ends != UNKNOWN_NS) & (ends >= backward_ends)
+        seen[chosen[waited]] = True
+        seen_ends[chosen[waited]] = [_seen_end(trace, end, ends) - offset for end in ends[waited].tolist()]
+    return rows.assign(end_ns=seen_ends, seen=seen)
+
+
+def _seen_end(trace: Trace, end_ns: int, ends: NDArray[np.int64]) -> int:
+    """When the rank, which had computed nothing for longer than this, computed again before the end of a range, unless
+    another collective had just ended.
+    """
+    compute = activity(trace).compute
+    gap_starts, gap_ends = compute[:-1, 1], compute[1:, 0]
+    first, last = np.searchsorted(gap_ends, [end_ns - STALL_NS, end_ns - GRAIN_NS])
+    for start, until in zip(gap_starts[first:last][::-1].tolist(), gap_ends[first:last][::-1].tolist(), strict=True):
+        if until - start > end_ns - until:
+            is_explained = ((until - WAKE_NS < ends) & (ends <= until + GRAIN_NS)).any()
+            return end_ns if is_explained else until
+    return end_ns
+
+
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """With `ended_ns`, when the collective had ended on all ranks, and `transfer_ns`, how long it took on the link."""
+    """With `ended_ns`, when the collective had ended, and `transfer_ns`, how long it took on the link.
+
+    It had ended once it had on all ranks; where the ends are `seen`, with the first, as the others' threads woke up
+    later.
+    """
     by = rows.groupby("match")
-    rows = rows.assign(ended_ns=by["end_ns"].transform("max"), asked_ns=by["launch_ns"].transform("max"))
+    ended = by["end_ns"].transform("max")
+    if "seen" in rows:
+        ended = ended.where(~rows["seen"], by["end_ns"].transform("min"))
+    rows = rows.assign(ended_ns=ended, asked_ns=by["launch_ns"].transform("max"))
     traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
     took: dict[object, int] = {}
     for own in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):

@@ -112,6 +112,18 @@ def test_compute_that_goes_on_microseconds_before_the_end_had_waited(tmp_path: P
         assert found(run) == [(cause, 0, "bucket 0", wakes - 500)]
 
 
+@pytest.mark.parametrize(
+    ("resumes", "cause"), [(12_000, "tail"), (7_900, "compute gap"), (12_990, "tail"), (9_000, "compute gap")]
+)
+def test_a_thread_may_end_a_range_late(tmp_path: Path, resumes: float, cause: str) -> None:
+    """Bucket 0 ends at 13 ms, by its thread's range. The rank, which has waited for it since the backward pass was over
+    at 5 ms, computes again up to 5 ms earlier, and has waited for longer than that.
+    """
+    busy = [op("mm", 0, 5000), op("mm", resumes, 30_000)]
+    run = alone(tmp_path, backward(0, 5000), *busy, *bucket(0, 100, 100, 100, 13_000))
+    assert found(run) == [(cause, 0, "bucket 0", resumes - 5000)]
+
+
 GOES_ON = label("first_use unit=a phase=backward microbatch=0", 510, 511)
 """Whoever launched begins something else."""
 

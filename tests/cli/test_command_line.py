@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from made.traces import event, gloo, op, run_of, step, write
+from samples import TRACES, sample_run
+
+from overlaplab.sections.run_tables import RunTables
+from overlaplab.words import visible
 
 SUMMARY_KEYS = [
     "step",
@@ -225,6 +229,17 @@ def test_folders_that_cannot_be_looked_into_are_named(command: Any, folder: Path
     assert err.startswith(f"overlaplab: {folder.parent}/aside was left out: a link to {tmp_path}/moved away: No such")
 
 
+def test_one_line_says_the_cause_and_the_advice_of_summary(command: Any, folder: Path) -> None:
+    code, line, _ = command("summary", TRACES / "torch-ddp", "--line")
+    diagnosis = RunTables(run=sample_run("torch-ddp")).diagnosis
+    assert diagnosis is not None
+    assert (code, line.count("\n")) == (0, 1)
+    assert line.startswith("Rank 1, step 3 (the most exposed rank's median step by exposed time): 12 % of the step is")
+    assert line.endswith(visible(f": {diagnosis.headline} {diagnosis.advice}") + "\n")
+    assert visible(diagnosis.advice) in " ".join(command("summary", TRACES / "torch-ddp")[1].split())
+    assert command("summary", folder / "missing", "--line")[:2] == (2, "")
+
+
 def test_fail_if_exits_with_one(command: Any, folder: Path, tmp_path: Path) -> None:
     run_of(tmp_path / "worse", [step(3, 0, 100), op("mm", 0, 30), gloo(40, 90)])
     code, out, err = command("compare", folder, tmp_path / "worse", "--json", "--fail-if", "exposed_comm_ns > 5%")
@@ -248,12 +263,13 @@ def test_every_fail_if_counts(command: Any, folder: Path, tmp_path: Path) -> Non
 
     more, less, cause = "exposed_comm_ns > 5%", "exposed_comm_ns > 60us", "exposed.blocking > 25us"
     kept = "overlaplab: ok: exposed_comm_ns is 50us, and may not be > 60us"
-    grown = "overlaplab: exposed_comm_ns changed by +150.0 %, from 0.020 ms to 0.050 ms (means): exposed_comm_ns > 5%"
+    changed = "exposed_comm_ns changed by +150.0 %, from 0.020 ms to 0.050 ms (means)"
+    grown = f"overlaplab: failed: {changed}, and may not be > 5%"
     assert failed(less) == (0, [kept])
     assert failed(more, less) == (1, [grown, kept])
     assert failed(less, cause, more) == (
         1,
-        [kept, "overlaplab: exposed.blocking is 30us: exposed.blocking > 25us", grown],
+        [kept, "overlaplab: failed: exposed.blocking is 30us, and may not be > 25us", grown],
     )
     assert failed(more, "nothing > 5%")[0] == 2
 

@@ -181,7 +181,8 @@ def test_the_steps_of_the_action_run_by_hand(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert "keep overlaplab-baseline.json" in made.stdout
     shutil.rmtree(tmp_path / "results")
-    held = script(tmp_path, FAIL_IF="exposed_comm_ns > 5%\n\nexposed.blocking > 10s\n")
+    must = "overlap_ratio >= 0.1\n\nhidden_all_reduces >= 1\n"
+    held = script(tmp_path, FAIL_IF="exposed_comm_ns > 5%\n\nexposed.blocking > 10s\n", REQUIRE=must)
     assert held.returncode == 0, held.stderr
     shutil.rmtree(tmp_path / "results")
     worse = script(tmp_path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
@@ -194,9 +195,26 @@ def test_the_action_gives_the_script_what_it_reads() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     *_, step = action["runs"]["steps"]
     text = (ROOT / "scripts" / "gate.sh").read_text()
-    assert step["run"].endswith("/scripts/gate.sh")
+    assert "/scripts/gate.sh" in step["run"]
     assert all(f"${name}" in text or f"${{{name}" in text for name in step["env"] if name != "GH_TOKEN")
     assert {name for name in action["inputs"] if f"inputs.{name}" in str(action["runs"])} == set(action["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "ends"),
+    [(0, "holds", 0), (1, "failed", 1), (2, "not judged", 2), (3, "inconclusive", 0)],
+)
+def test_what_is_inconclusive_is_a_warning_of_the_action(tmp_path: Path, code: int, outcome: str, ends: int) -> None:
+    *_, step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "gate.sh").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "scripts" / "gate.sh").chmod(0o755)
+    commands = step["run"].replace("${{ github.action_path }}", str(tmp_path))
+    environment = os.environ | {"GITHUB_OUTPUT": str(tmp_path / "output")}
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", commands]
+    done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, (tmp_path / "output").read_text()) == (ends, f"outcome={outcome}\n")
+    assert done.stdout.startswith("::warning") is (code == 3)
 
 
 USE = """
@@ -227,5 +245,5 @@ def test_the_fixture_fails_a_test_in_one_line(tmp_path: Path, stored: Path, samp
 def test_the_conditions_of_the_page_can_be_read() -> None:
     rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "ci.md").read_text(), re.M)
     conditions = [text for row in rows for text in re.findall(r"`(.+?)`", row)]
-    assert len(conditions) == 6
+    assert len(conditions) == 9
     assert [str(parse_condition(text)) for text in conditions] == conditions

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made.gloo import ddp_over_gloo
+from made.traces import run_of
 from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
 from overlaplab.events import step_windows
 from overlaplab.simulate.advice.remedies import gains, remedies
-from overlaplab.simulate.player import End, Launch, Wait, Work, play
+from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.replayed import replayed
 
@@ -102,9 +105,14 @@ def test_collectives_of_plain_gloo_do_not_queue(tmp_path: Path) -> None:
     assert "leave_out" not in set(remedies(plain)["remedy"])
 
 
-def test_without_a_rank_nothing_is_played() -> None:
-    alone = overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz")
-    assert recorded_programs(alone) is None
+@pytest.mark.parametrize("name", ["bucketed", "zero3", "torch-ddp-gloo", "torch-fsdp2"])
+def test_a_rank_alone_is_played_as_its_collectives_took(name: str) -> None:
+    """The recorded steps come of it, and no edit that needs to know how long other collectives take."""
+    run = sample_run(name)
+    alone = replace(run, traces=run.traces[:1])
+    table = replayed(alone)
+    assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
+    assert not {"cap", "half_the_bytes", "balance", "even_work", "larger_units"} & set(gains(alone)["remedy"])
 
 
 def test_a_smaller_cap_gains_what_the_sweep_shows() -> None:
@@ -113,3 +121,29 @@ def test_a_smaller_cap_gains_what_the_sweep_shows() -> None:
     own = table[table["remedy"] == "cap"]
     assert set(own["setting"]) == {1.2}
     assert 0.15 < float((own["gain_ns"] / (own["gain_ns"] + own["step_ns"])).median()) < 0.25
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize("late_us", [0, 3000])
+def test_ddp_that_nobody_labelled_waits_at_the_end_of_its_backward_pass(
+    tmp_path: Path, late_us: float, optimizer: bool
+) -> None:
+    """Whether or not the thread of the second bucket could end its range in time, and the last step an optimizer."""
+    (program,) = recorded_programs(run_of(tmp_path, ddp_over_gloo(late_us=late_us, optimizer=optimizer))).programs
+    moves = [move for move in program if not isinstance(move, Work)]
+    played = play([program])
+    ends = {move.what: played.carried[move.key][1] / 1000 for move in moves if isinstance(move, Launch)}
+    assert ends == pytest.approx({"0": 7000, "1": 14_010 if late_us else 14_000}, abs=11)
+    words = [move.word if isinstance(move, Mark) else type(move).__name__ for move in moves]
+    assert words[:4] == ["End", "forward", "forward_end", "backward"]
+    passes = ["gradient", "Launch", "gradient", "Launch", "Wait", "Wait", "backward_end"]
+    assert words[4:] == [*passes, *(["optimizer", "optimizer_end"] if optimizer else []), "End"]
+
+
+def test_of_ddp_that_nobody_labelled_gradients_are_called_by_their_order(tmp_path: Path) -> None:
+    recorded = recorded_programs(run_of(tmp_path, ddp_over_gloo()))
+    assert recorded.gradients == {"gradient 1 (250)": (1000, 1000), "gradient 2 (500)": (2000, 2000)}
+    other = ddp_over_gloo()
+    accumulated = next(own for own in other if own["name"] == "torch::autograd::AccumulateGrad")
+    accumulated["args"] = {}
+    assert recorded_programs(run_of(tmp_path / "shapeless", other)).gradients == {}

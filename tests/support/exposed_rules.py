@@ -37,6 +37,7 @@ from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.vocabulary import Rule
 
 GRAIN_NS = 20_000
+STALL_NS = 5_000_000
 WAKE_NS = 1_000_000
 NEVER = 2**62
 Spans = list[tuple[int, int]]
@@ -304,7 +305,9 @@ def _of_window(rank: Rank, window: Window) -> Counter[Key]:
     later: list[tuple[int, int, One]] = []
     for a, b, one in left:
         resumes = rank.resumes(a)
-        if one.end - GRAIN_NS > resumes or (one.gradients and not one.tail and rank.slept(one.end, resumes)):
+        early = one.end - resumes
+        stalled = rule_of(rank.trace) is Rule.CPU and one.gradients and one.tail and early <= min(STALL_NS, b - a - 1)
+        if (early > GRAIN_NS and not stalled) or (one.gradients and not one.tail and rank.slept(one.end, resumes)):
             found[_key(rank, window, "compute gap", one)] += b - a
         elif _blocks(one):
             found[_key(rank, window, "blocking", one)] += b - a

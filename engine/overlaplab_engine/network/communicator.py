@@ -87,16 +87,18 @@ class _Together:
         return all(work.is_completed() for work in self._works)
 
 
-class _Submitted:
-    """A call on another thread."""
+class Submitted:
+    """A call on another thread; see `Communicator.aside`."""
 
     def __init__(self, future: "Future[None]") -> None:
         self._future = future
 
     def wait(self) -> None:
+        """Block until it has returned; raises what it has raised."""
         self._future.result()
 
     def is_completed(self) -> bool:
+        """Whether it has returned."""
         return self._future.done()
 
 
@@ -270,7 +272,7 @@ class Communicator:
         """
         if self._streams is not None:
             return Work(self._streams.launch(Kind.SEND_RECV, call), (), self._check)
-        return Work(_Submitted(self._hands.submit(call)), (), self._check)
+        return Work(Submitted(self._hands.submit(call)), (), self._check)
 
     def host_link(self, emulated: Link) -> HostLink | HostStreams:
         """This rank's link to its host's memory: a GPU's own, or the emulated one."""

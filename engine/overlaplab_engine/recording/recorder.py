@@ -30,6 +30,8 @@ from overlaplab_engine.recording.on_signal import Asked
 from overlaplab_engine.recording.recording import Recording, error_line
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.strategies.gradients.ddp_buckets import CommHook, Hook, unnamed_because
+from overlaplab_engine.watching.watch import OUT as WATCH_OUT
+from overlaplab_engine.watching.watch import Watch
 
 OUT = "OVERLAPLAB_RECORD"
 """The environment variable that names the run's directory, whatever the script says."""
@@ -57,6 +59,7 @@ class Recorder:
         ranks: Sequence[int] | None = None,
         max_mb: float = 2000,
         comm_hook: tuple[Any, Hook] | None = None,
+        watch: bool = False,
     ) -> None:
         """`out` is the run's directory, the same on all ranks; the environment variable OVERLAPLAB_RECORD goes before
         it, and with neither nothing is recorded. After `warmup` (1 or more) steps, `steps` are recorded.
@@ -69,6 +72,9 @@ class Recorder:
         The warm-up begins before step `start_at`, counted from 0, and again every `every` steps. With `on_signal` it
         begins a few steps after one of the ranks got SIGUSR2, and else only with `start_at`. Where there may be
         several recordings, each goes to a directory `step-N` in `out`.
+
+        With `watch`, or where the environment variable OVERLAPLAB_WATCH names a folder, all steps are watched, too,
+        recorded or not (`overlaplab.watch`); the files go to `watch` in `out`, or to that folder.
 
         Raises EngineError for wrong arguments. A model never makes it fail, here or later: what cannot be recorded is
         named by a warning.
@@ -95,6 +101,9 @@ class Recorder:
         self._start_at = None if start_at is None and on_signal else start_at or 0
         self._every, self._ranks, self._max_mb = every, ranks, max_mb
         self._asked = Asked() if on_signal else None
+        watched = os.environ.get(WATCH_OUT) or (self._out / "watch" if watch and self._out is not None else None)
+        self._watch_out = watched
+        self._watch: Watch | None = None
         self._recording: Recording | None = None
         self._started, self._closed, self._steps_done, self._pauses = False, False, 0, 0
         self.done = False
@@ -119,9 +128,17 @@ class Recorder:
         if self._comm_hook is not None:  # it is part of the training, recorded or not
             for ddp in self._subject.ddps:
                 ddp.register_comm_hook(*self._comm_hook)
+        if self._watch_out is not None:
+            self._watch = Watch(self._called_model(), self._watch_out)
         if self._out is None:
             self._closed = True
-            return self
+        else:
+            self._start()
+        if self._watch is not None:  # after comm hooks have taken their places
+            self._watch.start()
+        return self
+
+    def _start(self) -> None:
         try:
             _require_no_other()
             self._hook()
@@ -133,16 +150,17 @@ class Recorder:
             self._shut()
             if isinstance(error, Warning) or not isinstance(error, Exception):
                 raise
-            warnings.warn(f"nothing is recorded: {error_line(error)}", stacklevel=3)
-            return self
+            warnings.warn(f"nothing is recorded: {error_line(error)}", stacklevel=4)
+            return
         _open.add(self)
         atexit.register(self.close)
-        return self
 
     def step(self) -> None:
         """Mark the end of a step: call it after every optimizer step. Does nothing once all steps are recorded."""
         if not self._started:
             raise EngineError("this Recorder was not started: call step() inside its `with` block, or after start()")
+        if self._watch is not None:
+            self._watch.step()
         if self._closed:
             return
         self._steps_done += 1
@@ -179,6 +197,8 @@ class Recorder:
 
     def close(self) -> None:
         """Stop; `step` calls this after the last recorded step. The recorded steps are kept, also where some miss."""
+        if self._watch is not None:
+            self._watch.close()
         if not self._started or self._closed:
             return
         recording, self._recording = self._recording, None
@@ -245,6 +265,11 @@ class Recorder:
         )
         if self._pauses:
             self._recording.pause()
+
+    def _called_model(self) -> nn.Module | None:
+        """The module that the loop calls: callbacks of frameworks are given the one inside DDP."""
+        inside = [ddp for ddp in self._subject.ddps if self._model is not None and self._model is ddp.module]
+        return inside[0] if inside else self._model
 
     def _hook(self) -> None:
         """Take the place of comm hooks while ranks are in step: a signal may start them at different ones."""

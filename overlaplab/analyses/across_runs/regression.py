@@ -6,25 +6,27 @@ lies beyond that of every one of them: recordings of equal settings do so in one
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from overlaplab.analyses.scalars import OF_CAUSE, Scalars
+from overlaplab.analyses.scalars import HIDDEN, OF_CAUSE, SHARES, Scalars
 from overlaplab.analyses.summary import FIGURES
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import ms
 
-_CONDITION = re.compile(r"\s*([\w.-]+)\s*(>|<)\s*([-+]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*")
+_CONDITION = re.compile(r"\s*([\w.-]+)\s*([<>]=?)\s*([-+]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*")
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_RATIO = "overlap_ratio"
+_WITHOUT_UNIT = {"overlap_ratio", *SHARES, *HIDDEN}
 _UNKNOWN_CAUSE = "exposed.unknown"
+_SIGNS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A figure changed by more (`>`) or less (`<`) than so many percent, or is more or less than a limit.
+    """A figure changed by more (`>`, `>=`) or less (`<`, `<=`) than so many percent, or is more or less than a limit.
 
     The figure is one of `scalars`.
     """
@@ -34,7 +36,7 @@ class Condition:
     limit: float
     """In the unit."""
     unit: str
-    """`%` of a change; of a limit a unit of time, or empty for a ratio."""
+    """`%` of a change; of a limit a unit of time, or empty for a ratio or a count."""
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.limit:g}{self.unit}"
@@ -47,7 +49,7 @@ class Condition:
     @property
     def is_of_cause(self) -> bool:
         """Whether it is about the exposed time of one cause."""
-        return self.column in OF_CAUSE
+        return SHARES.get(self.column, self.column) in OF_CAUSE
 
     def value(self, figures: Scalars) -> float | None:
         """A run's figure in the condition's unit (ns, where that is %); None where unknown."""
@@ -67,7 +69,7 @@ class Condition:
 
     def met_by(self, number: float) -> bool:
         """Whether such a change, or such a value, meets the condition."""
-        return number > self.limit if self.sign == ">" else number < self.limit
+        return bool(_SIGNS[self.sign](number, self.limit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +107,28 @@ def judged(conditions: Sequence[Condition], before: Sequence[Scalars], figures: 
 
 def _judge(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
     judged = _apply_condition(condition, before, figures)
-    if not condition.is_of_cause or condition.column == _UNKNOWN_CAUSE or judged.failed:
+    if not condition.is_of_cause or judged.failed:
         return judged
-    at_most = [_with_unknown(each, condition.column) for each in (*before, figures)]
+    at_most = [with_unknown(each, condition.column) for each in (*before, figures)]
     if _apply_condition(condition, at_most[:-1], at_most[-1]).failed:
-        unknown = ms(round(figures.get(_UNKNOWN_CAUSE) or 0))
         raise OverlaplabError(
-            f"--fail-if: {condition} cannot be judged: {unknown} of exposed time per step have no known cause",
+            f"--fail-if: {condition} cannot be judged: {unknown_ms(figures)} of exposed time per step have no known"
+            " cause",
             remedy="`overlaplab exposed` says why.",
         )
     return judged
 
 
-def _with_unknown(figures: Scalars, column: str) -> Scalars:
-    """The figures as they are if all exposed time of unknown cause is due to this one."""
-    value, unknown = figures.get(column), figures.get(_UNKNOWN_CAUSE)
-    return {**figures, column: None if value is None else value + (unknown or 0)}
+def unknown_ms(figures: Scalars) -> str:
+    """How much exposed time has no known cause."""
+    return ms(round(figures.get(_UNKNOWN_CAUSE) or 0))
+
+
+def with_unknown(figures: Scalars, column: str) -> Scalars:
+    """The figures as they are if all exposed time of unknown cause is due to this one, which is a cause's."""
+    unknown = f"{_UNKNOWN_CAUSE}_share" if column in SHARES else _UNKNOWN_CAUSE
+    value = figures.get(column)
+    return figures if column == unknown or value is None else {**figures, column: value + (figures.get(unknown) or 0)}
 
 
 def _apply_condition(condition: Condition, before: Sequence[Scalars], figures: Scalars) -> Judged:
@@ -135,7 +143,7 @@ def _apply_condition(condition: Condition, before: Sequence[Scalars], figures: S
         )
         mean = fmean(others)
         if len(before) > 1:
-            within = now <= max(others) if condition.sign == ">" else now >= min(others)
+            within = now <= max(others) if condition.sign[0] == ">" else now >= min(others)
     return Judged(
         condition=condition,
         number=number,
@@ -147,24 +155,25 @@ def _apply_condition(condition: Condition, before: Sequence[Scalars], figures: S
     )
 
 
-def parse_condition(text: str) -> Condition:
-    """Read `exposed_comm_ns > 5%`, `exposed.tail > 5ms` or `overlap_ratio < 0.8`.
+def parse_condition(text: str, option: str = "--fail-if") -> Condition:
+    """Read `exposed_comm_ns > 5%`, `exposed.tail > 5ms`, `overlap_ratio < 0.8` or `hidden_gathers >= 7`.
 
-    Raises `OverlaplabError` for another form, an unknown figure, or a unit that is not the figure's.
+    Raises `OverlaplabError`, which names the `option`, for another form, an unknown figure, or a unit that is not the
+    figure's.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise OverlaplabError(
-            f"--fail-if {text!r} is not a condition", remedy="Write one like 'exposed_comm_ns > 5%' or 'span_ns > 5ms'."
+            f"{option} {text!r} is not a condition", remedy="Write one like 'exposed_comm_ns > 5%' or 'span_ns > 5ms'."
         )
     column, sign, limit, unit = match[1].replace("-", "_"), match[2], float(match[3]), match[4]
-    if column not in FIGURES and column not in OF_CAUSE:
-        raise OverlaplabError(
-            f"--fail-if: no figure {match[1]!r}", remedy=f"There are {', '.join((*FIGURES, *OF_CAUSE))}."
-        )
-    if unit != "%" and (column == _RATIO) is not (unit == ""):
+    figures = (*FIGURES, *OF_CAUSE, *SHARES, *HIDDEN)
+    if column not in figures:
+        raise OverlaplabError(f"{option}: no figure {match[1]!r}", remedy=f"There are {', '.join(figures)}.")
+    if unit != "%" and (column in _WITHOUT_UNIT) is not (unit == ""):
+        limits = "a count" if column in HIDDEN else "a ratio from 0 to 1"
         remedy = (
-            "Write a ratio from 0 to 1, or a change in %." if column == _RATIO else "Write %, ns, us, ms or s after it."
+            f"Write {limits}, or a change in %." if column in _WITHOUT_UNIT else "Write %, ns, us, ms or s after it."
         )
-        raise OverlaplabError(f"--fail-if {text!r}: {match[3]}{unit} is no limit of {column}", remedy=remedy)
+        raise OverlaplabError(f"{option} {text!r}: {match[3]}{unit} is no limit of {column}", remedy=remedy)
     return Condition(column=column, sign=sign, limit=limit, unit=unit)

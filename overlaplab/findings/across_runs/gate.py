@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
-from overlaplab.analyses.across_runs.regression import Judged
+from overlaplab.analyses.across_runs.regression import Condition, Judged
 from overlaplab.words import count, ms
 
 
-def failed_line(found: Judged) -> str:
-    """A condition that failed, in one line: what the figure did or is, then the condition."""
-    return f"{_number(found)}: {found.condition}"
+class Outcome(StrEnum):
+    """What became of a condition."""
+
+    HOLDS = "holds"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    """It must hold, and this recording does not tell whether it does."""
 
 
-def judged_sentence(found: Judged) -> str:
-    """What became of a condition, and why."""
-    said = f"{_number(found)}, and may not be {found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
-    if found.holds and found.within:
-        return f"{said}; it lies within the {count(found.recordings, 'recording')} that it is held against"
-    return said
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLine:
+    """One condition of a check, and what became of it."""
+
+    name: str
+    """The condition as it was written."""
+    outcome: Outcome
+    sentence: str
+    """What the figure did or is, and why that is the outcome."""
 
 
-def gate_title(found: Sequence[Judged]) -> str:
+def check_lines(judged: Sequence[Judged]) -> list[CheckLine]:
+    """What became of conditions that must not be met."""
+    return [
+        CheckLine(
+            name=str(each.condition),
+            outcome=Outcome.FAILED if each.failed else Outcome.HOLDS,
+            sentence=_judged_sentence(each),
+        )
+        for each in judged
+    ]
+
+
+def gate_title(lines: Sequence[CheckLine]) -> str:
     """The verdict of the whole check."""
-    failed = sum(one.failed for one in found)
-    if not found:
+    if not lines:
         return "Figures of the run"
-    return f"{failed} of {count(len(found), 'condition')} failed" if failed else "Every condition holds"
+    counts = Counter(line.outcome for line in lines)
+    named = [
+        f"{counts[outcome]} of {count(len(lines), 'condition')} {outcome}"
+        for outcome in (Outcome.FAILED, Outcome.INCONCLUSIVE)
+        if counts[outcome]
+    ]
+    return ", ".join(named) or "Every condition holds"
+
+
+def _judged_sentence(found: Judged) -> str:
+    limit = f"{found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
+    if found.holds and found.within:
+        held_against = f"the {count(found.recordings, 'recording')} that it is held against"
+        return f"{_number(found)}, and may not be {limit}; it lies within {held_against}"
+    return f"{_number(found)}, and may not be {limit}"
 
 
 def _number(found: Judged) -> str:
     """What the figure did, or is."""
     condition = found.condition
     if found.before is None or found.now is None:
-        return f"{condition.column} is {found.number:.4g}{condition.unit}"
+        return figure_words(condition, found.number)
     values = " to ".join(_value(condition.column, value) for value in (found.before, found.now))
     return f"{condition.column} changed by {found.number:+.1f} %, from {values} (means)"
+
+
+def figure_words(condition: Condition, number: float) -> str:
+    """What a condition's figure is, in the condition's unit."""
+    return f"{condition.column} is {number:.4g}{condition.unit}"
 
 
 def _value(column: str, value: float) -> str:

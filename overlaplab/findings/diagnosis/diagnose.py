@@ -156,8 +156,7 @@ def diagnose(
         actions = () if gains is None else ranked_actions(gains, told, loop, int(window["idle_ns"]))
     else:
         actions = explain_actions(actions, told, int(window["idle_ns"]))
-    all_here = unseen.waits is not None
-    shares = _shares(told, bound, window, loop, buckets, actions, gains, all_here=all_here)
+    shares = _shares(told, bound, window, loop, buckets, actions, gains, unseen)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled, loop.host)
@@ -239,8 +238,7 @@ def _shares(
     buckets: pd.DataFrame | None,
     actions: Sequence[Advised],
     gains: pd.DataFrame | None,
-    *,
-    all_here: bool,
+    unseen: Unseen,
 ) -> tuple[CauseShare, ...]:
     """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
     shares = []
@@ -251,9 +249,14 @@ def _shares(
         label = cause_words(name, rank, overhead=overhead)
         action = _answer(actions, name, rank, loop, overhead=overhead)
         tried = _tried(gains, rank)
-        played = action is not None or (_is_played(tried, name) and not is_undivided(loop, name))
+        if unseen.ranks_missing:  # what changes T is not tried then: perhaps it gains more
+            action, is_tried = (action if action is not None and action.is_worth_it else None), False
+        else:
+            is_tried = _is_played(tried, name) and not is_undivided(loop, name)
+        played = action is not None or is_tried
         much = int(own["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
-        untold = not played and all_here and (name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain))
+        unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
+        untold = not played and unseen.waits is not None and unexplained
         case = Case(loop=loop, rows=own, cause=name, late_rank=rank, tried=tried)
         parts = [(kind, part, _remedy(action, replace(case, rows=part))) for kind, part in by_unit_kind(own)]
         remedy = _remedy(action, case)

@@ -91,7 +91,7 @@ def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
         return
     traits, manifest = traits_of(run.manifest), run.manifest
     cap = manifest.bucket_cap_mb if manifest and traits and traits.buckets else None
-    has_first = manifest is not None and manifest.strategy != "torch-ddp"
+    has_first = manifest is not None and manifest.strategy not in (None, "torch-ddp")
     options: list[tuple[str, Sequence[Candidate], BucketsPlayed | None]] = []
     if has_first and cap is not None:
         options.append(("first_bucket", search.first_caps(cap), search.best_first_cap(cap)))

@@ -157,12 +157,12 @@ def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
     """The best cap, where the run has a first bucket of its own its best cap, and the buckets without one gradient."""
     search, manifest = bucket_search(run), run.manifest
-    if search is None or manifest is None:
+    if search is None:
         return
     cut = search.cut
     if (best := search.best_cap) is not None:
         yield "cap", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
-    first, cap = (manifest.raw or {}).get("first_bucket_mb"), manifest.bucket_cap_mb
+    first, cap = (manifest.raw.get("first_bucket_mb"), manifest.bucket_cap_mb) if manifest else (None, None)
     if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
         yield "first_bucket", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
     largest = max(cut.sizes, key=lambda name: cut.sizes[name])

@@ -10,7 +10,7 @@ from math import hypot
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.events import Run, once_per_run
+from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.edits.units import Takes, larger_units
@@ -42,7 +42,7 @@ def units_played(run: Run) -> tuple[UnitsPlayed, ...]:
     Steps are then in the middle of what both give, and the gain may be off by half of what they differ.
     """
     recorded = plain_programs(run)
-    if recorded is None or not all(fsdp2_ranges(trace) for trace in run.traces):
+    if recorded is None or missing_ranks(run) or not all(fsdp2_ranges(trace) for trace in run.traces):
         return ()
     takes = partial(takes_ns, transfers(run, run.traces[0], run.manifest.link if run.manifest else None))
     played: list[UnitsPlayed] = []

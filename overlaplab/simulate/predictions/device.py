@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, main_stream, once_per_run, step_windows
+from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
@@ -109,7 +109,7 @@ def _recorded_steps(run: Run) -> NDArray[np.int64]:
 
 def device_manifest(run: Run) -> Manifest:
     """What run.json says; of anybody's run without one, how many ranks there are."""
-    return run.manifest or Manifest(format_version=1, world_size=len(run.traces))
+    return run.manifest or Manifest(format_version=1, world_size=len(run.traces) + missing_ranks(run))
 
 
 def device_interval(

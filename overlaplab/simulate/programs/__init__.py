@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, traits_of
+from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import Program, StuckError
 from overlaplab.simulate.programs.buckets import recutting
@@ -107,7 +109,7 @@ def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 
 def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
-    manifest, programs, displaced = require_recorded(run)
+    manifest, programs, displaced = require_recorded(run, setting)
     if manifest.strategy is None:
         return _of_unknown_strategy(run, setting, manifest, programs)
     before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
@@ -144,7 +146,12 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
 def _of_unknown_strategy(
     run: Run, setting: Setting, manifest: Manifest, programs: tuple[Program, ...]
 ) -> tuple[Program, ...]:
-    """The recorded moves, of which the link can be another one."""
+    """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
+    caps_mb = setting.caps_mb or ((setting.bucket_cap_mb,) if setting.bucket_cap_mb is not None else ())
+    cut = recutting(run) if caps_mb else None
+    if cut is not None and all(0 < cap < inf for cap in caps_mb):
+        programs = tuple(map(tuple, cut.programs(cut.cut(*(int(cap * MIB) for cap in caps_mb)))))
+        setting = replace(setting, caps_mb=None, bucket_cap_mb=None)
     if setting != Setting(link=setting.link, edits=setting.edits) or (setting.link and manifest.link is None):
         raise OverlaplabError(
             "what its strategy is has not been recorded, so that its options are not predicted",
@@ -192,7 +199,7 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
             f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else",
             path=run.path,
         )
-    manifest, programs, _ = require_recorded(run)
+    manifest, programs, _ = require_recorded(run, setting)
     if setting.link is None or setting.link == manifest.link:
         return programs
     return tuple(behind(each, manifest.link, setting.link) for each in programs)

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run
+from overlaplab.events import Run, missing_ranks, once_per_run
+from overlaplab.evidence.passes import ddp_gradients
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
@@ -30,6 +31,7 @@ from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_of
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import beyond
+from overlaplab.traits import TRAITS, Traits
 
 Buckets = Sequence[Sequence[str]]
 """The gradients of each bucket by their names, in order of launch."""
@@ -113,8 +115,12 @@ class Recutting:
 
 @once_per_run
 def recutting(run: Run) -> Recutting | None:
-    """None unless all-reduces average the gradients, their names and sizes are known, and the run can be played."""
-    recorded, traits = plain_programs(run), traits_of(run.manifest)
+    """None unless all-reduces average the gradients, their names and sizes are known, no rank is missing, and the run
+    can be played.
+    """
+    if missing_ranks(run):
+        return None
+    recorded, traits = plain_programs(run), traits_of(run.manifest) or _ddp_traits(run)
     if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
         return None
     if (order := _order(run, recorded)) is None:
@@ -142,6 +148,12 @@ def recutting(run: Run) -> Recutting | None:
         wake_ns=wake_ns(recorded.programs),
         ddp_cap=_ddp_cap(run.manifest),
     )
+
+
+def _ddp_traits(run: Run) -> Traits | None:
+    """Those of torch's DDP where the traces alone tell that it sends all gradients; else None."""
+    is_named = run.manifest is not None and run.manifest.strategy is not None
+    return TRAITS["torch-ddp"] if not is_named and all(ddp_gradients(trace) for trace in run.traces) else None
 
 
 def _ddp_cap(manifest: Manifest | None) -> int | None:

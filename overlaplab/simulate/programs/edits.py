@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits import collectives
@@ -160,7 +160,10 @@ def _left_out(_run: Run, programs: Programs, value: str | None, _link: Link | No
 
 
 def _merged(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
-    return collectives.merged(programs, partial(takes_ns, transfers(run, run.traces[0], link)))
+    takes = (
+        (lambda _kind, _bytes: None) if missing_ranks(run) else partial(takes_ns, transfers(run, run.traces[0], link))
+    )
+    return collectives.merged(programs, takes)
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
@@ -168,7 +171,7 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
     if together < _FEWEST:
         raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
     known = transfers(run, run.traces[0], link)
-    if any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
+    if missing_ranks(run) or any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
         raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
     return larger_units(programs, together, partial(takes_ns, known))
 
@@ -185,6 +188,8 @@ def _by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | 
 
 
 def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+    if missing_ranks(run):
+        return None
     took = transfers(run, run.traces[0], link)
     kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
     return collectives.halved(programs, {kind: takes for kind in kinds if (takes := took.by_size(kind)) is not None})

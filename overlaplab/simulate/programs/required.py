@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from overlaplab.errors import OverlaplabError
@@ -12,12 +13,16 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.player import End, Launch, Mark, Program
 from overlaplab.simulate.programs.options import Options
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.vocabulary import Rule
 
 
-def require_recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced]:
-    """What must be there; raises `OverlaplabError` with the reason if it is not."""
+def require_recorded(run: Run, setting: Setting) -> tuple[Manifest, tuple[Program, ...], Displaced]:
+    """What must be there; raises `OverlaplabError` with the reason if it is not.
+
+    Edits alone need not all ranks: the others' collectives keep the time that they took.
+    """
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         raise OverlaplabError("only runs on a CPU are predicted", path=run.path)
     if len(run.traces) > MOST_RANKS:
@@ -36,11 +41,12 @@ def require_recorded(run: Run) -> tuple[Manifest, tuple[Program, ...], Displaced
             path=run.path,
             remedy="overlaplab predict takes --schedule, --microbatches, --stages and --link of it",
         )
-    if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size:
+    is_edited_alone = replace(setting, edits=()) == Setting()
+    if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size and not is_edited_alone:
         raise OverlaplabError(
             f"{len(run.traces)} of {manifest.world_size} ranks are there",
             path=run.path,
-            remedy="A prediction needs all ranks' traces",
+            remedy="Of these overlaplab predict takes --edit; anything else needs all ranks' traces",
         )
     recorded = recorded_programs(run)
     if recorded is None:

@@ -91,9 +91,23 @@ def ddp_step() -> list[dict[str, Any]]:
     return sorted([*events, op("adamw", 120, 130)], key=lambda own: float(own["ts"]))
 
 
-def test_of_a_strangers_ddp_it_is_what_the_bound_leaves(tmp_path: Path) -> None:
+def test_a_strangers_ddp_is_played(tmp_path: Path) -> None:
+    """The last bucket ends at 116. Sent one by one, in 11 µs each, it ends at 105: a launch takes the host 2 µs."""
+    table = advise(run_of(tmp_path, ddp_step()))
+    caps = table[table["option"] == "cap"]
+    assert caps[["buckets", "gain_ns", "step_ns"]].to_numpy().tolist() == [
+        [4, 11_000, 189_000],
+        [2, 0, 200_000],
+        [2, 7_000, 193_000],
+        [1, -13_000, 213_000],
+    ]
+    assert table["replayed"].all()
+
+
+def test_where_a_strangers_ddp_is_not_played_it_is_what_the_bound_leaves(tmp_path: Path) -> None:
     """30 µs are exposed. Sent one by one the last ends 10 µs after the backward pass, by two 20, all at once 40."""
-    run = run_of(tmp_path, ddp_step())
+    nobody_launched = gloo(1, 2, tid=8, kind="broadcast")
+    run = run_of(tmp_path, sorted([*ddp_step(), nobody_launched], key=lambda own: float(own["ts"])))
     table = advise(run)
     caps = table[table["option"] == "cap"]
     assert caps[["buckets", "gain_ns", "step_ns"]].to_numpy().tolist() == [

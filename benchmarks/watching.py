@@ -1,0 +1,220 @@
+"""What watching costs, and how near its exposed communication is to a trace's of the same steps.
+
+    python benchmarks/watching.py cost                       watched ÷ not watched, in blocks of 50 steps
+    python benchmarks/watching.py cost --strategy torch-fsdp2 --width 512
+    python benchmarks/watching.py exposed                    watched exposed time beside the trace's, per strategy
+    python benchmarks/watching.py exposed --link 1Gbps,500us
+
+`cost` also prints which share of the training thread's CPU time is spent within the watch. Run them on an idle machine:
+a trace counts as exposed what an operator waits for a core while communication is under way, and the watch counts waits
+alone. Layers that sleep (`--compute sleep:10ms,20ms`) need no core.
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, parse_link, ranks
+from overlaplab_engine import Recorder
+from overlaplab_engine.config import Config, Device
+from overlaplab_engine.models.times import Sleep
+from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.strategy_names import StrategyName
+from overlaplab_engine.watching.passes import Passes
+from overlaplab_engine.watching.waits import Waits
+from overlaplab_engine.watching.watch import Watch
+
+import overlaplab
+from overlaplab import analyses
+from overlaplab.load.watched import load_watched
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+COMPARED = ("torch-ddp", "torch-fsdp2", "bucketed", "per-param", "zero2", "zero3")
+TOLERANCE = 0.03
+"""Watched and traced exposed time should differ by less than this share of the step."""
+_ENTRIES: dict[type, tuple[str, ...]] = {
+    Watch: ("step",),
+    Passes: ("_before_forward", "_after_forward", "_before_backward", "_after_computing", "_after_backward"),
+    Waits: ("_begin", "_end", "_note"),
+}
+"""Where the training enters the watch."""
+
+
+@app.command()
+def cost(
+    strategy: StrategyName = StrategyName.TORCH_DDP,
+    blocks: int = 10,
+    block: int = 50,
+    every: int = 100,
+    burst: int = 3,
+    layers: LAYERS = 8,
+    width: WIDTH = 256,
+    seq: SEQ = 64,
+    batch: BATCH = 8,
+) -> None:
+    """Step time in watched blocks ÷ in blocks that are not, each beside its neighbour; bursts are as often as asked."""
+    ranks(2)
+    comm = connect(torch.device("cpu"))
+    side = _side(strategy, comm, layers, width, seq, batch)
+    for number in range(5):
+        side(number)
+    ratios, shares, steps_ms = [], [], []
+    for pair in range(blocks):
+        times: dict[bool, float] = {}
+        for watched in (True, False) if pair % 2 else (False, True):
+            with tempfile.TemporaryDirectory() as out, _measured() as cpu:
+                watch = Watch(_model(side), out, every=every, burst=burst)
+                comm.barrier()
+                if watched:
+                    watch.start()
+                begun, begun_cpu = time.perf_counter(), time.thread_time_ns()
+                for number in range(block):
+                    side(number)
+                    if watched:
+                        watch.step()
+                took_cpu = time.thread_time_ns() - begun_cpu
+                times[watched] = max(comm.gather_objects(time.perf_counter() - begun))
+                watch.close()
+                if watched:
+                    shares.append(sum(cpu) / took_cpu)
+        ratios.append(times[True] / times[False])
+        steps_ms.append(times[False] / block * 1e3)
+    if comm.rank == 0:
+        low, _, high = statistics.quantiles(ratios, n=4)
+        half = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        print(
+            f"{strategy.value}, {statistics.median(steps_ms):.0f} ms a step: watched ÷ not"
+            f" {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}, {blocks} pairs of {block} steps; mean"
+            f" {statistics.mean(ratios):.3f} ± {half:.3f}); CPU time within the watch"
+            f" {statistics.median(shares):.3%} of the training thread's"
+        )
+    comm.close()
+
+
+@app.command()
+def exposed(
+    link: LINK = "none",
+    compute: Annotated[str, typer.Option(help="real, or sleep:FORWARD,BACKWARD per layer.")] = "real",
+    repeats: int = 3,
+    layers: LAYERS = 8,
+    width: WIDTH = 256,
+    seq: SEQ = 64,
+    batch: BATCH = 8,
+) -> None:
+    """Exposed communication as watched, beside what a trace of the same steps says; all steps are in a burst."""
+    ranks(2)
+    comm = connect(torch.device("cpu"), parse_link(link))
+    hits: list[bool] = []
+    for name in COMPARED:
+        side = _side(StrategyName(name), comm, layers, width, seq, batch, compute)
+        for _ in range(repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(comm.broadcast_object(folder))
+                _record(side, out)
+                comm.barrier()
+                if comm.rank == 0:
+                    hits += _compare(name, out)
+                comm.barrier()
+    if comm.rank == 0:
+        print(f"{sum(hits)} of {len(hits)} recorded ranks within {TOLERANCE:.0%} of the step")
+    comm.close()
+
+
+def _side(
+    strategy: StrategyName, comm: Communicator, layers: int, width: int, seq: int, batch: int, compute: str = "real"
+) -> Side:
+    config = Config(
+        strategy=strategy,
+        out=Path(),
+        device=Device.CPU,
+        bucket_cap_mb=5.0,
+        layers=layers,
+        width=width,
+        seq=seq,
+        batch=batch,
+        compute=None if compute == "real" else Sleep.parse(compute),
+    )
+    return Side(config, comm)
+
+
+def _model(side: Side) -> Any:
+    """The module that the loop calls: of `torch-ddp`, DDP."""
+    wrapper = getattr(side.strategy, "_ddp", None)
+    return side.strategy.model if wrapper is None else wrapper
+
+
+@contextmanager
+def _measured() -> Iterator[list[int]]:
+    """The CPU time of each entry into the watch, while this lasts; entries within entries count once."""
+    spent: list[int] = []
+    inside: list[None] = []
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            if inside:
+                return original(*args, **kwargs)
+            inside.append(None)
+            start = time.thread_time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                spent.append(time.thread_time_ns() - start)
+                inside.pop()
+
+        return entry
+
+    originals = {(cls, name): vars(cls)[name] for cls, names in _ENTRIES.items() for name in names}
+    for (cls, name), original in originals.items():
+        setattr(cls, name, timed(original))
+    try:
+        yield spent
+    finally:
+        for (cls, name), original in originals.items():
+            setattr(cls, name, original)
+
+
+def _record(side: Side, out: Path) -> None:
+    watch = Watch(_model(side), out / "watch", every=3, burst=3)
+    with Recorder(out, _model(side), warmup=2, steps=3) as recorder, watch:
+        for number in range(7):
+            side(number)
+            recorder.step()
+            watch.step()
+
+
+def _compare(name: str, out: Path) -> list[bool]:
+    """Print the sums over the recorded steps of each rank; whether they agree."""
+    watched = analyses.watched_steps(load_watched(out / "watch"))
+    traced = overlaplab.summary(overlaplab.load_run(out))
+    hits = []
+    for rank, rows in traced.groupby("rank"):
+        same = watched[(watched["rank"] == rank) & watched["step"].isin(rows["step"])]
+        span, by_trace = int(rows["span_ns"].sum()), int(rows["exposed_comm_ns"].sum())
+        preempted = int(rows["preempted_ns"].fillna(0).sum())
+        if same["exposed_comm_ns"].isna().any() or len(same) != len(rows):
+            print(f"{name} rank {rank}: watched unknown")
+            hits.append(False)
+            continue
+        by_watch = int(same["exposed_comm_ns"].sum())
+        off = (by_watch - by_trace) / span
+        hits.append(abs(off) < TOLERANCE)
+        print(
+            f"{name} rank {rank}: step {span / len(rows) / 1e6:.1f} ms, exposed {by_watch / len(rows) / 1e6:.2f} ms"
+            f" watched, {by_trace / len(rows) / 1e6:.2f} traced: {off:+.1%} of the step; preempted"
+            f" {preempted / span:.1%}"
+        )
+    return hits
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        app()
+    sys.stdout.flush()

@@ -1,0 +1,118 @@
+"""When the model's forward and backward passes begin and end."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from overlaplab_engine.strategies.gradients.hooks import before_backward
+from overlaplab_engine.watching.clock import EventClock, HostClock
+from overlaplab_engine.watching.log import CellKind
+
+
+def called_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that the loop calls: the model, or, where it is only a list of models, those."""
+    if type(model).forward is nn.Module.forward and not isinstance(model, DistributedDataParallel | FSDPModule):
+        for module in model.children():
+            yield from called_modules(module)
+    elif not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
+        yield model
+
+
+class Passes:
+    """Hooks on a model: they tell its first forward pass of each step and, while `timing`, time its passes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clock: HostClock | EventClock,
+        receiver: Callable[[CellKind], Callable[[int], None]],
+        *,
+        began: Callable[[bool], None],
+        ended: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`receiver(kind)` returns the function that gets the duration of a pass of this step in ns.
+
+        `began` is called before each forward pass, with whether it trains, and `ended` after one that does, also while
+        nothing is timed; `failed` with what goes wrong in here. AttributeError where this torch does not tell when
+        backward passes end.
+        """
+        self._clock, self._receiver = clock, receiver
+        self._began, self._ended, self._failed = began, ended, failed
+        self.timing = False
+        self._forward_start: Any = None
+        self._backward_start: Any = None
+        self._backward_computed: Any = None
+        engine: Any = torch.autograd.Variable._execution_engine
+        self._queue_callback = engine.queue_callback
+        self._ddp_is_timed = isinstance(clock, EventClock) and any(
+            isinstance(module, DistributedDataParallel) for module in model.modules()
+        )
+        self._handles: list[RemovableHandle] = []
+        for module in called_modules(model):
+            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
+            self._handles.append(module.register_forward_hook(self._after_forward))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def next_step(self) -> None:
+        """Forget a pass that an error has ended."""
+        self._forward_start = self._backward_start = None
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            trains = torch.is_grad_enabled()
+            self._began(trains)
+            if self.timing and trains:
+                self._forward_start = self._clock.mark()
+        except Exception as error:
+            self._failed(error)
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        try:
+            if self.timing and self._forward_start is not None:
+                self._clock.span(self._forward_start, self._clock.mark(), self._receiver(CellKind.FORWARD))
+                self._forward_start = None
+                before_backward(output, self._before_backward)
+            self._ended()
+        except Exception as error:
+            self._failed(error)
+
+    def _before_backward(self) -> None:
+        try:
+            if self.timing and self._backward_start is None:
+                self._backward_start = self._clock.mark()
+                self._queue_callback(self._after_computing)
+        except Exception as error:
+            self._failed(error)
+
+    def _after_computing(self) -> None:
+        """DDP queues its waiting later than this was queued, and earlier than this queues what follows."""
+        try:
+            self._backward_computed = self._clock.mark()
+            self._queue_callback(self._after_backward)
+        except Exception as error:
+            self._failed(error)
+
+    def _after_backward(self) -> None:
+        try:
+            if self._backward_start is not None:
+                end = self._clock.mark()
+                self._clock.span(self._backward_start, end, self._receiver(CellKind.BACKWARD))
+                if self._ddp_is_timed:
+                    self._clock.span(self._backward_computed, end, self._receiver(CellKind.EXPOSED_DDP))
+            self._backward_start = None
+        except Exception as error:
+            self._failed(error)

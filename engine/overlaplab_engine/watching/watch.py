@@ -1,0 +1,351 @@
+"""Watch a whole training: the time of every step and, in bursts, what communication it did not hide.
+
+    with watch(model, "runs/live") as watching:
+        for batch in batches:
+            ...
+            watching.step()
+
+It runs no profiler, calls no collectives and waits for no device. All ranks measure the same steps, because they count
+them alike. Nothing that goes wrong in here reaches the training.
+"""
+
+import atexit
+import os
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab_engine.errors import EngineError
+from overlaplab_engine.watching.clock import EventClock, HostClock
+from overlaplab_engine.watching.ddp_timers import DDPTimers
+from overlaplab_engine.watching.log import Cell, CellKind, Flag, WatchLog
+from overlaplab_engine.watching.passes import Passes
+from overlaplab_engine.watching.waits import Waits
+
+OUT = "OVERLAPLAB_WATCH"
+"""The environment variable that names the folder, whatever the script says."""
+_GOLDEN_RATIO = 0.618
+
+_watching: "Watch | None" = None
+
+
+def watch(
+    model: nn.Module | None = None,
+    out: str | os.PathLike[str] = "runs/live",
+    *,
+    every: int = 100,
+    burst: int = 3,
+) -> "Watch":
+    """Watch a training; a context manager around the loop, whose `step()` the loop calls at the end of each step.
+
+    `model` is the module that the loop calls; without one, passes and DDP's waits stay unknown. `out` is a folder, the
+    same on all ranks, in which the files of an earlier training are replaced; the environment variable OVERLAPLAB_WATCH
+    goes before it. Of each `every` steps `burst` are measured in detail, now these and now those, so that nothing that
+    returns every hundred steps is always among them. Raises EngineError for wrong arguments, and later nothing.
+    """
+    return Watch(model, out, every=every, burst=burst)
+
+
+class Watch:
+    """The watch over one training; `watch` makes it, or a Recorder."""
+
+    def __init__(
+        self, model: nn.Module | None, out: str | os.PathLike[str], *, every: int = 100, burst: int = 3
+    ) -> None:
+        """See `watch`."""
+        if model is not None and not isinstance(model, nn.Module):
+            raise EngineError(f"watch's model must be a torch.nn.Module, not a {type(model).__name__}")
+        if not 1 <= burst <= every:
+            raise EngineError(f"watch cannot measure {burst} of each {every} steps")
+        self._model = model
+        # The loop may change its working directory.
+        self._out = Path(os.environ.get(OUT) or out).expanduser().absolute()
+        self._every, self._burst = every, burst
+        self._step = 0
+        self._notes: set[str] = set()
+        self._started = self._broken = False
+        self._log: WatchLog | None = None
+        self._waits: Waits | None = None
+        self._passes: Passes | None = None
+        self._timers: list[DDPTimers] = []
+        self._groups: dict[int, tuple[Any, int]] = {}  # by id: pybind's objects compare by identity
+        self._sums: dict[tuple[CellKind, int, int], int] = defaultdict(int)  # by kind, step and group
+        self._data_ns: int | None = None
+        self._passed = False  # whether a forward pass of this step was seen
+        self._profiled = False
+        self._step_start_ns = 0
+        self._timers_stop_at: int | None = None
+        self._measured = False
+        self._clock: HostClock | EventClock = HostClock()
+
+    def __enter__(self) -> Self:
+        """See `start`."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """See `close`."""
+        self.close()
+
+    def start(self) -> Self:
+        """Start, before a step."""
+        global _watching
+        if self._started:
+            raise EngineError("this watch was started before; make a new one for each training")
+        self._started = True
+        try:
+            if _watching is not None:
+                raise EngineError(f"another watch is open, on {_watching._out}; close it first")
+            self._open()
+            _watching = self
+            atexit.register(self.close)
+            self._begin_step()
+        except Exception as error:
+            self._fail(error)
+        return self
+
+    def step(self) -> None:
+        """Mark the end of a step: call it after every optimizer step."""
+        if not self._started:
+            raise EngineError("this watch was not started: call step() inside its `with` block, or after start()")
+        if self._log is None:
+            return
+        try:
+            self._end_step()
+            self._step += 1
+            self._begin_step()
+        except Exception as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Stop. What was written stays; a step that has not ended is left out."""
+        try:
+            if self._log is not None:
+                self._clock.begin_step()
+            self._write(())
+            self._shut()
+        except Exception as error:
+            self._fail(error)
+
+    def _open(self) -> None:
+        distributed = dist.is_initialized()
+        rank = dist.get_rank() if distributed else int(os.environ.get("RANK", 0))
+        world_size = dist.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", 1))
+        parameter = None if self._model is None else next(self._model.parameters(), None)
+        device = "cpu" if parameter is None else parameter.device.type
+        self._clock = EventClock() if device == "cuda" else HostClock()
+        ddps = [m for m in self._model.modules() if isinstance(m, DistributedDataParallel)] if self._model else []
+        self._log = WatchLog(
+            self._out,
+            rank,
+            world_size,
+            {
+                "started_unix_ns": time.time_ns(),
+                "every": self._every,
+                "burst": self._burst,
+                "device": device,
+                "ddp": len(ddps),
+                "torch": torch.__version__,
+            },
+        )
+        self._pid = os.getpid()
+        if self._model is not None:
+            with self._noting("forward and backward passes"):
+                self._passes = Passes(
+                    self._model,
+                    self._clock,
+                    self._receiver,
+                    began=self._forward_began,
+                    ended=self._read_timers,
+                    failed=self._fail,
+                )
+        for ddp in ddps if device == "cpu" else ():
+            with self._noting("DDP's waits"):
+                self._timers.append(DDPTimers(ddp))
+        self._waits = Waits(self._clock, self._receiver, self._fail)
+        if any(ddp._comm_hooks for ddp in ddps):
+            self._waits.future_kind = CellKind.EXPOSED_GRADIENTS
+
+    def _noting(self, what: str) -> "_Noting":
+        return _Noting(self, what)
+
+    def _is_in_burst(self, step: int) -> bool:
+        """Whether the step is measured; bursts lie elsewhere in each `every` steps, evenly over time."""
+        number, place = divmod(step, self._every)
+        places = self._every - self._burst + 1
+        first = (min(self._burst, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
+        return first <= place < first + self._burst
+
+    def _begin_step(self) -> None:
+        self._data_ns, self._passed = None, False
+        self._clock.begin_step()
+        measured = self._is_in_burst(self._step)
+        assert self._waits is not None
+        if self._passes is not None:
+            self._passes.next_step()
+            self._passes.timing = measured
+        wanted = measured or self._is_in_burst(self._step + 1)
+        if wanted and not self._waits.active:
+            with self._noting("waits"):
+                self._waits.replace()
+        elif not wanted and self._waits.active:
+            self._waits.restore()
+        self._waits.next_step(measuring=measured)
+        self._set_timers(measured)
+        self._profiled = _profiler_runs()
+        self._step_start_ns = time.perf_counter_ns()
+
+    def _set_timers(self, measured: bool) -> None:
+        """DDP's timers run one step longer than a burst, as they are read during the next step."""
+        if measured != self._measured:
+            for timers in self._timers if measured and self._timers_stop_at is None else ():
+                timers.start()
+            self._timers_stop_at = None if measured else self._step + 1
+        if self._timers_stop_at == self._step:
+            for timers in self._timers:
+                timers.stop()
+            self._timers_stop_at = None
+        self._measured = measured
+
+    def _end_step(self) -> None:
+        step_ns = time.perf_counter_ns() - self._step_start_ns
+        assert self._waits is not None
+        flags = Flag.PROFILED * (self._profiled or _profiler_runs()) + Flag.IN_BURST * self._measured
+        cells = [Cell(CellKind.STEP, self._step, step_ns, flags=flags)]
+        if self._data_ns is not None:
+            cells.append(Cell(CellKind.DATA, self._step, self._data_ns))
+        cells += [
+            Cell(CellKind.ALL_REDUCE, each.number, each.duration_ns, group=self._number_group(each.group))
+            for each in self._waits.all_reduces
+        ]
+        self._write(cells)
+
+    def _write(self, cells: "list[Cell] | tuple[()]") -> None:
+        """Append cells and what was summed up since."""
+        if self._log is None:
+            return
+        sums = [Cell(kind, step, value, group=group) for (kind, step, group), value in self._sums.items()]
+        self._sums.clear()
+        if cells or sums:
+            self._log.append([*cells, *sums])
+
+    def _receiver(self, kind: CellKind) -> Callable[[int], None]:
+        """Add a duration, which may come steps later, to what this step has of the kind."""
+        step = self._step
+
+        def receive(duration_ns: int) -> None:
+            self._sums[kind, step, 0] += duration_ns
+
+        return receive
+
+    def _forward_began(self, trains: bool) -> None:
+        """What lies before a step's first pass is data loading, unless that pass is one of an evaluation."""
+        if not self._passed:
+            self._passed = True
+            if trains:
+                self._data_ns = time.perf_counter_ns() - self._step_start_ns
+
+    def _read_timers(self) -> None:
+        """After a forward pass, at which DDP gives out what it measured of the backward pass before."""
+        if not self._timers or not (self._measured or self._timers_stop_at is not None):
+            return
+        in_step_ns = time.perf_counter_ns() - self._step_start_ns
+        for timers in self._timers:
+            times = timers.read()
+            step = self._step if times is None or times.ended_before_ns < in_step_ns else self._step - 1
+            if times is not None and step >= 0 and self._is_in_burst(step):  # not of a pass before the first step
+                self._sums[CellKind.EXPOSED_DDP, step, 0] += times.exposed_ns
+                group = self._number_group(timers.group)
+                self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns
+
+    def _number_group(self, group: Any) -> int:
+        if id(group) not in self._groups:
+            assert self._log is not None
+            self._groups[id(group)] = group, len(self._groups)
+            self._log.add("groups", _describe(group))
+        return self._groups[id(group)][1]
+
+    def note(self, text: str) -> None:
+        """Warn once, and write into the header, what is not watched."""
+        if text in self._notes:
+            return
+        self._notes.add(text)
+        if self._log is not None:
+            self._log.add("notes", text)
+        _warn(f"{self._out}: {text}")
+
+    def _fail(self, error: Exception) -> None:
+        """Something has gone wrong in here: say so once, and watch no more."""
+        if self._broken:
+            return
+        self._broken = True
+        text = f"the training is watched no more: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
+        tidying: tuple[Callable[[], None], ...] = (lambda: self.note(text), self._shut)
+        for tidy_up in tidying:
+            try:
+                tidy_up()
+            except Exception as another:
+                print(f"overlaplab: {another}", file=sys.stderr)
+
+    def _shut(self) -> None:
+        global _watching
+        log, self._log = self._log, None
+        if _watching is self:
+            _watching = None
+        atexit.unregister(self.close)
+        if self._waits is not None:
+            self._waits.restore()
+        if self._passes is not None:
+            self._passes.remove()
+        for timers in self._timers:
+            timers.stop()
+        self._timers = []
+        if log is not None and self._pid == os.getpid():  # and not a fork, such as a data loader's worker
+            log.close(ended=not self._broken)
+
+
+class _Noting:
+    """Inside it a name that this torch does not have costs one note, and nothing else."""
+
+    def __init__(self, watch: Watch, what: str) -> None:
+        self._watch, self._what = watch, what
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Note what is missing."""
+        if not isinstance(error, AttributeError):
+            return False
+        self._watch.note(f"{self._what} are not seen: this torch lacks what tells of them ({error})")
+        return True
+
+
+def _profiler_runs() -> bool:
+    enabled = getattr(torch._C._autograd, "_profiler_enabled", None)
+    return bool(enabled and enabled())
+
+
+def _describe(group: Any) -> dict[str, Any]:
+    """What the header says of a process group; its members are those of the same name on other ranks."""
+    return {"name": str(group.group_name), "ranks": list(dist.get_process_group_ranks(group))}
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, stacklevel=4)
+    except Warning:  # where warnings are errors, too, the training goes on
+        print(f"overlaplab: {text}", file=sys.stderr)

@@ -1,0 +1,95 @@
+"""Steps that are longer at regular distances, such as those with a checkpoint: a kind of steps, and no anomaly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+MIN_LONGER = 1.3
+"""A step this many times as long as the steps around it stands out."""
+MIN_MEMBERS = 3
+"""Fewer long steps at one distance may be chance."""
+MIN_MEMBER_SHARE = 0.8
+"""Of the steps at one distance so many must stand out."""
+MAX_KINDS = 5
+_AROUND = 25
+"""Steps to either side with which a step is compared."""
+
+
+def watched_kinds(steps: pd.DataFrame) -> pd.DataFrame:
+    """The kinds of steps of a training, from the table of `watched_steps`: the ordinary one, then periodic ones.
+
+    Columns: `period` (each so many steps there is one; null for ordinary steps), `first_step`, `steps` (how many there
+    are), `span_ns` (their median, each step's being the median over the ranks) and `extra_ns` (how much longer than an
+    ordinary step).
+    """
+    spans = step_times(steps)
+    periods = periodic_steps(spans)
+    ordinary = spans[~is_periodic(spans.index.to_numpy(), periods)]
+    median_ns = float(ordinary.median()) if len(ordinary) else 0.0
+    rows: list[dict[str, Any]] = [
+        {"period": None, "first_step": spans.index.min(), "steps": len(ordinary), "span_ns": median_ns, "extra_ns": 0}
+    ]
+    for period, first in periods:
+        members = spans[is_periodic(spans.index.to_numpy(), [(period, first)])]
+        span_ns = float(members.median())
+        rows.append(
+            {"period": period, "first_step": first, "steps": len(members), "span_ns": span_ns}
+            | {"extra_ns": span_ns - median_ns}
+        )
+    table = pd.DataFrame(rows if len(spans) else [], columns=["period", "first_step", "steps", "span_ns", "extra_ns"])
+    return (
+        table.astype(dict.fromkeys(("period", "first_step"), "Int64"))
+        .round({"span_ns": 0, "extra_ns": 0})
+        .astype({"steps": "int64", "span_ns": "int64", "extra_ns": "int64"})
+    )
+
+
+def step_times(steps: pd.DataFrame) -> pd.Series[Any]:
+    """The median time of each step over the ranks, by step, without steps in which a profiler ran."""
+    undisturbed = steps[~steps["profiled"]]
+    if undisturbed["rank"].nunique() <= 1:  # a million steps need no grouping
+        return undisturbed.set_index("step")["span_ns"].astype(float)
+    return undisturbed.pivot_table(index="step", columns="rank", values="span_ns").median(axis=1)
+
+
+def periodic_steps(spans: pd.Series[Any]) -> list[tuple[int, int]]:
+    """The period and the first step of each kind of steps that are longer at regular distances."""
+    around = spans.rolling(2 * _AROUND + 1, center=True, min_periods=1).median()
+    long_steps = spans.index.to_numpy()[(spans > MIN_LONGER * around).to_numpy()]
+    periods: list[tuple[int, int]] = []
+    while len(periods) < MAX_KINDS:
+        period = _period(long_steps, spans.index.to_numpy())
+        if period is None:
+            break
+        periods.append(period)
+        long_steps = long_steps[~is_periodic(long_steps, [period])]
+    return periods
+
+
+def is_periodic(steps: npt.NDArray[Any], periods: list[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Whether each step is one of these periodic kinds."""
+    periodic = np.zeros(len(steps), bool)
+    for period, first in periods:
+        periodic |= (steps >= first) & ((steps - first) % period == 0)
+    return periodic
+
+
+def _period(long_steps: npt.NDArray[Any], steps: npt.NDArray[Any]) -> tuple[int, int] | None:
+    """The period that most of these steps have in common, with its first step."""
+    distances = Counter(
+        int(distance) for apart in (1, 2, 3) for distance in long_steps[apart:] - long_steps[:-apart] if distance > 1
+    )
+    for period, count in distances.most_common(8):
+        if count < MIN_MEMBERS - 1:
+            break
+        remainder, members = Counter((long_steps % period).tolist()).most_common(1)[0]
+        first = int(long_steps[long_steps % period == remainder][0])
+        due = int(((steps >= first) & (steps % period == remainder)).sum())
+        if members >= MIN_MEMBERS and members >= MIN_MEMBER_SHARE * due:
+            return period, first
+    return None

@@ -1,0 +1,37 @@
+"""A watched training's ranks side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+_MEDIANS = ("span_ns", "data_ns", "forward_ns", "backward_ns")
+_EXPOSED = ("exposed_comm_ns", "exposed_gradients_ns", "exposed_gathers_ns", "exposed_others_ns")
+
+
+def watched_ranks(steps: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
+    """A row per rank, from the tables of `watched_steps` and `watched_late`.
+
+    Columns: `rank`, `steps`, `last_step`, medians over its steps without a profiler of `span_ns` and `data_ns` and,
+    over the measured ones, of `forward_ns`, `backward_ns`, `exposed_comm_ns`, `exposed_gradients_ns`,
+    `exposed_gathers_ns` and `exposed_others_ns`; `late_share` (in how many of the measured steps that tell who was last
+    it was late) and `late_median_ns` (how much, where it was). Null where unknown.
+    """
+    undisturbed = steps[~steps["profiled"]]
+    rows: list[dict[str, Any]] = []
+    for rank, of_rank in steps.groupby("rank"):
+        steps_of_rank = undisturbed[undisturbed["rank"] == rank]
+        row = {"rank": rank, "steps": len(of_rank), "last_step": of_rank["step"].max()}
+        row |= {column: steps_of_rank[column].median() for column in (*_MEDIANS, *_EXPOSED)}
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=["rank", "steps", "last_step", *_MEDIANS, *_EXPOSED])
+    columns = ["span_ns", *_MEDIANS[1:], *_EXPOSED]
+    table[columns] = table[columns].astype("Float64").round().astype("Int64")
+    telling = late["step"].nunique()
+    last = late[late["late"]].groupby("late_rank")["late_ns"]
+    times = last.size().reindex(table["rank"], fill_value=0).to_numpy()
+    table["late_share"] = pd.array(times / telling if telling else [None] * len(table), dtype="Float64")
+    medians = last.median().reindex(table["rank"]).reset_index(drop=True)
+    table["late_median_ns"] = medians.astype("Float64").round().astype("Int64")
+    return table

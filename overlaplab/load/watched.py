@@ -1,0 +1,163 @@
+"""Read what `overlaplab.watch` has written of a training: per rank a header and cells of 16 bytes (docs/design.md).
+
+The files may still be growing, or their process may have been killed: a last cell that is torn is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.errors import OverlaplabError
+
+VERSION = 1
+CELL = np.dtype([("kind", "u1"), ("flags", "u1"), ("group", "<u2"), ("number", "<u4"), ("value", "<i8")])
+MAX_RANKS = 10_000
+MAX_HEADER_BYTES = 1 << 24
+MAX_CELLS_BYTES = 4 << 30
+MAX_VALUE_NS = 1 << 50
+"""Thirteen days: longer times are damage, and their sums might overflow."""
+_HEADER_NAME = re.compile(r"rank(\d{1,6})\.json")
+
+
+class CellKind(IntEnum):
+    """What a cell's value is, in ns; `overlaplab_engine.watching.log` describes each."""
+
+    STEP = 1
+    DATA = 2
+    FORWARD = 3
+    BACKWARD = 4
+    EXPOSED_GRADIENTS = 5
+    EXPOSED_GATHERS = 6
+    EXPOSED_OTHER = 7
+    DDP_COMMUNICATION = 8
+    ALL_REDUCE = 9
+    EXPOSED_DDP = 10
+
+
+IN_BURST, PROFILED = 1, 2
+"""Bits of the flags of a step's cell."""
+
+
+class WatchedGroup(msgspec.Struct, frozen=True):
+    """A process group, the same on all of its ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class WatchedRecording(msgspec.Struct, frozen=True):
+    """A recording that the watch has started by itself."""
+
+    step: int
+    path: str
+    reason: str
+
+
+class WatchHeader(msgspec.Struct, frozen=True):
+    """What a rank's header says."""
+
+    format: str
+    version: int
+    rank: int
+    world_size: int
+    started_unix_ns: int
+    every: int
+    burst: int
+    device: str = "cpu"
+    ddp: int = 0
+    """How many models are in DDP, whose waits have cells of their own."""
+    groups: tuple[WatchedGroup, ...] = ()
+    notes: tuple[str, ...] = ()
+    recordings: tuple[WatchedRecording, ...] = ()
+    ended: bool = False
+
+
+_DECODER = msgspec.json.Decoder(WatchHeader)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRank:
+    """One rank's files."""
+
+    header: WatchHeader
+    cells: npt.NDArray[Any]
+    """Of the type `CELL`, in the order in which they were written."""
+
+    def of_kind(self, kind: CellKind) -> npt.NDArray[Any]:
+        """The cells of one kind."""
+        cells: npt.NDArray[Any] = self.cells[self.cells["kind"] == kind]
+        return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A watched training."""
+
+    path: str
+    ranks: tuple[WatchedRank, ...]
+    """In the order of their numbers; some may be missing."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the training has."""
+        return max(rank.header.world_size for rank in self.ranks)
+
+
+def load_watched(folder: str | os.PathLike[str]) -> Watched:
+    """Read a folder that `overlaplab.watch` has written, or is writing.
+
+    OverlaplabError where there are no such files, or one is damaged beyond its last cell.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise OverlaplabError("not a folder", path=path, remedy="Give the folder that overlaplab.watch writes into.")
+    headers = sorted(entry for entry in path.iterdir() if _HEADER_NAME.fullmatch(entry.name))
+    if not headers:
+        raise OverlaplabError(
+            "no watched training: there is no rank0.json", path=path, remedy="See docs/watching.md for the two lines."
+        )
+    if len(headers) > MAX_RANKS:
+        raise OverlaplabError(f"more than {MAX_RANKS} ranks", path=path)
+    ranks = sorted((_read_rank(header) for header in headers), key=lambda rank: rank.header.rank)
+    return Watched(str(path), tuple(ranks))
+
+
+def _read_rank(path: Path) -> WatchedRank:
+    if path.stat().st_size > MAX_HEADER_BYTES:
+        raise OverlaplabError("too large for a header", path=path)
+    try:
+        header = _DECODER.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise OverlaplabError(
+            f"not the header of a watched rank: {error}", path=path, remedy="Delete the file to read the other ranks."
+        ) from None
+    if header.format != "overlaplab-watch" or header.version != VERSION:
+        raise OverlaplabError(
+            f"of format {header.format[:40]!r}, version {header.version}; this overlaplab reads version {VERSION}",
+            path=path,
+            remedy="Read it with the overlaplab that wrote it.",
+        )
+    numbered = _HEADER_NAME.fullmatch(path.name)
+    if numbered is None or int(numbered[1]) != header.rank or header.rank >= header.world_size:
+        raise OverlaplabError(f"is of rank {header.rank} of {header.world_size}", path=path)
+    return WatchedRank(header, _read_cells(path.with_suffix(".cells")))
+
+
+def _read_cells(path: Path) -> npt.NDArray[Any]:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:  # the rank has only just started
+        return np.empty(0, CELL)
+    if size > MAX_CELLS_BYTES:
+        raise OverlaplabError(f"has {size} bytes; more than {MAX_CELLS_BYTES} are not read", path=path)
+    cells = np.fromfile(path, CELL, size // CELL.itemsize)
+    return cells[(cells["value"] >= 0) & (cells["value"] <= MAX_VALUE_NS)]

@@ -1,0 +1,32 @@
+"""A step of torch's DistributedDataParallel over gloo as torch.profiler records it, without anybody's labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from made.traces import event, gloo, op, step
+
+
+def ddp_over_gloo(*, late_us: float = 0, optimizer: bool = True) -> list[dict[str, Any]]:
+    """A step of 20 ms: gradients of 1000 and 2000 bytes arrive at 4 and 8, each in a bucket, which end at 7 and 14.
+
+    The rank copies both back and goes on as the second ends; its range ends `late_us` later.
+    """
+    accumulate = "torch::autograd::AccumulateGrad"
+    events = [
+        step(3, 0, 20_000),
+        event("DistributedDataParallel.forward", 0, 2000, cat="user_annotation"),
+        op("forward", 0, 2000),
+    ]
+    for at, end, late, elements in ((4000, 7000, 0, 250), (8000, 14_000, late_us, 500)):
+        sent = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
+        events += [
+            op("backward", at - 1900, at),
+            event(f"autograd::engine::evaluate_function: {accumulate}", at, at + 100),
+            event(accumulate, at + 1, at + 2, **{"Input Dims": [[elements]], "Input type": ["float"]}),
+            event("c10d::allreduce_", at + 10, at + 60),
+            gloo(at + 60, end + late) | sent,
+        ]
+    events += [op("copy_", 14_010, 14_020), op("copy_", 14_030, 19_000)]
+    events += [event("Optimizer.step#SGD.step", 14_500, 19_000, cat="user_annotation")] if optimizer else []
+    return sorted(events, key=lambda own: float(own["ts"]))
