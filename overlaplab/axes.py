@@ -36,5 +36,5 @@ _DESCRIPTION = re.compile(
 
 def axis_of(description: str) -> str:
     """The axis of a process group with this description, one of `AXES`; empty where it names none."""
-    found = _DESCRIPTION.fullmatch(description)
-    return next((axis for axis in AXES if found[axis] is not None), "") if found else ""
+    match = _DESCRIPTION.fullmatch(description)
+    return next((axis for axis in AXES if match[axis] is not None), "") if match else ""

@@ -20,7 +20,7 @@ class Column:
     """One column of a table."""
 
     name: str
-    """As the analysis has it, which is also its key in JSON."""
+    """The analysis's name of the column, which is also its key in JSON."""
     unit: Unit
     header: str
     """What people read above it, without the unit."""
@@ -705,11 +705,11 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
 
 
 def _registry() -> dict[str, dict[str, Column]]:
-    found = {"": {one.name: one for one in _ANYWHERE}}
-    for tables, own in _IN_TABLES.items():
+    columns_of_table = {"": {column.name: column for column in _ANYWHERE}}
+    for tables, columns in _IN_TABLES.items():
         for table in tables:
-            found.setdefault(table, {}).update({one.name: one for one in own})
-    return found
+            columns_of_table.setdefault(table, {}).update({column.name: column for column in columns})
+    return columns_of_table
 
 
 REGISTRY = _registry()

@@ -1,4 +1,4 @@
-"""Which files are traces and which folders hold runs, by name; also used for shell completion."""
+"""Find traces and folders that hold runs, by name; also used for shell completion."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def left_out(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
         inner = sorted(entry for entry in Path(text).iterdir() if not entry.name.startswith("."))
     except OSError:
         return []
-    found = []
+    unreadable = []
     for folder in inner:
         try:
             if folder.is_symlink():
@@ -48,8 +48,8 @@ def left_out(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
                 os.scandir(folder).close()
         except OSError as error:
             target = f"a link to {os.readlink(folder)}: " if folder.is_symlink() else ""
-            found.append((str(folder), f"{target}{error.strerror or error}"))
-    return found
+            unreadable.append((str(folder), f"{target}{error.strerror or error}"))
+    return unreadable
 
 
 def _holds_run(folder: Path) -> bool:

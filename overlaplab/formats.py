@@ -29,13 +29,13 @@ def text(value: Any, unit: str, digits: int = 0, *, grouped: bool = False) -> st
     return str(value) if unit == "text" else f"{_number(value, unit):{commas}.{digits}f}"
 
 
-def digits(values: pd.Series[Any] | pd.DataFrame, unit: str = "ns", *, one: float = 1000) -> int:
-    """How many digits such numbers need: one where the largest of them is shown as `one` or more, two from 10 on, else
-    three.
+def digits(values: pd.Series[Any] | pd.DataFrame, unit: str = "ns", *, one_digit_from: float = 1000) -> int:
+    """How many digits such numbers need: one where the largest of them is shown as `one_digit_from` or more, two from
+    10 on, else three.
     """
-    known = values.to_numpy(dtype="float64", na_value=np.nan)
-    largest = _number(np.abs(known[~np.isnan(known)]).max(initial=0), unit)
-    return 1 if largest >= one else 2 if largest >= 10 else 3
+    numbers = values.to_numpy(dtype="float64", na_value=np.nan)
+    largest = _number(np.abs(numbers[~np.isnan(numbers)]).max(initial=0), unit)
+    return 1 if largest >= one_digit_from else 2 if largest >= 10 else 3
 
 
 def texts(values: pd.Series[Any], column: Column) -> list[str]:
@@ -47,15 +47,15 @@ def texts(values: pd.Series[Any], column: Column) -> list[str]:
             return [text(value, "count", grouped=True) for value in values]
         case "bytes":
             return [UNKNOWN if pd.isna(value) else size_exact(round(value)) for value in values]
-    known = values.astype("Float64")
-    places = 1 if column.unit == "ratio" else digits(known, column.unit)
-    found = [text(value, column.unit, places, grouped=True) for value in known]
-    return ["0" if zero else word for word, zero in zip(found, known.eq(0).fillna(False), strict=True)]
+    numbers = values.astype("Float64")
+    places = 1 if column.unit == "ratio" else digits(numbers, column.unit)
+    words = [text(value, column.unit, places, grouped=True) for value in numbers]
+    return ["0" if zero else word for word, zero in zip(words, numbers.eq(0).fillna(False), strict=True)]
 
 
 def as_shown(table: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
     """These columns under their titles, in the units in which they are shown."""
-    return pd.DataFrame({one.title: _shown(table[one.name], one) for one in columns})
+    return pd.DataFrame({column.title: _shown_values(table[column.name], column) for column in columns})
 
 
 def as_held(table: pd.DataFrame, of: str) -> pd.DataFrame:
@@ -63,7 +63,7 @@ def as_held(table: pd.DataFrame, of: str) -> pd.DataFrame:
     return table.rename(columns={name: column(of, str(name)).title_as_held for name in table})
 
 
-def _shown(values: pd.Series[Any], column: Column) -> pd.Series[Any]:
+def _shown_values(values: pd.Series[Any], column: Column) -> pd.Series[Any]:
     if column.unit not in ("ns", "bytes", "ratio"):
         return values
     unit = column.shown or "MB" if column.unit == "bytes" else column.unit

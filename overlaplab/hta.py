@@ -128,13 +128,13 @@ def _rows(trace: Trace) -> pd.DataFrame:
         host.loc[trace.syncs["event"], list(_WAITS)] = trace.syncs[list(_WAITS.values())].to_numpy()
     tables = [host]
     if rule_of(trace) is Rule.CPU:
-        computing, communicating = _computing(trace), _communicating(trace)
+        computing, communicating = _compute_operators(trace), _communication_ranges(trace)
         host[["stream", "correlation"]] = -1
         host.loc[computing["event"], "correlation"] = computing["event"].to_numpy() + 1
-        tables += [_calls(trace, host, communicating), _on_streams(computing, communicating)]
-    kept = events["phase"].eq("X") & ~events["category"].isin(["", "Trace"])
+        tables += [_calls(trace, host, communicating), _stream_events(computing, communicating)]
+    is_complete = events["phase"].eq("X") & ~events["category"].isin(["", "Trace"])
     added = [table for table in tables[1:] if len(table)]  # an empty one would turn integers into floats
-    return pd.concat([host[kept.to_numpy()], *added], ignore_index=True)
+    return pd.concat([host[is_complete.to_numpy()], *added], ignore_index=True)
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -149,14 +149,19 @@ def _outermost(trace: Trace, work: Work) -> pd.DataFrame:
     rows = np.flatnonzero(counting_as(trace, work))
     starts = events["ts_ns"].to_numpy(dtype=np.int64)[rows]
     ends = starts + events["dur_ns"].to_numpy(dtype=np.int64)[rows]
-    found = pd.DataFrame({"event": rows, "thread": thread_numbers(events)[rows], "start_ns": starts, "end_ns": ends})
-    before = (
-        found.groupby("thread")["end_ns"].cummax().groupby(found["thread"]).shift(fill_value=np.iinfo(np.int64).min)
+    candidates = pd.DataFrame(
+        {"event": rows, "thread": thread_numbers(events)[rows], "start_ns": starts, "end_ns": ends}
     )
-    return found[found["end_ns"] > before]
+    before = (
+        candidates.groupby("thread")["end_ns"]
+        .cummax()
+        .groupby(candidates["thread"])
+        .shift(fill_value=np.iinfo(np.int64).min)
+    )
+    return candidates[candidates["end_ns"] > before]
 
 
-def _computing(trace: Trace) -> pd.DataFrame:
+def _compute_operators(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost computing operators, cut to the time that counts (columns of `_outermost`, `name`)."""
     whole = _outermost(trace, Work.COMPUTE)
     of, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
@@ -165,11 +170,11 @@ def _computing(trace: Trace) -> pd.DataFrame:
     return cut.assign(name=names, start_ns=starts, end_ns=ends)
 
 
-def _communicating(trace: Trace) -> pd.DataFrame:
+def _communication_ranges(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost ranges of communication (columns of `_outermost`, `name`)."""
-    found = _outermost(trace, Work.COMMUNICATION)
-    kinds = [collective_kind(str(name)) for name in trace.events["name"].iloc[found["event"]]]
-    return found.assign(name=[f"ncclKernel_{kind or 'communication'}" for kind in kinds])
+    ranges = _outermost(trace, Work.COMMUNICATION)
+    kinds = [collective_kind(str(name)) for name in trace.events["name"].iloc[ranges["event"]]]
+    return ranges.assign(name=[f"ncclKernel_{kind or 'communication'}" for kind in kinds])
 
 
 def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
@@ -177,38 +182,38 @@ def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.
     called = {launch.ran: launch for launch in launches(trace) if launch.ran}
     ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
     pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
-    found = [(event, launch) for event, launch in pairs if launch]
+    launched = [(event, launch) for event, launch in pairs if launch]
     threads = (
         host[["pid", "tid"]].assign(thread=thread_numbers(trace.events)).drop_duplicates("thread").set_index("thread")
     )
     return pd.DataFrame(
         {
-            **threads.loc[[launch.thread for _, launch in found]].to_dict("list"),
+            **threads.loc[[launch.thread for _, launch in launched]].to_dict("list"),
             "name": _LAUNCH,
             "cat": "cuda_runtime",
-            "ts_ns": [launch.start_ns for _, launch in found],
-            "dur_ns": [launch.end_ns - launch.start_ns for _, launch in found],
+            "ts_ns": [launch.start_ns for _, launch in launched],
+            "dur_ns": [launch.end_ns - launch.start_ns for _, launch in launched],
             "stream": -1,
-            "correlation": [event + 1 for event, _ in found],
+            "correlation": [event + 1 for event, _ in launched],
             "external_id": -1,
         }
     )
 
 
-def _on_streams(computing: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
+def _stream_events(computing: pd.DataFrame, communicating: pd.DataFrame) -> pd.DataFrame:
     """Both as events of a device; each thread is a stream."""
-    found = pd.concat([computing, communicating], ignore_index=True).sort_values("start_ns", kind="stable")
-    stream = pd.factorize(found["thread"])[0] + 1
+    events = pd.concat([computing, communicating], ignore_index=True).sort_values("start_ns", kind="stable")
+    stream = pd.factorize(events["thread"])[0] + 1
     return pd.DataFrame(
         {
-            "name": found["name"],
+            "name": events["name"],
             "cat": "kernel",
             "pid": 0,
             "tid": stream,
-            "ts_ns": found["start_ns"],
-            "dur_ns": found["end_ns"] - found["start_ns"],
+            "ts_ns": events["start_ns"],
+            "dur_ns": events["end_ns"] - events["start_ns"],
             "stream": stream,
-            "correlation": found["event"] + 1,
+            "correlation": events["event"] + 1,
             "external_id": -1,
         }
     )
@@ -257,9 +262,9 @@ def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
     numbers = np.append([int(_STEP.match(name)[1]) for name in steps["name"]], -1).astype(np.int64)  # type: ignore[index]
     place = np.searchsorted(steps["ts_ns"], rows["ts_ns"], side="right") - 1
     ends = np.append(steps["ts_ns"] + steps["dur_ns"], np.iinfo(np.int64).min)
-    found = np.where(rows["ts_ns"].to_numpy() < ends[place], numbers[place], -1)
+    steps_at_start = np.where(rows["ts_ns"].to_numpy() < ends[place], numbers[place], -1)
     link = table["index_correlation"].to_numpy()
-    return np.where(rows["stream"] < 0, found, np.where(link > 0, found[np.maximum(link, 1) - 1], -1))
+    return np.where(rows["stream"] < 0, steps_at_start, np.where(link > 0, steps_at_start[np.maximum(link, 1) - 1], -1))
 
 
 def _in_one_line(name: str, method: Callable[..., Any], run: Run) -> Callable[..., Any]:
@@ -267,12 +272,12 @@ def _in_one_line(name: str, method: Callable[..., Any], run: Run) -> Callable[..
     signature = inspect.signature(method)
 
     @wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
+    def call_and_translate(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
         if name in _REFUSED:
             raise OverlaplabError(f"HTA's {name} {_REFUSED[name]}", path=run.path, remedy=_ELSEWHERE)
-        _check_ranks(given.arguments, run)
+        _check_ranks(bound.arguments, run)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"hta\.")  # pandas'
@@ -285,14 +290,14 @@ def _in_one_line(name: str, method: Callable[..., Any], run: Run) -> Callable[..
                 remedy=_REMEDIES.get(name, "It may need what this run does not hold. " + _ELSEWHERE),
             ) from None
 
-    return called
+    return call_and_translate
 
 
-def _check_ranks(given: dict[str, Any], run: Run) -> None:
-    known = [trace.rank or 0 for trace in run.traces]
-    asked = [given["rank"]] if "rank" in given else given["ranks"] or [0] if "ranks" in given else []
-    for rank in asked:
-        if rank not in known:
+def _check_ranks(arguments: dict[str, Any], run: Run) -> None:
+    ranks = [trace.rank or 0 for trace in run.traces]
+    wanted = [arguments["rank"]] if "rank" in arguments else arguments["ranks"] or [0] if "ranks" in arguments else []
+    for rank in wanted:
+        if rank not in ranks:
             raise OverlaplabError(
-                "not in this run", path=run.path, rank=rank, remedy=f"Pass one of {known} (HTA takes rank 0 by itself)."
+                "not in this run", path=run.path, rank=rank, remedy=f"Pass one of {ranks} (HTA takes rank 0 by itself)."
             )

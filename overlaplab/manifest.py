@@ -118,7 +118,7 @@ class MachineStep:
     cores: Size
     """That the rank may use."""
     busy: bool
-    """As the recorder decided (docs/design.md, "Machine busy")."""
+    """Whether the recorder found the machine busy (docs/design.md, "Machine busy")."""
     delayed_ns: Size | None = None
     """How long the thread that computes waited for a core."""
     busy_ns: Size | None = None
@@ -134,7 +134,7 @@ class IdleCollective:
     kind: str
     bytes: Size
     used_ns: tuple[Size, ...] = ()
-    """Of cores, by all threads of a rank but the one that called; empty in older recordings."""
+    """Time of cores that all threads of a rank used but the one that called; empty in older recordings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Model:
     width: Size | None = None
     """Features."""
     heads: Size | None = None
-    """Of attention."""
+    """Heads of attention."""
     vocab: Size | None = None
     """Words."""
     seq: Size | None = None
@@ -300,17 +300,17 @@ class Manifest:
     """Why the profiler recorded no GPU activity, and the remedy; None if it did, or if unknown."""
     bucket_cap_mb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     predicted: dict[str, Any] | None = None
-    """Of a run that nobody recorded: `from` (the run that it was predicted from), `changes` (options by name),
+    """Origin of a run that nobody recorded: `from` (what it was predicted from), `changes` (options by name),
     `interval_ns` (in which a recording's mean step lies in 95 of 100 cases), its parts, and `extrapolated`."""
     swept: Swept | None = None
-    """Of a run that a sweep had a user's own script record."""
+    """Settings of a run that a sweep had a user's own script record."""
     link: Link | None = None
     link_attained: bool | None = None
-    """As the recorder decided; use `costs.link_attained`, which knows how older recorders did."""
+    """Whether the recorder found it attained; use `costs.link_attained`, which knows how older recorders decided."""
     link_steps: tuple[LinkStep, ...] | None = None
     """Each rank's recorded steps on the emulated link; None without one, and in older recordings."""
     attempt: Size | None = None
-    """Which recording this is, from 1, if bad ones behind an emulated link were repeated."""
+    """The number of this recording, from 1, if bad ones behind an emulated link were repeated."""
     attempts: Size | None = None
     """How many recordings were made."""
     processor_counts: bool | None = None

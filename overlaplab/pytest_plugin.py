@@ -72,7 +72,7 @@ class Gate:
         if baseline is not None and stored is not None:
             analyses.require_causes(stored, Path(baseline), parsed)
         earlier = analyses.recordings_before(run, selection, stored, before)
-        if not earlier and (changes := [str(one) for one in parsed if one.is_change]):
+        if not earlier and (changes := [str(condition) for condition in parsed if condition.is_change]):
             raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")
         lines = findings.check_lines(analyses.judged(parsed, earlier, analyses.scalars(run, selection)))
         if failed := [line.sentence for line in lines if line.outcome is findings.Outcome.FAILED]:

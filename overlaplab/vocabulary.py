@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 
 class Rule(StrEnum):
-    """Which events decide what a rank did at a moment (docs/design.md, "Which rule applies")."""
+    """The events that decide what a rank did at a moment (docs/design.md, "Which rule applies")."""
 
     GPU = "gpu"
     CPU = "cpu"
@@ -147,8 +147,10 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
 
 def label_text(word: str, **fields: str | int | Sequence[str]) -> str:
     """The inverse of `label_fields`, for runs that nobody recorded: texts as in the label, lists not yet encoded."""
-    pairs = {key: ",".join(map(quote, own)) if isinstance(own, tuple | list) else own for key, own in fields.items()}
-    return " ".join((f"engine::{word}", *(f"{key}={own}" for key, own in pairs.items())))
+    pairs = {
+        key: ",".join(map(quote, value)) if isinstance(value, tuple | list) else value for key, value in fields.items()
+    }
+    return " ".join((f"engine::{word}", *(f"{key}={value}" for key, value in pairs.items())))
 
 
 def _is_integer(text: str) -> bool:

@@ -92,7 +92,7 @@ def ms(ns: float) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """As `ms`, for a duration in ms."""
+    """Format a duration in ms with as many digits as it needs."""
     digits = 0 if abs(milliseconds) >= 1000 else 1 if abs(milliseconds) >= 1 else 2 if abs(milliseconds) >= 0.1 else 3
     return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
 

@@ -235,7 +235,7 @@ def test_one_formatter_per_unit() -> None:
     assert text(1234, "count", grouped=True) == "1,234"
     assert [text(None, unit) for unit in (*units, "count", "text")] == ["–"] * 8
     assert [digits(pd.Series([ms * 1_000_000, None])) for ms in (0, 9, 10, 999, 1000)] == [3, 3, 2, 2, 1]
-    assert [digits(pd.Series([ms]), "ms", one=100) for ms in (9, 10, 100)] == [3, 2, 1]
+    assert [digits(pd.Series([ms]), "ms", one_digit_from=100) for ms in (9, 10, 100)] == [3, 2, 1]
     assert digits(pd.Series([None, None], dtype="Int64")) == 3
     busy = pd.Series([1_234_567_890, 0, None], dtype="Int64")
     assert texts(busy, column("window", "busy_ns")) == ["1,234.6", "0", "–"]

@@ -90,9 +90,9 @@ class WatchedRank:
 
     header: WatchHeader
     cells: npt.NDArray[Any]
-    """Of the type `CELL`, in the order in which they were written."""
+    """Cells of the type `CELL`, in the order in which they were written."""
 
-    def of_kind(self, kind: CellKind) -> npt.NDArray[Any]:
+    def cells_of_kind(self, kind: CellKind) -> npt.NDArray[Any]:
         """The cells of one kind."""
         cells: npt.NDArray[Any] = self.cells[self.cells["kind"] == kind]
         return cells

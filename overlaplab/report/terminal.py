@@ -101,7 +101,7 @@ def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
     shown = table if every or len(table) <= MOST_ROWS else one_window(table, found.window)
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
-        places = digits(rows[["backward_end_ns", "end_ns"]], one=100)
+        places = digits(rows[["backward_end_ns", "end_ns"]], one_digit_from=100)
         begins, ends = (
             text(time_ns, "ns", places) for time_ns in (rows["backward_start_ns"].min(), rows["backward_end_ns"].max())
         )
@@ -265,7 +265,7 @@ def terminal_table(
         else:
             shown.add_column(column.terse, justify="right", no_wrap=True)
     times = {column.name: column.unit for column in block.narrow if column.unit in ("ns", "ms")}
-    places = digits(block.frame[list(times)], *set(times.values()), one=100)
+    places = digits(block.frame[list(times)], *set(times.values()), one_digit_from=100)
     cells = [_cells(block.frame, column, places) for column in block.narrow]
     for row, texts in enumerate(zip(*cells, strict=True)):
         shown.add_row(*map(plain, texts), style="bold" if bold and bold[row] else None)

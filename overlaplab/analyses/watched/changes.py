@@ -27,7 +27,7 @@ MIN_STEPS = 20
 MIN_SHARE = 0.01
 """Nor is what lasts for less of the training."""
 MIN_LATE_ROWS = 5
-"""Of so many measured steps a rank must be late before it is late from one on."""
+"""A rank must be late at so many measured steps before it is late from one on."""
 MAX_CHANCE, MAX_LATE_CHANCE = 1e-6, 1e-3
 """How probable a change may be by chance: of times of all steps, and of lateness, of which only some are measured."""
 

@@ -14,7 +14,7 @@ MIN_LONGER = 1.3
 MIN_MEMBERS = 3
 """Fewer long steps at one distance may be chance."""
 MIN_MEMBER_SHARE = 0.8
-"""Of the steps at one distance so many must stand out."""
+"""At least 80 % of the steps at one distance must stand out."""
 MAX_KINDS = 5
 _AROUND = 25
 """Steps to either side with which a step is compared."""

@@ -65,6 +65,6 @@ def _durations(rank: WatchedRank) -> pd.DataFrame:
 
 
 def _median_step_ns(watched: Watched) -> float:
-    spans: list[npt.NDArray[Any]] = [rank.of_kind(CellKind.STEP)["value"] for rank in watched.ranks]
+    spans: list[npt.NDArray[Any]] = [rank.cells_of_kind(CellKind.STEP)["value"] for rank in watched.ranks]
     values = np.concatenate(spans)
     return float(np.median(values)) if len(values) else 0.0

@@ -32,12 +32,12 @@ def watched_steps(watched: Watched) -> pd.DataFrame:
     and `exposed_comm_ns`, their sum. Null where it is unknown: of a kind of which no wait was seen, and of gradients of
     a model in DDP where DDP has told nothing; then the sum is, too.
     """
-    tables = [_steps_of(rank) for rank in watched.ranks]
+    tables = [_rank_steps(rank) for rank in watched.ranks]
     return pd.concat(tables, ignore_index=True)
 
 
-def _steps_of(rank: WatchedRank) -> pd.DataFrame:
-    cells = rank.of_kind(CellKind.STEP)
+def _rank_steps(rank: WatchedRank) -> pd.DataFrame:
+    cells = rank.cells_of_kind(CellKind.STEP)
     numbers, places = np.unique(cells["number"], return_index=True)
     cells = cells[places]
     table = pd.DataFrame({"rank": rank.header.rank, "step": numbers.astype(np.int64), "span_ns": cells["value"]})
@@ -59,7 +59,7 @@ def _steps_of(rank: WatchedRank) -> pd.DataFrame:
 
 def _sums(rank: WatchedRank, kind: CellKind, numbers: npt.NDArray[Any]) -> pd.Series[Any]:
     """The sum of each step's values of a kind; null where there are none."""
-    cells = rank.of_kind(kind)
+    cells = rank.cells_of_kind(kind)
     places = np.searchsorted(numbers, cells["number"])
     belongs = places < len(numbers)
     belongs[belongs] = numbers[places[belongs]] == cells["number"][belongs]

@@ -100,7 +100,7 @@ def _waits(name: str, cost: GatherCost) -> str:
 
 def schedule_line(step: pd.Series, layers: int) -> str:
     """One row of `schedule_steps` as a sentence; `layers` is the number of different ones."""
-    places = digits(step[["peak_ns", "wait_ns"]], one=100)
+    places = digits(step[["peak_ns", "wait_ns"]], one_digit_from=100)
     peak, waited = (text(step[name], "ns", places) for name in ("peak_ns", "wait_ns"))
     rank, number = (text(step[name], "count") for name in ("rank", "step"))
     counts = f"{step['gathers']} gathers, {step['frees']} freed"

@@ -127,7 +127,7 @@ def test_waits_are_seen_in_bursts_alone_and_methods_are_restored(tmp_path: Path,
     for column in ("exposed_gradients_ns", "exposed_gathers_ns", "exposed_others_ns"):
         assert steps["step"][steps[column].notna()].tolist() == [3, 4, 5]
     assert [tuple(g.ranks) for g in rank0(tmp_path).header.groups] == [(0,)]
-    assert rank0(tmp_path).of_kind(CellKind.ALL_REDUCE)["number"].tolist() in ([0] * count for count in range(4))
+    assert rank0(tmp_path).cells_of_kind(CellKind.ALL_REDUCE)["number"].tolist() in ([0] * count for count in range(4))
 
 
 def test_nested_waits_count_once_as_what_the_inner_one_waits_for(group: None) -> None:
@@ -331,7 +331,7 @@ def test_files_stay_small(tmp_path: Path, model: nn.Module, group: None) -> None
         for _ in range(200):
             dist.all_reduce(torch.ones(2))
             train(model, watch, 1)
-    waits = len(rank0(tmp_path).of_kind(CellKind.ALL_REDUCE))
+    waits = len(rank0(tmp_path).cells_of_kind(CellKind.ALL_REDUCE))
     assert waits <= 6
     assert (tmp_path / "rank0.cells").stat().st_size <= 200 * 64 + waits * 16
     assert (tmp_path / "rank0.json").stat().st_size < 1000

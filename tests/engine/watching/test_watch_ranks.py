@@ -80,7 +80,7 @@ def ddp_tells_its_waits(comm: Communicator, name: str) -> None:
     if comm.rank == 0:
         assert exposed.max() > LATE_S * 0.5e9, exposed
     ranks = load_watched(out).ranks
-    cells = [rank.of_kind(CellKind.DDP_COMMUNICATION) for rank in ranks]
+    cells = [rank.cells_of_kind(CellKind.DDP_COMMUNICATION) for rank in ranks]
     assert cells[0]["number"].tolist() == cells[1]["number"].tolist() == [3, 4, 5]
     assert cells[1]["value"].sum() < cells[0]["value"].sum()  # the last one's are shortest
 
@@ -99,7 +99,7 @@ def a_watch_may_begin_late(comm: Communicator) -> None:
     dist.barrier()
     watched = load_watched(out)
     assert watched.ranks[comm.rank].header.notes == ()
-    assert watched.ranks[comm.rank].of_kind(CellKind.EXPOSED_DDP)["number"].tolist() == [0, 1, 2]
+    assert watched.ranks[comm.rank].cells_of_kind(CellKind.EXPOSED_DDP)["number"].tolist() == [0, 1, 2]
 
 
 @scenario
@@ -115,7 +115,7 @@ def an_accumulating_ddp_tells_the_last_microbatch(comm: Communicator) -> None:
 
     table, out = watched_training(comm, model, step)
     expect_known(table, GRADIENTS)
-    assert load_watched(out).ranks[comm.rank].of_kind(CellKind.EXPOSED_DDP)["number"].tolist() == [3, 4, 5]
+    assert load_watched(out).ranks[comm.rank].cells_of_kind(CellKind.EXPOSED_DDP)["number"].tolist() == [3, 4, 5]
 
 
 @scenario("wait", "future")
@@ -183,7 +183,7 @@ def a_plain_loop_is_seen(comm: Communicator, name: str) -> None:
 
     table, out = watched_training(comm, model, step)
     expect_known(table, GRADIENTS)
-    took = [rank.of_kind(CellKind.ALL_REDUCE) for rank in load_watched(out).ranks]
+    took = [rank.cells_of_kind(CellKind.ALL_REDUCE) for rank in load_watched(out).ranks]
     first = [cells["value"][cells["number"] == 0] for cells in took]
     assert len(first[0]) == 3
     assert first[0].max() > LATE_S * 0.5e9, first
