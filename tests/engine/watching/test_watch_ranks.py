@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from overlaplab_engine import Recorder
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies import Options, Strategy, class_of
 from ranks.engine_ranks import Scenarios
@@ -250,6 +251,29 @@ def training_is_what_it_would_be(comm: Communicator) -> None:
                 step(number)
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@scenario
+def all_ranks_record_at_one_step_by_themselves(comm: Communicator) -> None:
+    """From step 350 on rank 1 is late, which rank 0 sees two bursts later; rank 1 sees nothing unusual."""
+    out, model = folder(comm), layers()
+    with Recorder(out, model, warmup=1, steps=1, record_when="exposed > 3 * median", times=1) as recorder:
+        for number in range(650):
+            loss = model(torch.randn(4, 8)).square().sum()
+            if comm.rank == 1 and number >= 350:
+                time.sleep(LATE_S / 5)
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            recorder.step()
+    dist.barrier()
+    (recorded,) = out.glob("step-*")
+    assert sorted(run.name for run in recorded.iterdir()) == [
+        *("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "run.json")
+    ]
+    links = {each for rank in load_watched(out / "watch").ranks for each in rank.header.recordings}
+    assert {f"step-{link.step}" for link in links} == {recorded.name}, links
+    assert all(link.path == str(recorded) and link.reason.startswith("exposed ") for link in links), links
 
 
 found = scenario.found
