@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from overlaplab_engine import Recorder
+from overlaplab_engine.alarm import waited_ns
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies import Options, Strategy, class_of
 from ranks.engine_ranks import Scenarios
@@ -196,13 +197,22 @@ def strategies_of_the_engine_are_seen(comm: Communicator, name: str) -> None:
     strategy: Strategy = class_of(name)(layers(), comm, Options())
     optimizer = torch.optim.SGD([tensor for _, tensor in strategy.named_optimized()], lr=0.01)
 
-    def step(_: int) -> None:
+    waited: dict[int, int] = {}
+
+    def step(number: int) -> None:
+        before_ns = waited_ns()
         strategy.zero_grad()
+        if comm.rank == 1:
+            time.sleep(LATE_S / 2)
         strategy.backward(strategy(torch.randn(4, 8)).square().sum())
         optimizer.step()
         strategy.updated()
+        waited[number] = waited_ns() - before_ns
 
     table, _ = watched_training(comm, strategy.model, step)
+    watched_sum, waited_sum = table["exposed_comm_ns"].sum(), sum(waited[number] for number in (3, 4, 5))
+    # The engine counts for itself, with what the watch does around each wait.
+    assert waited_sum * 0.8 - 5_000_000 < watched_sum < waited_sum * 1.05, (watched_sum, waited_sum)
     expect_known(table, GRADIENTS, *([GATHERS] if name.startswith("zero") else []))
 
 
