@@ -13,7 +13,7 @@ import atexit
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import inf
 from numbers import Integral
 from pathlib import Path
@@ -204,7 +204,8 @@ class Recorder:
         if self._recording is not None and self._pauses == 1:
             self._recording.pause()
         try:
-            yield
+            with nullcontext() if self._watch is None or self._pauses > 1 else self._watch.paused():
+                yield
         finally:
             self._pauses -= 1
             if self._recording is not None and self._pauses == 0:

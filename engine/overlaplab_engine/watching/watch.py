@@ -15,7 +15,8 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,8 @@ from overlaplab_engine.watching.waits import Waits
 
 OUT = "OVERLAPLAB_WATCH"
 """The environment variable that names the folder, whatever the script says."""
+FIRST_BURST_STEP = 10
+"""Steps before it warm up, and by default a Recorder profiles them."""
 _GOLDEN_RATIO = 0.618
 _EXPOSED = (CellKind.EXPOSED_GRADIENTS, CellKind.EXPOSED_GATHERS, CellKind.EXPOSED_OTHER, CellKind.EXPOSED_DDP)
 
@@ -142,6 +145,20 @@ class Watch:
         except Exception as error:
             self._fail(error)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside, such as evaluation, is no part of a step."""
+        start_ns = time.perf_counter_ns()
+        waits, measuring = self._waits, self._waits is not None and self._waits.measuring
+        if waits is not None:
+            waits.measuring = False
+        try:
+            yield
+        finally:
+            if waits is not None:
+                waits.measuring = measuring
+            self._step_start_ns += time.perf_counter_ns() - start_ns
+
     def close(self) -> None:
         """Stop. What was written stays; a step that has not ended is left out."""
         try:
@@ -199,7 +216,7 @@ class Watch:
         """Whether the step is measured; bursts lie elsewhere in each `every` steps, evenly over time."""
         number, place = divmod(step, self._every)
         places = self._every - self._burst + 1
-        first = (min(self._burst, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
+        first = (min(FIRST_BURST_STEP, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
         return first <= place < first + self._burst
 
     def _begin_step(self) -> None:

@@ -41,11 +41,11 @@ def layers() -> nn.Sequential:
 
 
 def watched_training(
-    comm: Communicator, model: nn.Module, step: Callable[[int], None], *, steps: int = 8
+    comm: Communicator, model: nn.Module, step: Callable[[int], None], *, steps: int = 7
 ) -> tuple[Any, Path]:
     """The steps' table of this rank after a training with one burst, of the steps 3, 4 and 5."""
     out = folder(comm)
-    with overlaplab.watch(model, out) as watch:
+    with overlaplab.watch(model, out, every=6) as watch:
         for number in range(steps):
             step(number)
             watch.step()
@@ -257,7 +257,7 @@ def training_is_what_it_would_be(comm: Communicator) -> None:
         if watched:
             watched_training(comm, model, step)
         else:
-            for number in range(8):
+            for number in range(7):
                 step(number)
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
