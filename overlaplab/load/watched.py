@@ -160,4 +160,5 @@ def _read_cells(path: Path) -> npt.NDArray[Any]:
     if size > MAX_CELLS_BYTES:
         raise OverlaplabError(f"has {size} bytes; more than {MAX_CELLS_BYTES} are not read", path=path)
     cells = np.fromfile(path, CELL, size // CELL.itemsize)
-    return cells[(cells["value"] >= 0) & (cells["value"] <= MAX_VALUE_NS)]
+    possible = (cells["value"] >= 0) & (cells["value"] <= MAX_VALUE_NS)
+    return cells if possible.all() else cells[possible]

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = GPU_TESTS
 
-STEPS = 12
+STEPS = 7
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def layers() -> nn.Module:
 
 def test_ddp_is_timed_by_events(tmp_path: Path, group: None) -> None:
     model = DistributedDataParallel(layers())
-    with watch(model, tmp_path) as watching:
+    with watch(model, tmp_path, every=6) as watching:
         for _ in range(STEPS):
             model(torch.ones(8, 256, device="cuda")).sum().backward()
             watching.step()
@@ -55,7 +55,7 @@ def test_ddp_is_timed_by_events(tmp_path: Path, group: None) -> None:
 
 def test_a_plain_loops_waits_are_seen_in_the_stream_that_computes_alone(tmp_path: Path, group: None) -> None:
     model, aside = layers(), torch.cuda.Stream()
-    with watch(model, tmp_path) as watching:
+    with watch(model, tmp_path, every=6) as watching:
         for _ in range(STEPS):
             model(torch.ones(8, 256, device="cuda")).sum().backward()
             dist.all_reduce(torch.ones(4, device="cuda"))
@@ -73,7 +73,7 @@ def test_the_host_never_waits(tmp_path: Path) -> None:
     model = layers()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with watch(model, tmp_path) as watching:
+        with watch(model, tmp_path, every=6) as watching:
             for _ in range(STEPS):
                 model(torch.ones(8, 256, device="cuda")).sum().backward()
                 watching.step()

@@ -13,7 +13,7 @@ import atexit
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import inf
 from numbers import Integral
 from pathlib import Path
@@ -30,6 +30,7 @@ from overlaplab_engine.recording.on_signal import Asked
 from overlaplab_engine.recording.recording import Recording, error_line
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.strategies.gradients.ddp_buckets import CommHook, Hook, unnamed_because
+from overlaplab_engine.watching.trigger import Trigger
 from overlaplab_engine.watching.watch import OUT as WATCH_OUT
 from overlaplab_engine.watching.watch import Watch
 
@@ -60,6 +61,8 @@ class Recorder:
         max_mb: float = 2000,
         comm_hook: tuple[Any, Hook] | None = None,
         watch: bool = False,
+        record_when: str | None = None,
+        times: int = 3,
     ) -> None:
         """`out` is the run's directory, the same on all ranks; the environment variable OVERLAPLAB_RECORD goes before
         it, and with neither nothing is recorded. After `warmup` (1 or more) steps, `steps` are recorded.
@@ -74,7 +77,10 @@ class Recorder:
         several recordings, each goes to a directory `step-N` in `out`.
 
         With `watch`, or where the environment variable OVERLAPLAB_WATCH names a folder, all steps are watched, too,
-        recorded or not (`overlaplab.watch`); the files go to `watch` in `out`, or to that folder.
+        recorded or not (`overlaplab.watch`); the files go to `watch` in `out`, or to that folder. With `record_when`,
+        `exposed > 1.5 * median` or `step > 1.3 * median`, they are watched, too, and the warm-up begins on all ranks a
+        few steps after on one of them two bursts in a row have exceeded what bursts were before, at most `times` times.
+        Every rank's recorder must be given it.
 
         Raises EngineError for wrong arguments. A model never makes it fail, here or later: what cannot be recorded is
         named by a warning.
@@ -98,9 +104,17 @@ class Recorder:
         # The loop may change its working directory.
         self._out = None if named is None else Path(named).expanduser().absolute()
         self._warmup, self._steps, self._comm_hook = warmup, steps, comm_hook
-        self._start_at = None if start_at is None and on_signal else start_at or 0
+        by_itself = not on_signal and record_when is None
+        self._start_at = (start_at or 0) if by_itself else start_at
         self._every, self._ranks, self._max_mb = every, ranks, max_mb
-        self._asked = Asked() if on_signal else None
+        self._asked = None if by_itself else Asked()
+        self._on_signal = on_signal
+        if times < 1:
+            raise EngineError(f"Recorder's times is 1 or more, not {times}")
+        self._trigger = None if record_when is None else Trigger(record_when)
+        self._times = times
+        self._reason: str | None = None  # why this rank asks for a recording
+        watch = watch or record_when is not None
         watched = os.environ.get(WATCH_OUT) or (self._out / "watch" if watch and self._out is not None else None)
         self._watch_out = watched
         self._watch: Watch | None = None
@@ -129,7 +143,8 @@ class Recorder:
             for ddp in self._subject.ddps:
                 ddp.register_comm_hook(*self._comm_hook)
         if self._watch_out is not None:
-            self._watch = Watch(self._called_model(), self._watch_out)
+            after_burst = None if self._trigger is None else self._observe
+            self._watch = Watch(self._called_model(), self._watch_out, after_burst=after_burst)
         if self._out is None:
             self._closed = True
         else:
@@ -142,7 +157,7 @@ class Recorder:
         try:
             _require_no_other()
             self._hook()
-            if self._asked is not None:
+            if self._asked is not None and self._on_signal:
                 self._asked.listen()
             if self._due():
                 self._begin()
@@ -189,7 +204,8 @@ class Recorder:
         if self._recording is not None and self._pauses == 1:
             self._recording.pause()
         try:
-            yield
+            with nullcontext() if self._watch is None or self._pauses > 1 else self._watch.paused():
+                yield
         finally:
             self._pauses -= 1
             if self._recording is not None and self._pauses == 0:
@@ -235,10 +251,29 @@ class Recorder:
     def _due(self) -> bool:
         """Whether a recording begins now."""
         asked = self._asked is not None and self._asked.due(self._steps_done)
+        if asked and self._trigger is not None:
+            self._follow()
         if self._start_at is None or self._steps_done < self._start_at:
             return asked
         since = self._steps_done - self._start_at
         return asked or since == 0 or (self._every is not None and since % self._every == 0)
+
+    def _observe(self, step_ns: Sequence[int], exposed_ns: Sequence[int]) -> None:
+        """Ask all ranks to record, if a burst of this one says so."""
+        if self._trigger is None or self._asked is None or self._recording is not None or not self._times:
+            return
+        self._reason = self._trigger.observe(step_ns, exposed_ns) or self._reason
+        if self._reason is not None:
+            self._asked.ask()
+
+    def _follow(self) -> None:
+        """A recording begins that a rank has asked for."""
+        self._times -= 1
+        if self._trigger is not None:
+            self._trigger.restart()
+        if self._reason is not None and self._watch is not None and self._out is not None:
+            self._watch.link(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)
+        self._reason = None
 
     def _begin(self) -> None:
         assert self._out is not None

@@ -14,8 +14,10 @@ import os
 import sys
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +36,10 @@ from overlaplab_engine.watching.waits import Waits
 
 OUT = "OVERLAPLAB_WATCH"
 """The environment variable that names the folder, whatever the script says."""
+FIRST_BURST_STEP = 10
+"""Steps before it warm up, and by default a Recorder profiles them."""
 _GOLDEN_RATIO = 0.618
+_EXPOSED = (CellKind.EXPOSED_GRADIENTS, CellKind.EXPOSED_GATHERS, CellKind.EXPOSED_OTHER, CellKind.EXPOSED_DDP)
 
 _watching: "Watch | None" = None
 
@@ -60,9 +65,18 @@ class Watch:
     """The watch over one training; `watch` makes it, or a Recorder."""
 
     def __init__(
-        self, model: nn.Module | None, out: str | os.PathLike[str], *, every: int = 100, burst: int = 3
+        self,
+        model: nn.Module | None,
+        out: str | os.PathLike[str],
+        *,
+        every: int = 100,
+        burst: int = 3,
+        after_burst: Callable[[Sequence[int], Sequence[int]], None] | None = None,
     ) -> None:
-        """See `watch`."""
+        """See `watch`. `after_burst` is called with its steps' times, and with the exposed ones that are known, in ns.
+
+        Steps in which a profiler ran are left out.
+        """
         if model is not None and not isinstance(model, nn.Module):
             raise EngineError(f"watch's model must be a torch.nn.Module, not a {type(model).__name__}")
         if not 1 <= burst <= every:
@@ -70,7 +84,10 @@ class Watch:
         self._model = model
         # The loop may change its working directory.
         self._out = Path(os.environ.get(OUT) or out).expanduser().absolute()
-        self._every, self._burst = every, burst
+        self._every, self._burst, self._after_burst = every, burst, after_burst
+        self._burst_steps: dict[int, int] = {}  # times by step
+        self._burst_exposed: dict[int, Counter[CellKind]] = defaultdict(Counter)
+        self._has_ddp = False
         self._step = 0
         self._notes: set[str] = set()
         self._started = self._broken = False
@@ -128,6 +145,20 @@ class Watch:
         except Exception as error:
             self._fail(error)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside, such as evaluation, is no part of a step."""
+        start_ns = time.perf_counter_ns()
+        waits, measuring = self._waits, self._waits is not None and self._waits.measuring
+        if waits is not None:
+            waits.measuring = False
+        try:
+            yield
+        finally:
+            if waits is not None:
+                waits.measuring = measuring
+            self._step_start_ns += time.perf_counter_ns() - start_ns
+
     def close(self) -> None:
         """Stop. What was written stays; a step that has not ended is left out."""
         try:
@@ -146,6 +177,7 @@ class Watch:
         device = "cpu" if parameter is None else parameter.device.type
         self._clock = EventClock() if device == "cuda" else HostClock()
         ddps = [m for m in self._model.modules() if isinstance(m, DistributedDataParallel)] if self._model else []
+        self._has_ddp = bool(ddps)
         self._log = WatchLog(
             self._out,
             rank,
@@ -184,7 +216,7 @@ class Watch:
         """Whether the step is measured; bursts lie elsewhere in each `every` steps, evenly over time."""
         number, place = divmod(step, self._every)
         places = self._every - self._burst + 1
-        first = (min(self._burst, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
+        first = (min(FIRST_BURST_STEP, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
         return first <= place < first + self._burst
 
     def _begin_step(self) -> None:
@@ -216,12 +248,27 @@ class Watch:
             for timers in self._timers:
                 timers.stop()
             self._timers_stop_at = None
+            self._report_burst()
         self._measured = measured
+
+    def _report_burst(self) -> None:
+        """Report a burst whose figures have all come; on a GPU those of its last steps may come too late."""
+        exposed = [
+            by_kind.total()
+            for step, by_kind in self._burst_exposed.items()
+            if step in self._burst_steps and (CellKind.EXPOSED_DDP in by_kind or not self._has_ddp)
+        ]
+        if self._after_burst is not None and self._burst_steps:
+            self._after_burst(list(self._burst_steps.values()), exposed)
+        self._burst_steps = {}
+        self._burst_exposed.clear()
 
     def _end_step(self) -> None:
         step_ns = time.perf_counter_ns() - self._step_start_ns
         assert self._waits is not None
         flags = Flag.PROFILED * (self._profiled or _profiler_runs()) + Flag.IN_BURST * self._measured
+        if self._measured and not flags & Flag.PROFILED:
+            self._burst_steps[self._step] = step_ns
         cells = [Cell(CellKind.STEP, self._step, step_ns, flags=flags)]
         if self._data_ns is not None:
             cells.append(Cell(CellKind.DATA, self._step, self._data_ns))
@@ -244,10 +291,12 @@ class Watch:
         """Add a duration, which may come steps later, to what this step has of the kind."""
         step = self._step
 
-        def receive(duration_ns: int) -> None:
-            self._sums[kind, step, 0] += duration_ns
+        return partial(self._add, kind, step)
 
-        return receive
+    def _add(self, kind: CellKind, step: int, duration_ns: int) -> None:
+        self._sums[kind, step, 0] += duration_ns
+        if kind in _EXPOSED:
+            self._burst_exposed[step][kind] += duration_ns
 
     def _forward_began(self, trains: bool) -> None:
         """What lies before a step's first pass is data loading, unless that pass is one of an evaluation."""
@@ -265,7 +314,7 @@ class Watch:
             times = timers.read()
             step = self._step if times is None or times.ended_before_ns < in_step_ns else self._step - 1
             if times is not None and step >= 0 and self._is_in_burst(step):  # not of a pass before the first step
-                self._sums[CellKind.EXPOSED_DDP, step, 0] += times.exposed_ns
+                self._add(CellKind.EXPOSED_DDP, step, times.exposed_ns)
                 group = self._number_group(timers.group)
                 self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns
 
@@ -275,6 +324,11 @@ class Watch:
             self._groups[id(group)] = group, len(self._groups)
             self._log.add("groups", _describe(group))
         return self._groups[id(group)][1]
+
+    def link(self, step: int, path: Path, reason: str) -> None:
+        """Note a recording that begins before this step, and why."""
+        if self._log is not None:
+            self._log.add("recordings", {"step": step, "path": str(path), "reason": reason})
 
     def note(self, text: str) -> None:
         """Warn once, and write into the header, what is not watched."""

@@ -16,8 +16,8 @@ MIN_MEMBERS = 3
 MIN_MEMBER_SHARE = 0.8
 """At least 80 % of the steps at one distance must stand out."""
 MAX_KINDS = 5
-_AROUND = 25
-"""Steps to either side with which a step is compared."""
+_BLOCK_STEPS = 50
+"""A step is compared with so many, among which it is."""
 
 
 def watched_kinds(steps: pd.DataFrame) -> pd.DataFrame:
@@ -52,15 +52,18 @@ def watched_kinds(steps: pd.DataFrame) -> pd.DataFrame:
 def step_times(steps: pd.DataFrame) -> pd.Series[Any]:
     """The median time of each step over the ranks, by step, without steps in which a profiler ran."""
     undisturbed = steps[~steps["profiled"]]
-    if undisturbed["rank"].nunique() <= 1:  # a million steps need no grouping
-        return undisturbed.set_index("step")["span_ns"].astype(float)
-    return undisturbed.pivot_table(index="step", columns="rank", values="span_ns").median(axis=1)
+    by_rank = [rows.set_index("step")["span_ns"] for _, rows in undisturbed.groupby("rank")]
+    if not by_rank:
+        return pd.Series(dtype=float, index=pd.Index([], dtype="int64"))
+    if all(spans.index.equals(by_rank[0].index) for spans in by_rank):  # a million steps are better not aligned
+        return pd.Series(np.median([spans.to_numpy() for spans in by_rank], axis=0), index=by_rank[0].index)
+    return pd.concat(by_rank, axis=1).sort_index().median(axis=1)
 
 
 def periodic_steps(spans: pd.Series[Any]) -> list[tuple[int, int]]:
     """The period and the first step of each kind of steps that are longer at regular distances."""
-    around = spans.rolling(2 * _AROUND + 1, center=True, min_periods=1).median()
-    long_steps = spans.index.to_numpy()[(spans > MIN_LONGER * around).to_numpy()]
+    values = spans.to_numpy()
+    long_steps = spans.index.to_numpy()[values > MIN_LONGER * _block_medians(values)]
     periods: list[tuple[int, int]] = []
     while len(periods) < MAX_KINDS:
         period = _period(long_steps, spans.index.to_numpy())
@@ -69,6 +72,17 @@ def periodic_steps(spans: pd.Series[Any]) -> list[tuple[int, int]]:
         periods.append(period)
         long_steps = long_steps[~is_periodic(long_steps, [period])]
     return periods
+
+
+def _block_medians(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """For each value the median of the block of steps that it is in."""
+    blocks = len(values) // _BLOCK_STEPS
+    whole = values[: blocks * _BLOCK_STEPS].reshape(blocks, _BLOCK_STEPS)
+    medians = np.repeat(np.median(whole, axis=1), _BLOCK_STEPS) if blocks else np.empty(0)
+    if len(values) == len(medians):
+        return medians
+    last = float(np.median(values[-_BLOCK_STEPS:]))  # the steps after the last whole block, with some of it
+    return np.append(medians, np.full(len(values) - len(medians), last))
 
 
 def is_periodic(steps: npt.NDArray[Any], periods: list[tuple[int, int]]) -> npt.NDArray[np.bool_]:

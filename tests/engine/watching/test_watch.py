@@ -76,7 +76,7 @@ def test_both_sides_know_the_same_cells() -> None:
 
 
 def test_every_step_has_its_time_and_its_data_loading(tmp_path: Path, model: nn.Module) -> None:
-    with overlaplab.watch(model, tmp_path) as watch:
+    with overlaplab.watch(model, tmp_path, every=4, burst=1) as watch:
         for step in range(4):
             if step == 2:
                 time.sleep(0.02)
@@ -99,6 +99,19 @@ def test_before_an_evaluation_nothing_tells_how_long_data_took(tmp_path: Path, m
     assert watched_steps(load_watched(tmp_path))["data_ns"].isna().tolist() == [False, True, False]
 
 
+def test_pauses_are_no_part_of_steps(tmp_path: Path, model: nn.Module, group: None) -> None:
+    with overlaplab.watch(model, tmp_path, every=3, burst=3) as watch:
+        for _ in range(3):
+            train(model, watch, 1)
+            with watch.paused():
+                time.sleep(0.2)
+                dist.barrier()
+        train(model, watch, 1)
+    steps = watched_steps(load_watched(tmp_path))
+    assert steps["span_ns"].min() < 100_000_000
+    assert steps["exposed_others_ns"].isna().all()
+
+
 def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
     watch = Watch(None, "unused", every=10, burst=3)
     measured = [step for step in range(10_000) if watch._is_in_burst(step)]
@@ -113,8 +126,8 @@ def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
 def test_waits_are_seen_in_bursts_alone_and_methods_are_restored(tmp_path: Path, model: nn.Module, group: None) -> None:
     before = {(cls, name): vars(cls)[name] for cls in (dist.Work, dist.ProcessGroup) for name in vars(cls)}
     ones = torch.ones(3)
-    with overlaplab.watch(model, tmp_path, every=10, burst=3) as watch:
-        for step in range(8):
+    with overlaplab.watch(model, tmp_path, every=6, burst=3) as watch:
+        for step in range(6):
             work = dist.all_reduce(ones, async_op=True)
             work.wait()
             dist.all_gather([torch.ones(3)], ones)
@@ -305,6 +318,15 @@ def test_a_recorder_watches_beyond_what_it_records(tmp_path: Path, model: nn.Mod
     assert steps["profiled"].any()
     assert not steps["profiled"].all()
     assert overlaplab.summary(overlaplab.load_run(tmp_path))["step"].tolist() == [1]
+
+
+def test_a_recorders_pauses_are_the_watchs(tmp_path: Path, model: nn.Module) -> None:
+    with Recorder(tmp_path, model, warmup=1, steps=1, watch=True) as recorder:
+        train(model, recorder, 3)
+        with recorder.paused():
+            time.sleep(0.5)
+        train(model, recorder, 1)
+    assert watched_steps(load_watched(tmp_path / "watch"))["span_ns"].iloc[-1] < 400_000_000
 
 
 def test_a_second_watch_is_refused(tmp_path: Path, model: nn.Module) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from overlaplab_engine import Recorder
+from overlaplab_engine.alarm import waited_ns
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies import Options, Strategy, class_of
 from ranks.engine_ranks import Scenarios
@@ -39,11 +41,11 @@ def layers() -> nn.Sequential:
 
 
 def watched_training(
-    comm: Communicator, model: nn.Module, step: Callable[[int], None], *, steps: int = 8
+    comm: Communicator, model: nn.Module, step: Callable[[int], None], *, steps: int = 7
 ) -> tuple[Any, Path]:
     """The steps' table of this rank after a training with one burst, of the steps 3, 4 and 5."""
     out = folder(comm)
-    with overlaplab.watch(model, out) as watch:
+    with overlaplab.watch(model, out, every=6) as watch:
         for number in range(steps):
             step(number)
             watch.step()
@@ -195,13 +197,22 @@ def strategies_of_the_engine_are_seen(comm: Communicator, name: str) -> None:
     strategy: Strategy = class_of(name)(layers(), comm, Options())
     optimizer = torch.optim.SGD([tensor for _, tensor in strategy.named_optimized()], lr=0.01)
 
-    def step(_: int) -> None:
+    waited: dict[int, int] = {}
+
+    def step(number: int) -> None:
+        before_ns = waited_ns()
         strategy.zero_grad()
+        if comm.rank == 1:
+            time.sleep(LATE_S / 2)
         strategy.backward(strategy(torch.randn(4, 8)).square().sum())
         optimizer.step()
         strategy.updated()
+        waited[number] = waited_ns() - before_ns
 
     table, _ = watched_training(comm, strategy.model, step)
+    watched_sum, waited_sum = table["exposed_comm_ns"].sum(), sum(waited[number] for number in (3, 4, 5))
+    # The engine counts for itself, with what the watch does around each wait.
+    assert waited_sum * 0.8 - 5_000_000 < watched_sum < waited_sum * 1.05, (watched_sum, waited_sum)
     expect_known(table, GRADIENTS, *([GATHERS] if name.startswith("zero") else []))
 
 
@@ -246,10 +257,33 @@ def training_is_what_it_would_be(comm: Communicator) -> None:
         if watched:
             watched_training(comm, model, step)
         else:
-            for number in range(8):
+            for number in range(7):
                 step(number)
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@scenario
+def all_ranks_record_at_one_step_by_themselves(comm: Communicator) -> None:
+    """From step 350 on rank 1 is late, which rank 0 sees two bursts later; rank 1 sees nothing unusual."""
+    out, model = folder(comm), layers()
+    with Recorder(out, model, warmup=1, steps=1, record_when="exposed > 3 * median", times=1) as recorder:
+        for number in range(650):
+            loss = model(torch.randn(4, 8)).square().sum()
+            if comm.rank == 1 and number >= 350:
+                time.sleep(LATE_S / 5)
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            recorder.step()
+    dist.barrier()
+    (recorded,) = out.glob("step-*")
+    assert sorted(run.name for run in recorded.iterdir()) == [
+        *("rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "run.json")
+    ]
+    links = {each for rank in load_watched(out / "watch").ranks for each in rank.header.recordings}
+    assert {f"step-{link.step}" for link in links} == {recorded.name}, links
+    assert all(link.path == str(recorded) and link.reason.startswith("exposed ") for link in links), links
 
 
 found = scenario.found
