@@ -27,37 +27,30 @@ class WatchedTables:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """See `watched_steps`."""
         return watched_steps(self.watched)
 
     @cached_property
     def late(self) -> pd.DataFrame:
-        """See `watched_late`."""
         return watched_late(self.watched)
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        """See `watched_ranks`."""
         return watched_ranks(self.steps, self.late)
 
     @cached_property
     def kinds(self) -> pd.DataFrame:
-        """See `watched_kinds`."""
         return watched_kinds(self.steps)
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """See `watched_changes`."""
         return watched_changes(self.steps, self.late)
 
     @property
     def sentences(self) -> list[str]:
-        """See `watched_sentences`."""
         return watched_sentences(self.watched, self.ranks, self.late, self.kinds, self.changes)
 
     @property
     def notes(self) -> list[str]:
-        """See `watched_notes`."""
         return watched_notes(self.watched)
 
 

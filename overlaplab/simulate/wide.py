@@ -220,7 +220,6 @@ def retimed(program: WideProgram, takes: Callable[[Launch], int]) -> WideProgram
 
 
 def _steps(moves: Sequence[Move]) -> Iterator[tuple[tuple[Hashable, ...], slice]]:
-    """See `WideProgram.steps`."""
     shape: list[Hashable] = []
     launched = begun = 0
     for place, move in enumerate(moves):

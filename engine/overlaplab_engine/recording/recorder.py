@@ -124,13 +124,11 @@ class Recorder:
         """Whether all steps are recorded; with `every` and `on_signal` there may always be more."""
 
     def __enter__(self) -> Self:
-        """See `start`."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """See `close`."""
         self.close()
 
     def start(self) -> Self:

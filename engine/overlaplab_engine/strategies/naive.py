@@ -25,7 +25,6 @@ class Naive(Strategy):
     name = "naive"
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         self._marks = [Marks.of(i, nbytes, names) for i, (nbytes, names) in enumerate(self.buckets)]
         self._missing = set(range(len(self.parameters)))

@@ -49,7 +49,6 @@ class ParameterServer(Strategy):
     }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         self._wait = labels.span(Word.WAIT)
         self._serves = comm.rank == 0
@@ -70,7 +69,6 @@ class ParameterServer(Strategy):
 
     @classmethod
     def variant(cls, options: Options) -> type[Strategy]:
-        """See `Strategy`."""
         return AsynchronousServer if options.asynchronous else cls
 
     @property

@@ -29,7 +29,6 @@ class PerParam(Strategy):
     name = "per-param"
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         self._wait = labels.span(Word.WAIT)
         self._arrivals: list[int] | None = []  # None once the order is learnt

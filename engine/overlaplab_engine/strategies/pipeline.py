@@ -147,7 +147,6 @@ class Pipeline(Strategy):
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """See `Strategy`."""
         ranks, last = self._stages.world_size, len(self.layers) - 1
         place = {s: r for r in range(ranks) for s in stages_of_rank(r, ranks, last + 1, self.schedule)}
         names = [[f"layers.{number}" for number in layers] for layers in self.layers]
@@ -249,7 +248,6 @@ class Pipeline(Strategy):
         return True
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`."""
         own = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
         return {name: p for part in self._stages.gather_objects(own) for name, p in part.items()}
 

@@ -45,7 +45,6 @@ class TorchDDP(Strategy):
 
     @classmethod
     def require(cls, config: Any) -> None:
-        """See `Strategy`."""
         super().require(config)
         if getattr(config, "warmup", 2) < 2:
             raise EngineError("torch-ddp rebuilds its buckets in the second step: --warmup must be 2 or more")

@@ -70,7 +70,6 @@ class TorchFSDP2(Strategy):
     }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         _require_offloadable(comm, options)
         self.keeps_last = options.keep_last
@@ -164,7 +163,6 @@ class TorchFSDP2(Strategy):
         self._uncalled.pop(name, None)
 
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
-        """See `Strategy`."""
         self._root.set_requires_gradient_sync(self._sync)
         super().backward(loss, microbatch)
 
@@ -187,7 +185,6 @@ class TorchFSDP2(Strategy):
         self.zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See `Strategy`."""
         super().zero_grad(set_to_none)
         for parameter in self._full:  # what was added up without being sent
             parameter.grad = None
@@ -203,7 +200,6 @@ class TorchFSDP2(Strategy):
 
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`."""
         return {
             name: cast(DTensor, parameter.to(self.comm.device)).full_tensor()  # offloaded parts are the host's
             for name, parameter in self._sharded.items()

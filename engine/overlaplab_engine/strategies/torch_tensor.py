@@ -71,7 +71,6 @@ class TorchTensorParallel(CutsLayers):
         self.comm.broadcast([local_of(p).detach() for p in parameters])
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """See `Strategy`."""
         return [(name, local_of(p).detach()) for name, p in self.model.named_parameters()]
 
     def units(self) -> list[Unit]:

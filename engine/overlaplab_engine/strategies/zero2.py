@@ -36,7 +36,6 @@ class Zero2(Partitioned):
     }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         self._launcher: InOrder[None] = InOrder(len(self._buckets), self._launch)
 

@@ -97,7 +97,6 @@ class Zero3(Sharded):
 
     @classmethod
     def require(cls, config: Any) -> None:
-        """See `Strategy`."""
         super().require(config)
         if config.main_grad and (config.param_dtype or config.reduce_dtype):
             raise EngineError(
@@ -199,7 +198,6 @@ class Zero3(Sharded):
     # The schedule, backward
 
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
-        """See `Strategy`."""
         if len(self._forward_order) != len(self._expected_order):
             self._agreement.exchange(f"the backward pass after {len(self._forward_order)} units")
         self._in_backward = True
@@ -277,11 +275,9 @@ class Zero3(Sharded):
         self._bring(self.flats)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`."""
         return {name: tensor for flat in self.flats for name, tensor in self.assemble(flat, flat.shard).items()}
 
     def _before_state_dict(self, module: nn.Module, *_: Any) -> None:
-        """See `Strategy`."""
         if not self._assembling and any(True for _ in module.parameters()):
             raise EngineError(
                 "zero3: a rank's model holds parameters only while it computes; call the strategy's state_dict() on "

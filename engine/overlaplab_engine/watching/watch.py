@@ -106,13 +106,11 @@ class Watch:
         self._clock: HostClock | EventClock = HostClock()
 
     def __enter__(self) -> Self:
-        """See `start`."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """See `close`."""
         self.close()
 
     def start(self) -> Self:

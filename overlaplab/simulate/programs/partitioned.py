@@ -18,7 +18,6 @@ class Zero1(Strategy):
     """Buckets in reverse order of definition, all reduce-scattered after the backward pass."""
 
     def __init__(self, *args: Any) -> None:
-        """See `Strategy`."""
         super().__init__(*args)
         order = list(self.model.parameters)[::-1]
         self.buckets = assign(order, {name: self.model.gradient_bytes(name) for name in order}, self.options.caps)
@@ -29,7 +28,6 @@ class Zero1(Strategy):
         self._flying: deque[Hashable] = deque()
 
     def share(self, unit: str) -> float:
-        """See `Strategy`."""
         return self.model.share(self._owned, unit)
 
     def before_forward(self, unit: str) -> None:
@@ -40,7 +38,6 @@ class Zero1(Strategy):
             self.wait(*(self._gathering.pop(number) for number in sorted(homes, reverse=True)))
 
     def finish(self) -> None:
-        """See `Strategy`."""
         for number in range(len(self.buckets)):
             self.scatter(number)
         self.end_pass()
@@ -62,7 +59,6 @@ class Zero1(Strategy):
             self.settle()
 
     def settle(self) -> None:
-        """See `Strategy`."""
         for unit in self.model.units:
             self.before_forward(unit)
 
@@ -81,18 +77,15 @@ class Zero2(Zero1):
     sends_every_microbatch = True
 
     def begin_backward(self) -> None:
-        """See `Strategy`."""
         self._missing = [len(names) for names in self.buckets]
         self._sent = 0
 
     def arrived(self, gradient: str) -> None:
-        """See `Strategy`."""
         self._missing[self._home[gradient]] -= 1
         while self._sent < len(self.buckets) and not self._missing[self._sent]:
             self._send()
 
     def finish(self) -> None:
-        """See `Strategy`."""
         while self._sent < len(self.buckets):
             self._send()
         self.end_pass()

@@ -15,7 +15,6 @@ class Naive(Strategy):
     """After the backward pass one gradient after the other, each waited for, in order of definition."""
 
     def finish(self) -> None:
-        """See `Strategy`."""
         self.wait(self.usage())
         for number, name in enumerate(self.model.parameters):
             self.wait(self.launch_bucket("all_reduce", self.model.gradient_bytes(name), number, [name]))
@@ -33,14 +32,12 @@ class InOrder(Strategy):
         return sum(map(self.model.gradient_bytes, names))
 
     def begin_backward(self) -> None:
-        """See `Strategy`."""
         self._groups = self.groups()
         self._home = {name: number for number, names in enumerate(self._groups) for name in names}
         self._missing = [len(names) for names in self._groups]
         self._keys: list[Hashable] = []
 
     def arrived(self, gradient: str) -> None:
-        """See `Strategy`."""
         self._missing[self._home[gradient]] -= 1
         while len(self._keys) < len(self._groups) and not self._missing[len(self._keys)]:
             self._send()
@@ -65,11 +62,9 @@ class PerParam(InOrder):
     """Each gradient for itself."""
 
     def groups(self) -> Sequence[Sequence[str]]:
-        """See `InOrder`."""
         return [[name] for name in self.model.order]
 
     def wait_for(self, keys: Sequence[Hashable]) -> None:
-        """See `InOrder`."""
         self.wait(*keys, self.usage())
 
 
@@ -77,7 +72,6 @@ class TorchDDP(InOrder):
     """Buckets that close at their caps."""
 
     def groups(self) -> Sequence[Sequence[str]]:
-        """See `InOrder`."""
         sizes = {name: self.model.gradient_bytes(name) for name in self.model.order}
         return assign(self.model.order, sizes, self.options.caps)
 
@@ -86,7 +80,6 @@ class Bucketed(TorchDDP):
     """The same, with a flag for each gradient at the end of a bucket."""
 
     def num_bytes(self, names: Sequence[str]) -> int:
-        """See `InOrder`."""
         return super().num_bytes(names) + sum(map(self.model.gradient_item, names))
 
 
@@ -115,17 +108,14 @@ class ParameterServer(Strategy):
         return super().program(steps)
 
     def share(self, unit: str) -> float:
-        """See `Strategy`."""
         return float(self.rank == 0)
 
     def finish(self) -> None:
-        """See `Strategy`."""
         names = list(self.model.parameters)
         num_bytes = sum(self.model.gradient_bytes(name) + self.model.gradient_item(name) for name in names)
         self.wait(*[self.launch_message((worker, 0), num_bytes, names) for worker in self._workers])
 
     def updated(self) -> None:
-        """See `Strategy`."""
         self.wait(*[self.launch_message((0, worker), self._values_bytes) for worker in self._workers])
 
     @property

@@ -20,7 +20,6 @@ class Units(Strategy):
     sends_every_microbatch = True
 
     def __init__(self, *args: Any) -> None:
-        """See `Strategy`."""
         super().__init__(*args)
         self._held: dict[str, Hashable | None] = {}  # with its gather, until that was waited for
         self._owned = self.owned()
@@ -38,7 +37,6 @@ class Units(Strategy):
         return padded(sum(map(self.model.elements, self.members(unit))), self.options.ranks)
 
     def share(self, unit: str) -> float:
-        """See `Strategy`."""
         return self.model.share(self._owned, unit)
 
     def gather(self, unit: str, phase: str) -> None:
@@ -67,7 +65,6 @@ class Zero3(Units):
     """See [Note: the window] in engine/overlaplab_engine/strategies/zero3.py."""
 
     def begin_forward(self) -> None:
-        """See `Strategy`."""
         self._used = 0
         self._flying: deque[Hashable] = deque()
         self._unsent = dict.fromkeys(reversed(list(self.model.units)))
@@ -76,12 +73,10 @@ class Zero3(Units):
         self._pending = list(self.model.uses)  # uses whose backward pass has not ended
 
     def before_forward(self, unit: str) -> None:
-        """See `Strategy`."""
         self._hold(self.model.uses[self._used :][: self.options.prefetch + 1], "forward")
         self._used += 1
 
     def after_forward(self, unit: str) -> None:
-        """See `Strategy`."""
         if not self.model.kept(unit):
             self.free(unit)
 
@@ -103,7 +98,6 @@ class Zero3(Units):
             self._send(unit)
 
     def finish(self) -> None:
-        """See `Strategy`."""
         self._held.clear()
         for unit in list(self._unsent):
             self._send(unit)
@@ -136,7 +130,6 @@ class TorchFSDP2(Units):
         return found
 
     def members(self, unit: str) -> Sequence[str]:
-        """See `Units`."""
         if unit != FSDP2_ROOT:
             return self.model.units[unit]
         return [name for own, names in self.model.units.items() if layer_of(own) is None for name in names]
@@ -151,12 +144,10 @@ class TorchFSDP2(Units):
         self._use(FSDP2_ROOT, self._order, "forward")
 
     def before_forward(self, unit: str) -> None:
-        """See `Strategy`."""
         if unit in self._order:
             self._use(unit, self._order, "forward")
 
     def after_forward(self, unit: str) -> None:
-        """See `Strategy`."""
         stays = not self.options.reshard_after_forward or (self.options.keep_last and unit == self._order[-1])
         if unit in self._order and not stays:
             self.free(unit)
@@ -167,12 +158,10 @@ class TorchFSDP2(Units):
         self._use(FSDP2_ROOT, self._order, "backward")
 
     def before_backward(self, unit: str) -> None:
-        """See `Strategy`."""
         if unit in self._order:
             self._use(unit, self._order, "backward")
 
     def after_backward(self, unit: str) -> None:
-        """See `Strategy`."""
         if unit in self._order:
             self._reduce(unit)
 

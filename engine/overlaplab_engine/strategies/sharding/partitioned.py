@@ -58,7 +58,6 @@ class Partitioned(Sharded):
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         nbytes = [self.gradients.nbytes(p) for p in self.parameters]
         keys = [(p.device, p.dtype) for p in self.parameters]
@@ -174,7 +173,6 @@ class Partitioned(Sharded):
             self._receive(unit)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`."""
         self.settle()
         return super().full_parameters()
 

@@ -57,7 +57,6 @@ class Sharded(Strategy):
     """
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`."""
         super().__init__(model, comm, options)
         self.flats: list[Flat] = []
         """This rank's parts, in the same order on every rank."""
@@ -73,7 +72,6 @@ class Sharded(Strategy):
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Strategy`."""
         self._in_forward = True
         try:
             return super().__call__(*args, **kwargs)
