@@ -73,9 +73,9 @@ def _is_bare(name: str) -> bool:
     return name.endswith(("ed", "ing", "able")) or name in PARTICIPLES | ADJECTIVES | PARTICLES
 
 
-def _public_names(tree: ast.Module) -> set[str]:
+def _public_names(tree: ast.AST) -> set[str]:
     """Collect what a package's `__all__` lists."""
-    for statement in tree.body:
+    for statement in getattr(tree, "body", []):
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
             return {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
     return set()
@@ -109,12 +109,15 @@ def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
                     yield statement.lineno, text
 
 
-def find_offenders(tree: ast.Module, public: set[str], homonyms: set[str]) -> Offenders:
+def _checked_nodes(source: str) -> list[ast.AST]:
+    """Return the nodes that rules are about; the module is the first."""
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, CHECKED)]
+
+
+def find_offenders(nodes: list[ast.AST], public: set[str], homonyms: set[str]) -> Offenders:
     """Find what breaks a rule in one file."""
     offenders: Offenders = collections.defaultdict(list)
-    for node in ast.walk(tree):
-        if not isinstance(node, CHECKED):
-            continue
+    for node in nodes:
         name = _bound_name(node)
         if name.strip("_") in BANNED:
             offenders["name"].append((getattr(node, "lineno", 1), name))
@@ -138,13 +141,13 @@ def find_all() -> dict[str, Offenders]:
         files = sorted((ROOT / folder).rglob("*.py"))
         if package == "overlaplab":
             files.append(ROOT / "app.py")
-        trees = {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in files}
-        public = set[str]().union(*(_public_names(tree) for tree in trees.values()))
+        nodes_of = {file.relative_to(ROOT).as_posix(): _checked_nodes(file.read_text()) for file in files}
+        public = set[str]().union(*(_public_names(nodes[0]) for nodes in nodes_of.values()))
         classes = collections.Counter(
-            node.name.strip("_") for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+            node.name.strip("_") for nodes in nodes_of.values() for node in nodes if isinstance(node, ast.ClassDef)
         )
         homonyms = {name for name, count in classes.items() if count > 1}
-        offenders |= {path: find_offenders(tree, public, homonyms) for path, tree in trees.items()}
+        offenders |= {path: find_offenders(nodes, public, homonyms) for path, nodes in nodes_of.items()}
     return offenders
 
 
@@ -195,7 +198,7 @@ def measured(own, *, found):
 LIMIT = 2
 """Of steps."""
 '''
-    offenders = find_offenders(ast.parse(source), {"public"}, {"Step"})
+    offenders = find_offenders(_checked_nodes(source), {"public"}, {"Step"})
     names = {rule: sorted(name for _, name in places) for rule, places in offenders.items()}
     assert names == {
         "class": ["_Step"],
