@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.watching.bursts import Bursts
 from overlaplab_engine.watching.clock import EventClock, HostClock
 from overlaplab_engine.watching.ddp_timers import DDPTimers
 from overlaplab_engine.watching.log import Cell, CellKind, Flag, WatchLog
@@ -36,10 +37,6 @@ from overlaplab_engine.watching.waits import Waits
 
 OUT = "OVERLAPLAB_WATCH"
 """The environment variable that names the folder, whatever the script says."""
-FIRST_BURST_STEP = 10
-"""Steps before it warm up, and by default a Recorder profiles them."""
-_GOLDEN_RATIO = 0.618
-_EXPOSED = (CellKind.EXPOSED_GRADIENTS, CellKind.EXPOSED_GATHERS, CellKind.EXPOSED_OTHER, CellKind.EXPOSED_DDP)
 
 _watching: "Watch | None" = None
 
@@ -79,14 +76,10 @@ class Watch:
         """
         if model is not None and not isinstance(model, nn.Module):
             raise EngineError(f"watch's model must be a torch.nn.Module, not a {type(model).__name__}")
-        if not 1 <= burst <= every:
-            raise EngineError(f"watch cannot measure {burst} of each {every} steps")
+        self._bursts, self._after_burst = Bursts(every, burst), after_burst
         self._model = model
         # The loop may change its working directory.
         self._out = Path(os.environ.get(OUT) or out).expanduser().absolute()
-        self._every, self._burst, self._after_burst = every, burst, after_burst
-        self._burst_steps: dict[int, int] = {}  # times by step
-        self._burst_exposed: dict[int, Counter[CellKind]] = defaultdict(Counter)
         self._has_ddp = False
         self._step = 0
         self._notes: set[str] = set()
@@ -182,8 +175,8 @@ class Watch:
             world_size,
             {
                 "started_unix_ns": time.time_ns(),
-                "every": self._every,
-                "burst": self._burst,
+                "every": self._bursts.every,
+                "burst": self._bursts.burst,
                 "device": device,
                 "ddp": len(ddps),
                 "torch": torch.__version__,
@@ -207,25 +200,23 @@ class Watch:
         if any(ddp._comm_hooks for ddp in ddps):
             self._waits.future_kind = CellKind.EXPOSED_GRADIENTS
 
-    def _noting(self, what: str) -> "_Noting":
-        return _Noting(self, what)
-
-    def _is_in_burst(self, step: int) -> bool:
-        """Whether the step is measured; bursts lie elsewhere in each `every` steps, evenly over time."""
-        number, place = divmod(step, self._every)
-        places = self._every - self._burst + 1
-        first = (min(FIRST_BURST_STEP, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
-        return first <= place < first + self._burst
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Inside it a name that this torch does not have costs one note, and nothing else."""
+        try:
+            yield
+        except AttributeError as error:
+            self.note(f"{what} are not seen: this torch lacks what tells of them ({error})")
 
     def _begin_step(self) -> None:
         self._data_ns, self._passed = None, False
         self._clock.begin_step()
-        measured = self._is_in_burst(self._step)
+        measured = self._bursts.holds(self._step)
         assert self._waits is not None
         if self._passes is not None:
             self._passes.next_step()
             self._passes.timing = measured
-        wanted = measured or self._is_in_burst(self._step + 1)
+        wanted = measured or self._bursts.holds(self._step + 1)
         if wanted and not self._waits.active:
             with self._noting("waits"):
                 self._waits.replace()
@@ -246,27 +237,17 @@ class Watch:
             for timers in self._timers:
                 timers.stop()
             self._timers_stop_at = None
-            self._report_burst()
+            step_ns, exposed_ns = self._bursts.take(ddp=self._has_ddp)
+            if self._after_burst is not None and step_ns:
+                self._after_burst(step_ns, exposed_ns)
         self._measured = measured
-
-    def _report_burst(self) -> None:
-        """Report a burst whose figures have all come; on a GPU those of its last steps may come too late."""
-        exposed = [
-            by_kind.total()
-            for step, by_kind in self._burst_exposed.items()
-            if step in self._burst_steps and (CellKind.EXPOSED_DDP in by_kind or not self._has_ddp)
-        ]
-        if self._after_burst is not None and self._burst_steps:
-            self._after_burst(list(self._burst_steps.values()), exposed)
-        self._burst_steps = {}
-        self._burst_exposed.clear()
 
     def _end_step(self) -> None:
         step_ns = time.perf_counter_ns() - self._step_start_ns
         assert self._waits is not None
         flags = Flag.PROFILED * (self._profiled or _profiler_runs()) + Flag.IN_BURST * self._measured
         if self._measured and not flags & Flag.PROFILED:
-            self._burst_steps[self._step] = step_ns
+            self._bursts.add_step(self._step, step_ns)
         cells = [Cell(CellKind.STEP, self._step, step_ns, flags=flags)]
         if self._data_ns is not None:
             cells.append(Cell(CellKind.DATA, self._step, self._data_ns))
@@ -293,8 +274,7 @@ class Watch:
 
     def _add(self, kind: CellKind, step: int, duration_ns: int) -> None:
         self._sums[kind, step, 0] += duration_ns
-        if kind in _EXPOSED:
-            self._burst_exposed[step][kind] += duration_ns
+        self._bursts.add(kind, step, duration_ns)
 
     def _forward_began(self, trains: bool) -> None:
         """What lies before a step's first pass is data loading, unless that pass is one of an evaluation."""
@@ -311,7 +291,7 @@ class Watch:
         for timers in self._timers:
             times = timers.read()
             step = self._step if times is None or times.ended_before_ns < in_step_ns else self._step - 1
-            if times is not None and step >= 0 and self._is_in_burst(step):  # not of a pass before the first step
+            if times is not None and self._bursts.holds(step):  # not of a pass before the first step
                 self._add(CellKind.EXPOSED_DDP, step, times.exposed_ns)
                 group = self._number_group(timers.group)
                 self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns
@@ -365,25 +345,6 @@ class Watch:
         self._timers = []
         if log is not None and self._pid == os.getpid():  # and not a fork, such as a data loader's worker
             log.close(ended=not self._broken)
-
-
-class _Noting:
-    """Inside it a name that this torch does not have costs one note, and nothing else."""
-
-    def __init__(self, watch: Watch, what: str) -> None:
-        self._watch, self._what = watch, what
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        """Note what is missing."""
-        if not isinstance(error, AttributeError):
-            return False
-        self._watch.note(f"{self._what} are not seen: this torch lacks what tells of them ({error})")
-        return True
 
 
 def _profiler_runs() -> bool:

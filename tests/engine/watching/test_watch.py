@@ -22,6 +22,7 @@ from overlaplab_engine import Recorder
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.watching import clock, log
 from overlaplab_engine.watching import watch as watching
+from overlaplab_engine.watching.bursts import Bursts
 from overlaplab_engine.watching.passes import called_modules
 from overlaplab_engine.watching.waits import METHODS, Waits
 from overlaplab_engine.watching.watch import Watch
@@ -113,14 +114,14 @@ def test_pauses_are_no_part_of_steps(tmp_path: Path, model: nn.Module, group: No
 
 
 def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
-    watch = Watch(None, "unused", every=10, burst=3)
-    measured = [step for step in range(10_000) if watch._is_in_burst(step)]
+    bursts = Bursts(every=10, burst=3)
+    measured = [step for step in range(10_000) if bursts.holds(step)]
     assert len(measured) == 3000
     assert [sum(step // 10 == number for step in measured) for number in range(3)] == [3, 3, 3]
     by_last_digit = np.bincount([step % 10 for step in measured])
     assert by_last_digit.min() > 100
-    all_of_them = Watch(None, "unused", every=3, burst=3)
-    assert all(all_of_them._is_in_burst(step) for step in range(20))
+    all_of_them = Bursts(every=3, burst=3)
+    assert all(all_of_them.holds(step) for step in range(20))
 
 
 def test_waits_are_seen_in_bursts_alone_and_methods_are_restored(tmp_path: Path, model: nn.Module, group: None) -> None:
