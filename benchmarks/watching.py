@@ -72,7 +72,7 @@ def cost(
     for pair in range(blocks):
         times: dict[bool, float] = {}
         for watched in (True, False) if pair % 2 else (False, True):
-            with tempfile.TemporaryDirectory() as out, _measured() as cpu:
+            with tempfile.TemporaryDirectory() as out, _measure_cpu() as cpu:
                 watch = Watch(_model(side), out, every=every, burst=burst)
                 comm.barrier()
                 if watched:
@@ -154,12 +154,12 @@ def _model(side: Side) -> Any:
 
 
 @contextmanager
-def _measured() -> Iterator[list[int]]:
+def _measure_cpu() -> Iterator[list[int]]:
     """The CPU time of each entry into the watch, while this lasts; entries within entries count once."""
     spent: list[int] = []
     inside: list[None] = []
 
-    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def time_method(original: Callable[..., Any]) -> Callable[..., Any]:
         def entry(*args: Any, **kwargs: Any) -> Any:
             if inside:
                 return original(*args, **kwargs)
@@ -175,7 +175,7 @@ def _measured() -> Iterator[list[int]]:
 
     originals = {(cls, name): vars(cls)[name] for cls, names in _ENTRIES.items() for name in names}
     for (cls, name), original in originals.items():
-        setattr(cls, name, timed(original))
+        setattr(cls, name, time_method(original))
     try:
         yield spent
     finally:

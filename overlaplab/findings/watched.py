@@ -32,7 +32,7 @@ def watched_sentences(
         _who_is_late(watched, ranks, late),
         *(_change(change) for _, change in changes.iterrows()),
         *(_kind(kind) for _, kind in kinds[kinds["period"].notna()].iterrows()),
-        *_stopped(watched, ranks),
+        *_stopped_sentences(watched, ranks),
         *(f"Recorded by itself at step {each.step}: {each.path} ({each.reason})." for each in _recordings(watched)),
     ]
 
@@ -116,7 +116,7 @@ def _kind(kind: pd.Series[Any]) -> str:
     )
 
 
-def _stopped(watched: Watched, ranks: pd.DataFrame) -> Iterator[str]:
+def _stopped_sentences(watched: Watched, ranks: pd.DataFrame) -> Iterator[str]:
     furthest = ranks["last_step"].max()
     for row in ranks.to_dict("records"):
         if furthest - row["last_step"] >= BEHIND_STEPS:

@@ -14,7 +14,7 @@ Receive = Callable[[int], None]
 """A function that is given a duration in ns."""
 
 
-class HostClock:
+class WatchHostClock:
     """What ran is over when the host goes on."""
 
     def begin_step(self) -> None:

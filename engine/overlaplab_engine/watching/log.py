@@ -62,7 +62,7 @@ class Cell:
     """The group's place in the header's list."""
     flags: int = 0
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Its 16 bytes."""
         return _CELL.pack(self.kind, self.flags, self.group, self.number, self.value_ns)
 
@@ -94,7 +94,7 @@ class WatchLog:
 
     def append(self, cells: Iterable[Cell]) -> None:
         """Append cells, in one write."""
-        os.write(self._file, b"".join([cell.packed() for cell in cells]))
+        os.write(self._file, b"".join([cell.to_bytes() for cell in cells]))
 
     def add(self, key: str, item: Any) -> None:
         """Add an item to one of the header's lists."""

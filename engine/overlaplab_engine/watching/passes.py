@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine.strategies.gradients.hooks import before_backward
-from overlaplab_engine.watching.clock import EventClock, HostClock
+from overlaplab_engine.watching.clock import EventClock, WatchHostClock
 from overlaplab_engine.watching.log import CellKind
 
 
@@ -29,7 +29,7 @@ class Passes:
     def __init__(
         self,
         model: nn.Module,
-        clock: HostClock | EventClock,
+        clock: WatchHostClock | EventClock,
         receiver: Callable[[CellKind], Callable[[int], None]],
         *,
         began: Callable[[bool], None],

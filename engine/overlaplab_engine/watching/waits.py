@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab_engine.network.communicator import Submitted
-from overlaplab_engine.watching.clock import EventClock, HostClock
+from overlaplab_engine.watching.clock import EventClock, WatchHostClock
 from overlaplab_engine.watching.log import CellKind
 
 MAX_ALL_REDUCES = 256
@@ -75,7 +75,7 @@ class _Launch:
     kind: CellKind
     group: Any
     number: int | None
-    """Of an all-reduce of this step, among those of its group."""
+    """Its number among the all-reduces of its group in this step; None of others."""
     at_ns: int
     stream_start: Any
     """The mark before it, where it runs in a GPU's current stream, as synchronous ones do since torch 2.8."""
@@ -106,7 +106,7 @@ class Waits:
 
     def __init__(
         self,
-        clock: HostClock | EventClock,
+        clock: WatchHostClock | EventClock,
         receiver: Callable[[CellKind], Callable[[int], None]],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -136,13 +136,15 @@ class Waits:
     def replace(self) -> None:
         """Replace the methods; see [Note: replaced methods]. Where a name is missing, AttributeError."""
         for cls in _with_subclasses(dist.Work):
-            self._put(cls, "wait", partial(self._timed, None))
-        self._put(Submitted, "wait", partial(self._timed, CellKind.EXPOSED_GRADIENTS))  # gradients' messages by hand
+            self._put(cls, "wait", partial(self._time_wait, None))
+        self._put(
+            Submitted, "wait", partial(self._time_wait, CellKind.EXPOSED_GRADIENTS)
+        )  # gradients' messages by hand
         for cls in _with_subclasses(torch._C.Future):
-            self._put(cls, "wait", partial(self._timed, "future"))
+            self._put(cls, "wait", partial(self._time_wait, "future"))
         for cls in _with_subclasses(dist.ProcessGroup):
             for name in METHODS:
-                self._put(cls, name, partial(self._noted, name))
+                self._put(cls, name, partial(self._note_launch, name))
 
     def restore(self) -> None:
         """Undo `replace`."""
@@ -178,7 +180,7 @@ class Waits:
     def _counts(self) -> bool:
         return self.active and threading.get_ident() == self._thread
 
-    def _timed(self, default: CellKind | Literal["future"] | None, original: Any) -> Callable[..., Any]:
+    def _time_wait(self, default: CellKind | Literal["future"] | None, original: Any) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = self._counts() and self._begin(work, default)
             try:
@@ -192,7 +194,7 @@ class Waits:
     def _begin(self, work: Any, default: CellKind | Literal["future"] | None) -> bool:
         """Whether a wait begins that is not within another one; what is waited for may be known by the inner one."""
         try:
-            launch = self._launch_of(work)
+            launch = self._take_launch(work)
             kind = launch.kind if launch else self.future_kind if default == "future" else default
             timed = launch if launch and self._tells_when_it_ends(launch, work) else None
             if not self.measuring:
@@ -210,7 +212,7 @@ class Waits:
 
     def _tells_when_it_ends(self, launch: _Launch, work: Any) -> bool:
         """Whether it is an all-reduce with which the wait for it ends; on a GPU the host waits for no end."""
-        return launch.number is not None and isinstance(self._clock, HostClock) and _ends_with_wait(launch, work)
+        return launch.number is not None and isinstance(self._clock, WatchHostClock) and _ends_with_wait(launch, work)
 
     def _end(self) -> None:
         waiting, self._waiting = self._waiting, None
@@ -225,7 +227,7 @@ class Waits:
         except Exception as error:
             self._failed(error)
 
-    def _noted(self, name: str, original: Any) -> Callable[..., Any]:
+    def _note_launch(self, name: str, original: Any) -> Callable[..., Any]:
         def launch(group: Any, *args: Any, **kwargs: Any) -> Any:
             if self._launching or not self._counts():
                 return original(group, *args, **kwargs)
@@ -264,7 +266,7 @@ class Waits:
             launch = _Launch(weakref.ref(work), METHODS[name], group, number, at_ns, stream_start)
             self._launches[id(work)] = launch
 
-    def _launch_of(self, work: Any) -> _Launch | None:
+    def _take_launch(self, work: Any) -> _Launch | None:
         launch = self._launches.pop(id(work), None)
         return launch if launch is not None and launch.work() is work else None
 

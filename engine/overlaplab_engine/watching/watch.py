@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.watching.bursts import Bursts
-from overlaplab_engine.watching.clock import EventClock, HostClock
+from overlaplab_engine.watching.clock import EventClock, WatchHostClock
 from overlaplab_engine.watching.ddp_timers import DDPTimers
 from overlaplab_engine.watching.log import Cell, CellKind, Flag, WatchLog
 from overlaplab_engine.watching.passes import Passes
@@ -96,7 +96,7 @@ class Watch:
         self._step_start_ns = 0
         self._timers_stop_at: int | None = None
         self._measured = False
-        self._clock: HostClock | EventClock = HostClock()
+        self._clock: WatchHostClock | EventClock = WatchHostClock()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -166,7 +166,7 @@ class Watch:
         world_size = dist.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", 1))
         parameter = None if self._model is None else next(self._model.parameters(), None)
         device = "cpu" if parameter is None else parameter.device.type
-        self._clock = EventClock() if device == "cuda" else HostClock()
+        self._clock = EventClock() if device == "cuda" else WatchHostClock()
         ddps = [m for m in self._model.modules() if isinstance(m, DistributedDataParallel)] if self._model else []
         self._has_ddp = bool(ddps)
         self._log = WatchLog(
@@ -184,7 +184,7 @@ class Watch:
         )
         self._pid = os.getpid()
         if self._model is not None:
-            with self._noting("forward and backward passes"):
+            with self._note_missing("forward and backward passes"):
                 self._passes = Passes(
                     self._model,
                     self._clock,
@@ -194,14 +194,14 @@ class Watch:
                     failed=self._fail,
                 )
         for ddp in ddps if device == "cpu" else ():
-            with self._noting("DDP's waits"):
+            with self._note_missing("DDP's waits"):
                 self._timers.append(DDPTimers(ddp))
         self._waits = Waits(self._clock, self._receiver, self._fail)
         if any(ddp._comm_hooks for ddp in ddps):
             self._waits.future_kind = CellKind.EXPOSED_GRADIENTS
 
     @contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
+    def _note_missing(self, what: str) -> Iterator[None]:
         """Inside it a name that this torch does not have costs one note, and nothing else."""
         try:
             yield
@@ -218,7 +218,7 @@ class Watch:
             self._passes.timing = measured
         wanted = measured or self._bursts.holds(self._step + 1)
         if wanted and not self._waits.active:
-            with self._noting("waits"):
+            with self._note_missing("waits"):
                 self._waits.replace()
         elif not wanted and self._waits.active:
             self._waits.restore()

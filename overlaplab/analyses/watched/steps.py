@@ -49,8 +49,8 @@ def _rank_steps(rank: WatchedRank) -> pd.DataFrame:
         by_ddp = _sums(rank, CellKind.EXPOSED_DDP, numbers)
         table["exposed_gradients_ns"] = table["exposed_gradients_ns"].fillna(0) + by_ddp
     gradients, gathers, others = (table[column] for column in EXPOSED)
-    known = gradients.notna() if rank.header.ddp else gradients.notna() | gathers.notna() | others.notna()
-    table["exposed_comm_ns"] = (gradients.fillna(0) + gathers.fillna(0) + others.fillna(0)).where(known)
+    is_known = gradients.notna() if rank.header.ddp else gradients.notna() | gathers.notna() | others.notna()
+    table["exposed_comm_ns"] = (gradients.fillna(0) + gathers.fillna(0) + others.fillna(0)).where(is_known)
     for column in (*EXPOSED, "exposed_comm_ns", "forward_ns", "backward_ns"):
         table[column] = table[column].where(table["measured"])
     return table

@@ -72,7 +72,7 @@ def reduce_and_train(model: nn.Module, watch: Watch, steps: int) -> None:
 
 def test_both_sides_know_the_same_cells() -> None:
     assert {kind.name: kind.value for kind in log.CellKind} == {kind.name: kind.value for kind in CellKind}
-    cell = log.Cell(log.CellKind.ALL_REDUCE, 7, 123, group=2, flags=1).packed()
+    cell = log.Cell(log.CellKind.ALL_REDUCE, 7, 123, group=2, flags=1).to_bytes()
     assert np.frombuffer(cell, overlaplab.load.watched.CELL).tolist() == [(9, 1, 2, 7, 123)]
 
 
@@ -158,7 +158,7 @@ def test_nested_waits_count_once_as_what_the_inner_one_waits_for(group: None) ->
             time.sleep(0.01)
             return bool(self.inner.wait())
 
-    waits = Waits(clock.HostClock(), lambda kind: lambda ns: spans.append((kind, ns)), fail)
+    waits = Waits(clock.WatchHostClock(), lambda kind: lambda ns: spans.append((kind, ns)), fail)
     waits.replace()
     waits.next_step(measuring=True)
     Slow(dist.all_reduce(torch.ones(2), async_op=True)).wait()
@@ -170,7 +170,7 @@ def test_nested_waits_count_once_as_what_the_inner_one_waits_for(group: None) ->
 
 def test_other_threads_waits_hold_up_nothing(group: None) -> None:
     spans: list[int] = []
-    waits = Waits(clock.HostClock(), lambda kind: spans.append, fail)
+    waits = Waits(clock.WatchHostClock(), lambda kind: spans.append, fail)
     waits.replace()
     waits.next_step(measuring=True)
     thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(2)))
@@ -183,7 +183,7 @@ def test_other_threads_waits_hold_up_nothing(group: None) -> None:
 
 
 def test_a_work_that_fails_fails_as_without_a_watch(group: None) -> None:
-    waits = Waits(clock.HostClock(), lambda kind: lambda ns: None, fail)
+    waits = Waits(clock.WatchHostClock(), lambda kind: lambda ns: None, fail)
     waits.replace()
     waits.next_step(measuring=True)
     try:
@@ -193,12 +193,12 @@ def test_a_work_that_fails_fails_as_without_a_watch(group: None) -> None:
         waits.restore()
 
 
-@pytest.mark.parametrize("place", ["WatchLog.append", "Watch._end_step", "HostClock.mark", "Waits._note"])
+@pytest.mark.parametrize("place", ["WatchLog.append", "Watch._end_step", "WatchHostClock.mark", "Waits._note"])
 def test_a_fault_in_the_watch_never_reaches_the_loop(
     tmp_path: Path, model: nn.Module, group: None, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     owner, name = place.rsplit(".", 1)
-    cls = {one.__name__: one for one in (log.WatchLog, Watch, clock.HostClock, Waits)}[owner]
+    cls = {one.__name__: one for one in (log.WatchLog, Watch, clock.WatchHostClock, Waits)}[owner]
 
     def fault(*_: Any) -> None:
         raise RuntimeError("a fault")
