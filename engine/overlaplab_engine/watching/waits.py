@@ -137,9 +137,8 @@ class Waits:
         """Replace the methods; see [Note: replaced methods]. Where a name is missing, AttributeError."""
         for cls in _with_subclasses(dist.Work):
             self._put(cls, "wait", partial(self._time_wait, None))
-        self._put(
-            Submitted, "wait", partial(self._time_wait, CellKind.EXPOSED_GRADIENTS)
-        )  # gradients' messages by hand
+        by_hand = partial(self._time_wait, CellKind.EXPOSED_GRADIENTS)  # messages of gradients
+        self._put(Submitted, "wait", by_hand)
         for cls in _with_subclasses(torch._C.Future):
             self._put(cls, "wait", partial(self._time_wait, "future"))
         for cls in _with_subclasses(dist.ProcessGroup):
