@@ -45,7 +45,7 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     others = sorted(
         (*_number_passes(trace, "forward", forwards), *update_labels(trace)), key=lambda label: label.start_ns
     )
-    extended = _extend_to_buckets(backwards, launches, executions(trace), [label.start_ns for label in others])
+    extended = _extend_to_buckets(backwards, launches, executions(trace), others if rule_of(trace) is Rule.CPU else [])
     return tuple(sorted((*others, *extended), key=lambda label: label.start_ns))
 
 
@@ -117,10 +117,10 @@ def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[L
 
 
 def _extend_to_buckets(
-    backwards: Iterable[Label], launches: Sequence[Label], ran: Executions, others_ns: Sequence[int]
+    backwards: Iterable[Label], launches: Sequence[Label], ran: Executions, others: Sequence[Label]
 ) -> Iterator[Label]:
-    """`others_ns`: when the other passes begin, until which a backward pass is over, though a range may end later."""
-    starts = [label.start_ns for label in launches]
+    """A backward pass is over when the next one of the `others` begins, though a bucket's range may end later."""
+    starts, others_ns = ([label.start_ns for label in labels] for labels in (launches, others))
     for backward in backwards:
         within = launches[bisect_left(starts, backward.start_ns) : bisect_right(starts, backward.end_ns)]
         ends = [bounds[1] for label in within if (bounds := ran.communication_span(label)) is not None]

@@ -34,9 +34,9 @@ def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
         remedy = f"Predict from {shorten(manifest.predicted_from, 200)}, of which it is a prediction."
         raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
     on_cpus = not all(rule_of(trace) is Rule.GPU for trace in run.traces)
-    if (needs_all_ranks and missing_ranks(run) and on_cpus) or (
-        manifest.phantom_ranks and not played_phantoms(manifest)
-    ):
+    needs_all_ranks |= manifest.pipeline is not None or not manifest.axes.is_one_axis
+    lacks_ranks = needs_all_ranks and on_cpus and missing_ranks(run) > 0
+    if lacks_ranks or (manifest.phantom_ranks and not played_phantoms(manifest)):
         what = f"{len(run.traces)} of {manifest.world_size} ranks: a prediction needs them all"
         raise OverlaplabError(what, path=run.path, remedy="Record without phantoms, or bring the other ranks' traces.")
     if link_attained(manifest) is False:

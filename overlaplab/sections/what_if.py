@@ -217,9 +217,8 @@ def _by_cap(run: Run, asked: Asked, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
     strategy = asked.setting.strategy
     traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
-    tried = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])})
     is_recut = traits.buckets if traits is not None else recutting(run) is not None
-    caps: Sequence[float] = tried if is_recut else ()
+    caps = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])}) if is_recut else []
     return what_if.by_cap(run, asked.setting, caps, algorithm=asked.algorithm, skew=asked.skew)
 
 

@@ -91,8 +91,9 @@ def recorded_programs(run: Run) -> Recorded | None:
     counts = {len(step_windows(trace)) for trace in run.traces}
     if len(counts) != 1 or 0 in counts:
         return None
-    link = run.manifest.link if run.manifest else None
-    rows = with_times(rows if link else with_seen_ends(run, rows))
+    link, traits = run.manifest.link if run.manifest else None, traits_of(run.manifest)
+    by_hand = traits is not None and traits.hops is not None
+    rows = with_times(rows if link or by_hand else with_seen_ends(run, rows))
     queues = end_in_order(rows)
     if not queues and (link is not None or rows["lane"].notna().any()):
         return None

@@ -74,17 +74,19 @@ def with_seen_ends(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
         ends, backward_ends = seen_ends[chosen] + offset, purpose["backward_end_ns"].to_numpy()
         waited = (purpose["role"] == Role.BUCKET).to_numpy() & (backward_ends != UNKNOWN_NS) & (ends >= backward_ends)
         seen[chosen[waited]] = True
-        seen_ends[chosen[waited]] = [_seen_end(trace, end, ends) - offset for end in ends[waited].tolist()]
+        since = np.maximum(rows["launch_ns"].to_numpy(np.int64)[chosen] + offset, backward_ends)[waited].tolist()
+        moments = zip(since, ends[waited].tolist(), strict=True)
+        seen_ends[chosen[waited]] = [_seen_end(trace, *moment, ends) - offset for moment in moments]
     return rows.assign(end_ns=seen_ends, seen=seen)
 
 
-def _seen_end(trace: Trace, end_ns: int, ends: NDArray[np.int64]) -> int:
+def _seen_end(trace: Trace, since_ns: int, end_ns: int, ends: NDArray[np.int64]) -> int:
     """When the rank, which had computed nothing for longer than this, computed again before the end of a range, unless
-    another collective had just ended.
+    another collective had just ended; not before `since_ns`.
     """
     compute = activity(trace).compute
     gap_starts, gap_ends = compute[:-1, 1], compute[1:, 0]
-    first, last = np.searchsorted(gap_ends, [end_ns - STALL_NS, end_ns - GRAIN_NS])
+    first, last = np.searchsorted(gap_ends, [max(end_ns - STALL_NS, since_ns), end_ns - GRAIN_NS])
     for start, until in zip(gap_starts[first:last][::-1].tolist(), gap_ends[first:last][::-1].tolist(), strict=True):
         if until - start > end_ns - until:
             is_explained = ((until - WAKE_NS < ends) & (ends <= until + GRAIN_NS)).any()
@@ -95,20 +97,21 @@ def _seen_end(trace: Trace, end_ns: int, ends: NDArray[np.int64]) -> int:
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
     """With `ended_ns`, when the collective had ended, and `transfer_ns`, how long it took on the link.
 
-    It had ended once it had on all ranks; where the ends are `seen`, with the first, as the others' threads woke up
-    later.
+    It had ended once it had on all ranks; where an end is `seen`, with the first of these, as the others' threads woke
+    up later.
     """
     by = rows.groupby("match")
     ended = by["end_ns"].transform("max")
     if "seen" in rows:
-        ended = ended.where(~rows["seen"], by["end_ns"].transform("min"))
+        first_seen = rows["end_ns"].where(rows["seen"]).groupby(rows["match"]).transform("min")
+        ended = first_seen.fillna(ended).astype("int64")
     rows = rows.assign(ended_ns=ended, asked_ns=by["launch_ns"].transform("max"))
     traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
     took: dict[object, int] = {}
     for own in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
         members = own["members"] or traces
         freed_ns = max(free_ns.get(trace, UNKNOWN_NS) for trace in members)
-        took[own["match"]] = own["ended_ns"] - max(own["asked_ns"], freed_ns)
+        took[own["match"]] = max(own["ended_ns"] - max(own["asked_ns"], freed_ns), 0)
         free_ns |= dict.fromkeys(members, own["ended_ns"])
     return rows.assign(transfer_ns=rows["match"].map(took))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made.gloo import ddp_over_gloo
-from made.traces import run_of
+from made.traces import op, run_of
 from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
@@ -147,3 +149,36 @@ def test_of_ddp_that_nobody_labelled_gradients_are_called_by_their_order(tmp_pat
     accumulated = next(own for own in other if own["name"] == "torch::autograd::AccumulateGrad")
     accumulated["args"] = {}
     assert recorded_programs(run_of(tmp_path / "shapeless", other)).gradients == {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pause_before_a_launch_ends_no_collective(tmp_path: Path, ranks: int) -> None:
+    """The host pauses for longer than the second bucket takes, less than 5 ms before that ends."""
+    events = [
+        own for own in ddp_over_gloo(second_ends_us=10_000) if not (own["name"] == "backward" and own["ts"] == 6100)
+    ]
+    events.append(op("backward", 7700, 8000))
+    run = run_of(tmp_path, *[sorted(events, key=lambda own: float(own["ts"]))] * ranks)
+    (program, *_) = recorded_programs(run).programs
+    took = [move.transfer_ns for move in program if isinstance(move, Launch)]
+    assert took == [2_990_000, 1_990_000]
+
+
+def test_a_collective_has_one_end_whichever_rank_saw_it(tmp_path: Path) -> None:
+    """One rank waits for bucket 0 at the end of its pass, and its thread is held up; the other one still computes."""
+    waiting, computing = ddp_over_gloo(late_us=3000), ddp_over_gloo()
+    took = []
+    for name, order in (("one", (waiting, computing)), ("other", (computing, waiting))):
+        programs = recorded_programs(run_of(tmp_path / name, *order)).programs
+        took.append({move.what: move.transfer_ns for moves in programs for move in moves if isinstance(move, Launch)})
+    assert took[0] == took[1]
+
+
+def test_hops_by_hand_need_no_link(tmp_path: Path) -> None:
+    """Their rows are not those of recorded collectives."""
+    for path in (SAMPLES / "ring").glob("rank*"):
+        shutil.copy(path, tmp_path)
+    document = json.loads((SAMPLES / "ring" / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(document | {"link": None}))
+    table = replayed(overlaplab.load_run(tmp_path))
+    assert (table["replayed_ns"] / table["span_ns"] - 1).abs().max() < 0.01

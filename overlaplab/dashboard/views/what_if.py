@@ -50,7 +50,7 @@ def page() -> None:
     if opened.not_predicted is not None:
         nothing_to_show(
             opened,
-            "No other setting can be predicted from this run. That takes the traces of all ranks, or a run on GPUs.",
+            "No other setting can be predicted from this run.",
         )
         st.text(opened.not_predicted)
         return

@@ -17,6 +17,7 @@ from math import inf
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
+from overlaplab.evidence.passes import bucket_labels
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.further import with_further
@@ -149,6 +150,12 @@ def _of_unknown_strategy(
     if cut is not None and all(0 < cap < inf for cap in caps_mb):
         programs = tuple(map(tuple, cut.programs(cut.cut(*(int(cap * MIB) for cap in caps_mb)))))
         setting = replace(setting, caps_mb=None, bucket_cap_mb=None)
+    if caps_mb and cut is None and all(map(bucket_labels, run.traces)):
+        raise OverlaplabError(
+            "which gradients its buckets send, or how long all-reduces of other sizes take, is not known",
+            path=run.path,
+            remedy="Record with record_shapes=True, and buckets of several sizes",
+        )
     if setting != Setting(link=setting.link, edits=setting.edits) or (setting.link and manifest.link is None):
         raise OverlaplabError(
             "what its strategy is has not been recorded, so that its options are not predicted",

@@ -170,8 +170,10 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
     together = int(value) if value and value.isdecimal() else 0
     if together < _FEWEST:
         raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
+    if missing_ranks(run):
+        raise OverlaplabError("how long larger gathers take is not known with ranks missing", path=run.path)
     known = transfers(run, run.traces[0], link)
-    if missing_ranks(run) or any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
+    if any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
         raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
     return larger_units(programs, together, partial(takes_ns, known))
 

@@ -7,7 +7,9 @@ from typing import Any
 from made.traces import event, gloo, op, step
 
 
-def ddp_over_gloo(*, late_us: float = 0, optimizer: bool = True) -> list[dict[str, Any]]:
+def ddp_over_gloo(
+    *, late_us: float = 0, second_ends_us: float = 14_000, optimizer: bool = True
+) -> list[dict[str, Any]]:
     """A step of 20 ms: gradients of 1000 and 2000 bytes arrive at 4 and 8, each in a bucket, which end at 7 and 14.
 
     The rank copies both back and goes on as the second ends; its range ends `late_us` later.
@@ -18,7 +20,7 @@ def ddp_over_gloo(*, late_us: float = 0, optimizer: bool = True) -> list[dict[st
         event("DistributedDataParallel.forward", 0, 2000, cat="user_annotation"),
         op("forward", 0, 2000),
     ]
-    for at, end, late, elements in ((4000, 7000, 0, 250), (8000, 14_000, late_us, 500)):
+    for at, end, late, elements in ((4000, 7000, 0, 250), (8000, second_ends_us, late_us, 500)):
         sent = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
         events += [
             op("backward", at - 1900, at),
@@ -27,6 +29,6 @@ def ddp_over_gloo(*, late_us: float = 0, optimizer: bool = True) -> list[dict[st
             event("c10d::allreduce_", at + 10, at + 60),
             gloo(at + 60, end + late) | sent,
         ]
-    events += [op("copy_", 14_010, 14_020), op("copy_", 14_030, 19_000)]
+    events += [op("copy_", second_ends_us + 10, second_ends_us + 20), op("copy_", 14_030, 19_000)]
     events += [event("Optimizer.step#SGD.step", 14_500, 19_000, cat="user_annotation")] if optimizer else []
     return sorted(events, key=lambda own: float(own["ts"]))
