@@ -29,11 +29,11 @@ from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.advice.devices import best_setting, device_settings
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
-from overlaplab.simulate.bound import sendable
+from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
 
 OPTIONS = ("first_bucket", "cap", "cap_and_first_bucket", "buckets", "prefetch")
@@ -165,14 +165,14 @@ def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
         return
     table = summary(run)
     window = worst_step(table) if len(table) else None
-    gradients = None if window is None else sendable(run, window)
+    gradients = None if window is None else sendable_gradients(run, window)
     if window is None or gradients is None:
         return
     order = range(len(gradients.bytes))
     rows = []
     for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
         held = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
-        if beyond(held, gradients.sent) is None:
+        if times_beyond(held, gradients.sent) is None:
             ends = last_end(
                 gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in cap_range.buckets], gradients.takes
             )

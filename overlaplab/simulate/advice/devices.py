@@ -21,7 +21,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
-from overlaplab.simulate.bound import sendable
+from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
@@ -112,7 +112,7 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
     ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
     window = worst_step(summary(run))
-    gradients = sendable(run, window)
+    gradients = sendable_gradients(run, window)
     if gradients is None or len(gradients.bytes) != len(sizes):
         return ranges[:: max(len(ranges) // _MAX_CAPS, 1)][:_MAX_CAPS]
     ends = [

@@ -40,7 +40,7 @@ def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
     took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
     kinds = {move.kind for program in programs.programs for move in program if isinstance(move, Launch) and move.bytes}
-    takes = {kind: by_size for kind in kinds if kind and (by_size := took.by_size(kind)) is not None}
+    takes = {kind: times_by_size for kind in kinds if kind and (times_by_size := took.times_by_size(kind)) is not None}
     return halve_bytes(programs.programs, takes, is_played_together)
 
 

@@ -21,7 +21,7 @@ from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Move
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import undisturbed_spans_ns, undisturbed_steps
 
 REPEATS_DIFFER = 0.027
@@ -157,19 +157,20 @@ def repeats_deviation(repeats: Sequence[Sequence[float]] = ()) -> float:
 def extrapolations(
     manifest: Manifest, setting: Setting, recorded: Iterable[Move], predicted: Iterable[Move]
 ) -> dict[str, float]:
-    """What of a setting lies far outside of the recording, and how many times as far (see `beyond`): of `bytes` (the
-    sizes of messages), `bandwidth`, `latency`, `ranks`.
+    """What of a setting lies far outside of the recording, and how many times as far (see `times_beyond`).
+
+    Keys are `bytes` (the sizes of messages), `bandwidth`, `latency` and `ranks`.
 
     Takes the moves of any ranks that launch all collectives.
     """
     measured = manifest.calibration.collectives if manifest.calibration else ()
     recorded_sizes = [*_sizes(recorded), *(row.bytes for row in measured if row.bytes)]
-    times_as_far = {"bytes": beyond(_sizes(predicted), recorded_sizes)}
+    times_as_far = {"bytes": times_beyond(_sizes(predicted), recorded_sizes)}
     if setting.link and manifest.link:
-        times_as_far["bandwidth"] = beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
-        times_as_far["latency"] = beyond([setting.link.latency_us], [manifest.link.latency_us])
+        times_as_far["bandwidth"] = times_beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
+        times_as_far["latency"] = times_beyond([setting.link.latency_us], [manifest.link.latency_us])
     if setting.ranks:
-        times_as_far["ranks"] = beyond([setting.ranks], [manifest.world_size])
+        times_as_far["ranks"] = times_beyond([setting.ranks], [manifest.world_size])
     return {name: round(times, 2) for name, times in times_as_far.items() if times is not None}
 
 

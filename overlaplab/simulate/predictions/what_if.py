@@ -22,14 +22,14 @@ from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
-from overlaplab.simulate.further import Skew, drawn
+from overlaplab.simulate.further import Skew, draw_ranks
 from overlaplab.simulate.player import End, Launch, StuckError
 from overlaplab.simulate.predictions.device import device_manifest, require_device
 from overlaplab.simulate.predictions.error import Interval, extrapolations, mean_steps, prediction_interval
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
-from overlaplab.simulate.wide import Times, WidePlayed, WideProgram, play_wide, retimed, widen, worked
+from overlaplab.simulate.wide import Times, WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 
@@ -65,7 +65,7 @@ def message_without_path(run: Run, error: OverlaplabError) -> str:
 def play_setting(
     run: Run, setting: Setting, *, algorithm: Algorithm = "ring", skew: Skew = "recorded", seed: int = 0
 ) -> tuple[WideProgram, WidePlayed]:
-    """The run with another setting; ranks that were not recorded do what `drawn` says.
+    """The run with another setting; ranks that were not recorded do what `draw_ranks` says.
 
     Of a collective's T what it took beyond the recorded link's model is kept. Raises `OverlaplabError` where the run
     cannot tell.
@@ -80,11 +80,11 @@ def play_setting(
             replace(link, world_size=n) for link, n in ((link, recorded_ranks), (setting.link or link, ranks))
         )
         if after != before or algorithm != "ring":
-            program = retimed(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
+            program = retime_collectives(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
     elif setting.link is not None or setting.ranks is not None:
         raise OverlaplabError("without a link no other link or number of ranks can be played", path=run.path)
     if ranks != program.ranks:
-        program = drawn(program, ranks, skew=skew, seed=seed)
+        program = draw_ranks(program, ranks, skew=skew, seed=seed)
     return program, play_wide(program)
 
 
@@ -163,7 +163,7 @@ def best_found_ns(
         return None
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
-        program = drawn(program, setting.ranks, skew=skew, seed=seed)
+        program = draw_ranks(program, setting.ranks, skew=skew, seed=seed)
     return mean_step_ns(run, play_wide(program))
 
 
@@ -203,7 +203,7 @@ def lanes(program: WideProgram, result: WidePlayed, at: StepPlace) -> pd.DataFra
     (bool: the rank does not work meanwhile), `start_ns`, `end_ns` (int64).
     """
     begin, end = (int(result.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
-    works = clip(worked(program, result, at.rank), begin, end)
+    works = clip(working_times(program, result, at.rank), begin, end)
     rows = [("rank", "", False, *stretch) for stretch in works.tolist()]
     launches = [move for move in program.moves if isinstance(move, Launch)]
     for launch, (start, stop) in zip(launches, result.carried_ns.tolist(), strict=True):

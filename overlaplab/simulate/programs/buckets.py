@@ -30,7 +30,7 @@ from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, 
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 from overlaplab.traits import TRAITS, Traits
 
 Buckets = Sequence[Sequence[str]]
@@ -83,7 +83,7 @@ class Recutting:
     def knows(self, buckets: Buckets) -> bool:
         """Whether T of these buckets is no extrapolation."""
         held = [sum(self.sent[name] for name in names) for names in buckets]
-        return self.measured is None or beyond(held, self.measured) is None
+        return self.measured is None or times_beyond(held, self.measured) is None
 
     def spans_ns(self, buckets: Buckets) -> npt.NDArray[np.int64]:
         """How long the steps would take with these buckets, of shape (ranks, steps). Raises `StuckError`."""

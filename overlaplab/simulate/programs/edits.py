@@ -171,7 +171,7 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
     if together < _FEWEST:
         raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
     known = transfers(run, run.traces[0], link)
-    if missing_ranks(run) or any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
+    if missing_ranks(run) or any(known.times_by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
         raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
     return larger_units(programs, together, partial(takes_ns, known))
 
@@ -193,7 +193,7 @@ def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None)
     took = transfers(run, run.traces[0], link)
     kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
     return collectives.halve_bytes(
-        programs, {kind: takes for kind in kinds if (takes := took.by_size(kind)) is not None}
+        programs, {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
     )
 
 

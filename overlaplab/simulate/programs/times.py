@@ -36,14 +36,14 @@ def transfer_times(run: Run, programs: Sequence[Program], link: Link | None) -> 
         took, path = transfers(run, run.traces[0], None), run.path
 
         def measured_ns(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
-            by_size = took.by_size(kind) if hops is None else None
-            if by_size is None:
+            times_by_size = took.times_by_size(kind) if hops is None else None
+            if times_by_size is None:
                 raise OverlaplabError(
                     f"how long its {kind} of other sizes take is not known",
                     path=path,
                     remedy="Name a link with --link",
                 )
-            return by_size(num_bytes)
+            return times_by_size(num_bytes)
 
         return measured_ns
     recorded_link = run.manifest.link if run.manifest else None
