@@ -113,7 +113,7 @@ def test_the_recorded_buckets_take_as_long_as_they_took() -> None:
 def test_where_all_caps_would_take_long_the_best_are_still_played(monkeypatch: pytest.MonkeyPatch) -> None:
     search = search_of("sweep/cap-25")
     every = search.play_candidates(search.caps)
-    monkeypatch.setattr(module, "_MOST_MOVES", 4_000)
+    monkeypatch.setattr(module, "_MAX_MOVES", 4_000)
     some = search.play_candidates(search.caps)
     assert 0 < len(some) < len(every) / 4
     assert min(each.mean_ns for each in some) == min(each.mean_ns for each in every)
