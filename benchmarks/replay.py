@@ -1,6 +1,6 @@
 """How far the replay of recorded steps is off: `python benchmarks/replay.py RUN…`.
 
-A line per run: of its steps the mean and the largest error of what `simulate.replay_steps` plays.
+A line per run: of its steps the mean and the largest error of what `simulate.replayed.replay_steps` plays.
 """
 
 import sys

@@ -71,22 +71,22 @@ def issued_by_step(trace: Trace, steps: Sequence[Window], manifest: Manifest | N
     words = {label.word for label in labels}
     passes = autograd_passes(trace) if "bucket_launch" in words and "backward" not in words else ()
     for step in steps:
-        labelled = _labelled_moves(launched_in(labels, step), launched_in(passes, step), elements)
+        labelled = _issued_by_labels(launched_in(labels, step), launched_in(passes, step), elements)
         sending = launched_in(backwards if labelled is None else unlabelled, step)
         only_ddp = all(launch.kind in _DDP_KINDS for launch in launched_in(ran.launches, step))
-        moves: Issued | None = None
+        issued: Issued | None = None
         if labelled is not None:
             if only_ddp or not passes:  # the engine labels all that it sends, a Recorder only one of a loop's models
-                moves = _with_others(labelled, _ddp_moves(sending)) if sending else labelled
+                issued = _with_others(labelled, _issued_by_ddp(sending)) if sending else labelled
         elif sending:
-            moves = _ddp_moves(sending) if only_ddp else None
+            issued = _issued_by_ddp(sending) if only_ddp else None
         elif ranges:
             gathered = [gather for gather in gathers if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns]
             step_ranges = launched_in(ranges, step)
             ahead = rule_of(trace) is Rule.GPU
-            moves = _fsdp2_moves(gathered, launched_in(scattered, step), step_ranges, size_of, host_is_ahead=ahead)
-        if moves is not None:
-            yield step, moves
+            issued = _issued_by_fsdp2(gathered, launched_in(scattered, step), step_ranges, size_of, host_is_ahead=ahead)
+        if issued is not None:
+            yield step, issued
 
 
 def _with_others(labelled: Issued, others: Issued) -> Issued:
@@ -101,7 +101,7 @@ def _with_others(labelled: Issued, others: Issued) -> Issued:
     )
 
 
-def _labelled_moves(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
+def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
     """From one step's labels, which must be in order of time.
 
     `passes`: autograd's, of a loop that labels neither its backward passes nor its waits, since it is not the engine's:
@@ -165,7 +165,7 @@ def _labelled_gradients(
     return tuple(sorted(gradients)) or None
 
 
-def _ddp_moves(backwards: Sequence[DDPBackward]) -> Issued:
+def _issued_by_ddp(backwards: Sequence[DDPBackward]) -> Issued:
     """DDP waits for all buckets at the end of the backward pass."""
     sent: list[tuple[int, Sent]] = []
     waits: list[tuple[int, int]] = []
@@ -190,7 +190,7 @@ def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
     return tuple(sorted(gradients)) or None
 
 
-def _fsdp2_moves(
+def _issued_by_fsdp2(
     gathers: Sequence[Gather],
     scattered: Sequence[Label],
     ranges: Sequence[Label],

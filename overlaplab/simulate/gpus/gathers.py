@@ -27,7 +27,7 @@ from overlaplab.simulate.gpus.edit import Moved, RankEdit, last_dependency
 from overlaplab.vocabulary import FSDP2_ROOT, root_of
 
 
-def gathers_ahead(run: Run, ahead: int) -> tuple[RankEdit, ...]:
+def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
     """The edit of each trace that gathers every unit so many units ahead; none where that is what was recorded.
 
     Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank, or its units are of several roots.

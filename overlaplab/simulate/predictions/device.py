@@ -26,7 +26,7 @@ from overlaplab.manifest import Link, Manifest, played_phantoms
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.gpus.buckets import DeviceEdits, recut
 from overlaplab.simulate.gpus.edit import RankEdit
-from overlaplab.simulate.gpus.gathers import gathers_ahead
+from overlaplab.simulate.gpus.gathers import prefetch_edits
 from overlaplab.simulate.gpus.slowdown import with_slowdowns
 from overlaplab.simulate.gpus.streams import (
     DevicePrograms,
@@ -152,7 +152,7 @@ def _recut(run: Run, setting: Setting) -> DeviceEdits:
     if setting.prefetch is not None:
         if setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None:
             raise OverlaplabError("FSDP2 sends no buckets: it has no cap", path=run.path)
-        return DeviceEdits(edits=gathers_ahead(run, setting.prefetch), doubt_ns={})
+        return DeviceEdits(edits=prefetch_edits(run, setting.prefetch), doubt_ns={})
     recorded_cap_mb = run.manifest.bucket_cap_mb if run.manifest else None
     cap = recorded_cap_mb if setting.bucket_cap_mb is None else setting.bucket_cap_mb
     first = cap if setting.first_bucket_mb is None else setting.first_bucket_mb

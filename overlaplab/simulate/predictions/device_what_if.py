@@ -21,7 +21,7 @@ from overlaplab.intervals import Intervals, clip, subtract, union
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
-from overlaplab.simulate.gpus.gathers import gathers_ahead
+from overlaplab.simulate.gpus.gathers import prefetch_edits
 from overlaplab.simulate.predictions.device import (
     DevicePrediction,
     device_interval,
@@ -79,7 +79,7 @@ def option_or_why(run: Run) -> Option | OverlaplabError:
     except OverlaplabError as error:
         return error
     try:
-        gathers_ahead(run, 1)
+        prefetch_edits(run, 1)
     except OverlaplabError:
         pass
     else:
