@@ -1,13 +1,13 @@
 """How far the replay of recorded steps is off: `python benchmarks/replay.py RUN…`.
 
-A line per run: of its steps the mean and the largest error of what `simulate.replayed` plays.
+A line per run: of its steps the mean and the largest error of what `simulate.replayed.replay_steps` plays.
 """
 
 import sys
 
 import overlaplab
 from overlaplab.analyses import collectives
-from overlaplab.simulate.replayed import replayed
+from overlaplab.simulate.replayed import replay_steps
 
 
 def main(paths: list[str]) -> None:
@@ -15,7 +15,7 @@ def main(paths: list[str]) -> None:
     print(f"{'run':44s} ranks  steps  collectives  matched   mean error   worst")
     for path in paths:
         run = overlaplab.load_run(path)
-        table = replayed(run)
+        table = replay_steps(run)
         if table.empty:
             print(f"{path[-44:]:44s} its traces do not tell what waited for what")
             continue

@@ -17,7 +17,7 @@ from overlaplab.dashboard.heap import rest_modules
 from overlaplab.manifest import traits_of
 from overlaplab.sections.what_if import Asked, what_if_parts
 from overlaplab.simulate.predictions.error import recorded_caps
-from overlaplab.simulate.predictions.what_if import played
+from overlaplab.simulate.predictions.what_if import play_setting
 from overlaplab.simulate.programs.setting import Setting
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "bucketed"
@@ -49,7 +49,7 @@ def main(path: str) -> None:
             took.append(1e3 * (process_time() - begun))
         print(f"{name:16s} median {median(took):6.1f} ms, most {max(took):6.1f} ms")
     begun = process_time()
-    played(run, Setting(ranks=10_000))
+    play_setting(run, Setting(ranks=10_000))
     print(f"10,000 ranks     {1e3 * (process_time() - begun):6.1f} ms for {manifest.steps} steps")
 
 

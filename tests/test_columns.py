@@ -93,10 +93,15 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["hops"] = analyses.hops(overlaplab.load_run(RING))
     found["chunks_after_hops"] = analyses.chunks_after_hops(found["hops"].query("step == 2 and bucket == 0"))
     swept_run, same = overlaplab.load_run(SAMPLE), Setting()
-    found |= {"by_cap": what_if.by_cap(swept_run, same, [1.0]), "by_ranks": what_if.by_ranks(swept_run, same, [2])}
+    found |= {
+        "by_cap": what_if.steps_by_cap(swept_run, same, [1.0]),
+        "by_ranks": what_if.steps_by_ranks(swept_run, same, [2]),
+    }
     gathered = fsdp(0, host_us=450, steps=2)
-    found["by_depth"] = device_what_if.by_depth(run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same)
-    program, played = what_if.played(swept_run, same)
+    found["by_depth"] = device_what_if.steps_by_depth(
+        run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same
+    )
+    program, played = what_if.play_setting(swept_run, same)
     found["lanes"] = what_if.lanes(program, played, what_if.typical_step(played)).assign(which="measured")
     training = load_watched(eventful(folder / "live"))
     steps, late = analyses.watched_steps(training), analyses.watched_late(training)

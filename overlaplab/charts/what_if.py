@@ -46,7 +46,7 @@ def caps_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by cap: rows of `what_if.by_cap` and `recorded_caps`, on either side the interval's half.
+    """The step by cap: rows of `what_if.steps_by_cap` and `recorded_caps`, on either side the interval's half.
 
     A named line at the recorded step, `measured_ns`, whose cap is not known, at `what_if.best_found_ns`,
     and at `device_what_if.least_ns`.
@@ -83,8 +83,9 @@ def depths_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by prefetch depth: rows of `device_what_if.by_depth`, on either side the interval's half; a named line
-    at the recorded step, whose depth is not known.
+    """The step by prefetch depth: rows of `device_what_if.steps_by_depth`, on either side the interval's half.
+
+    A named line stands at the recorded step, whose depth is not known.
     """
     return _curve(
         table.assign(at=table["prefetch"], value=to_ms(table["step_ns"])),
@@ -111,7 +112,7 @@ def ranks_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by ranks: rows of `what_if.by_ranks`; `half` is the interval's, as a share of the step."""
+    """The step by ranks: rows of `what_if.steps_by_ranks`; `half` is the interval's, as a share of the step."""
     dots = pd.DataFrame({"what": ["measured"], "at": [recorded], "ms": [known_ms(measured_ns)]}).dropna()
     value = to_ms(table["step_ns"])
     return _curve(
@@ -131,7 +132,7 @@ def ranks_predicted(
 def throughput_predicted(
     table: pd.DataFrame, *, recorded: int, chosen: int, dark: bool = False, note: str | None = None
 ) -> alt.LayerChart:
-    """What is left of a rank's throughput: rows of `what_if.by_ranks`."""
+    """What is left of a rank's throughput: rows of `what_if.steps_by_ranks`."""
     return _curve(
         table.assign(at=table["ranks"], value=100 * table["throughput"]),
         half=None,
@@ -148,7 +149,7 @@ def throughput_predicted(
 
 
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """What each rank holds by formula: rows of `what_if.by_ranks` that know it."""
+    """What each rank holds by formula: rows of `what_if.steps_by_ranks` that know it."""
     known = table.dropna(subset=["held_bytes"])
     unit, scale = unit_of(float(known["held_bytes"].max()) if len(known) else 0.0)
     return _curve(

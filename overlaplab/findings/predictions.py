@@ -11,7 +11,7 @@ from overlaplab.events import Run, missing_ranks, rule_of
 from overlaplab.findings.diagnosis.certainty import uncertain
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest, played_phantoms, traits_of
-from overlaplab.simulate.predictions.what_if import told, why_not
+from overlaplab.simulate.predictions.what_if import message_without_path, why_not
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import ms, shorten, to_ms
@@ -53,7 +53,7 @@ def not_predicted(run: Run) -> str | None:
     try:
         refuse_to_predict(run, needs_all_ranks=False)
     except OverlaplabError as error:
-        return told(run, error)
+        return message_without_path(run, error)
     return why_not(run)
 
 

@@ -70,7 +70,7 @@ def what_if_notes(
     all_ranks: bool = True,
 ) -> list[str]:
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
-    are missing), and what is extrapolated: `what_if.far`.
+    are missing), and what is extrapolated: `what_if.setting_extrapolations`.
     """
     as_recorded = _RECORDED if all_ranks else _WITH_WAITING
     notes = [
@@ -87,7 +87,7 @@ def not_told(why: str) -> str:
 
 
 def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -> str:
-    """Rows of `what_if.by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
+    """Rows of `what_if.steps_by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
     best = _shortest(table, advised_mb)
     return f"Predicted step by cap: {_near(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
@@ -102,7 +102,7 @@ def best_buckets_reading(*, found: bool, possible: bool) -> str | None:
 
 
 def depths_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `device_what_if.by_depth`: which depth is predicted to be best."""
+    """Rows of `device_what_if.steps_by_depth`: which depth is predicted to be best."""
     best = _shallowest(table)
     return f"Predicted step by prefetch: {_near(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
 
@@ -132,21 +132,21 @@ def _shortest(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any,
 
 
 def ranks_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `what_if.by_ranks`: the step with the fewest and with the most ranks."""
+    """Rows of `what_if.steps_by_ranks`: the step with the fewest and with the most ranks."""
     first, last = table.iloc[0], table.iloc[-1]
     ends = f"{ms(first['step_ns'])} with {count(int(first['ranks']), 'rank')}, {ms(last['step_ns'])} with"
     return f"Predicted step by ranks: {ends} {int(last['ranks']):,}"
 
 
 def throughput_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `what_if.by_ranks`: what is left of a rank's throughput."""
+    """Rows of `what_if.steps_by_ranks`: what is left of a rank's throughput."""
     first, last = table.iloc[0], table.iloc[-1]
     left = percent(float(last["throughput"]), 1)
     return f"Predicted throughput per rank: {left} with {int(last['ranks']):,} ranks of that with {int(first['ranks'])}"
 
 
 def held_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `what_if.by_ranks`: whether each rank holds less as there are more."""
+    """Rows of `what_if.steps_by_ranks`: whether each rank holds less as there are more."""
     held = table["held_bytes"]
     return f"Memory per rank by formula: {'the same' if held.nunique() == 1 else 'less'} with more ranks"
 
@@ -157,7 +157,7 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
 
 
 def depths_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
-    """What to do about the depths that were tried; rows of `device_what_if.by_depth`; see `what_if_advice`."""
+    """What to do about the depths that were tried; rows of `device_what_if.steps_by_depth`; see `what_if_advice`."""
     best = _shallowest(table)
     gain_ns = measured_ns - best["step_ns"]
     if gain_ns <= 0:
@@ -203,7 +203,7 @@ def what_if_advice(
     by_engine: bool = True,
     others: str = "",
 ) -> str:
-    """What to do about the caps that were tried; rows of `what_if.by_cap`, empty where caps do nothing.
+    """What to do about the caps that were tried; rows of `what_if.steps_by_cap`, empty where caps do nothing.
 
     `without_ns`: the step that they shorten, as measured, or as predicted with `others`, the words for what is changed
     beside the cap. `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is

@@ -21,7 +21,7 @@ from overlaplab.simulate.further import Skew
 from overlaplab.simulate.predictions import device_what_if, what_if
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
-from overlaplab.simulate.programs.buckets import recutting
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram
@@ -58,7 +58,7 @@ def caps_tried(run: Run) -> list[float]:
 
     Where all recorded buckets are of one size only those whose T is known.
     """
-    manifest, cut = run.manifest, recutting(run)
+    manifest, cut = run.manifest, find_recutting(run)
     parameters = manifest.parameters if manifest else ()
     sizes = [each.bytes for each in parameters] or (cut and cut.sizes.values()) or [device_what_if.whole_bytes(run)]
     whole = sum(sizes) / MIB
@@ -126,8 +126,8 @@ class _Answer:
 
 
 def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
-    program, played = what_if.played(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
-    step_ns, far = what_if.mean_step_ns(run, played), what_if.far(run, asked.setting, program)
+    program, played = what_if.play_setting(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
+    step_ns, far = what_if.mean_step_ns(run, played), what_if.setting_extrapolations(run, asked.setting, program)
     return _Answer(
         run=run,
         manifest=device_manifest(run),
@@ -198,7 +198,7 @@ def _growing(found: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[
 
 def _lanes(found: _Answer, note: str | None) -> Chart:
     measured, step = what_if.measured_step(found.run), what_if.typical_step(found.played)
-    before = what_if.lanes(*what_if.played(found.run, Setting()), measured)
+    before = what_if.lanes(*what_if.play_setting(found.run, Setting()), measured)
     after = what_if.lanes(found.program, found.played, step)
     both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
     draw = partial(charts.step_lanes, before, after, (measured.span_ns, step.span_ns))
@@ -210,18 +210,18 @@ def _told(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, st
     try:
         return table(), None
     except OverlaplabError as error:
-        return pd.DataFrame(), findings.not_told(what_if.told(run, error))
+        return pd.DataFrame(), findings.not_told(what_if.message_without_path(run, error))
 
 
 def _by_cap(run: Run, asked: Asked, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
     strategy = asked.setting.strategy
     traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
-    is_recut = traits.buckets if traits is not None else recutting(run) is not None
+    is_recut = traits.buckets if traits is not None else find_recutting(run) is not None
     caps = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])}) if is_recut else []
-    return what_if.by_cap(run, asked.setting, caps, algorithm=asked.algorithm, skew=asked.skew)
+    return what_if.steps_by_cap(run, asked.setting, caps, algorithm=asked.algorithm, skew=asked.skew)
 
 
 def _by_ranks(run: Run, asked: Asked, chosen: int) -> pd.DataFrame:
     counts = sorted({*_RANKS, len(run.traces), chosen})
-    return what_if.by_ranks(run, asked.setting, counts, algorithm=asked.algorithm, skew=asked.skew)
+    return what_if.steps_by_ranks(run, asked.setting, counts, algorithm=asked.algorithm, skew=asked.skew)

@@ -21,7 +21,7 @@ from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str | None) -> Parts:
     """What the page consists of; `recorded`: rows of `recorded_caps`. Raises `OverlaplabError` where it cannot be."""
     found = device_what_if.answer(run, setting)
-    sure = device_what_if.sure(run, found, recorded)
+    sure = device_what_if.interval(run, found, recorded)
     step_ns, measured_ns = round(found.mean_ns), round(mean_step_ns(run, recorded_spans_ns(run)))
     doubt_ns = gain_half_ns(measured_ns, sure)
     over: list[Chart] = []
@@ -29,7 +29,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
     if isinstance(option, OverlaplabError):
         advice = findings.what_if_advice(pd.DataFrame(), measured_ns, doubt_ns)
     elif option == "prefetch":
-        table = device_what_if.by_depth(run, setting)
+        table = device_what_if.steps_by_depth(run, setting)
         draw = partial(
             charts.depths_predicted, table, chosen=setting.prefetch, measured_ns=measured_ns, half_ns=sure.half_ns
         )
@@ -37,7 +37,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
         advice = findings.depths_advice(table, measured_ns, doubt_ns)
     else:
         advised_mb = advised_cap_mb(run, setting)
-        table = device_what_if.by_cap(run, setting, sorted({*caps_tried(run), *filter(None, [advised_mb])}))
+        table = device_what_if.steps_by_cap(run, setting, sorted({*caps_tried(run), *filter(None, [advised_mb])}))
         over.append(_over_caps(run, setting, table, recorded, (measured_ns, sure.half_ns), advised_mb, note))
         by_engine = run.manifest is not None and not run.manifest.by_recorder
         advice = findings.what_if_advice(table, measured_ns, doubt_ns, advised_mb, by_engine=by_engine)

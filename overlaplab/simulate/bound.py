@@ -38,7 +38,7 @@ from overlaplab.manifest import Link, traits_of
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.buckets.cutting import best_cutting
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
-from overlaplab.simulate.issued import Issued, issued, progress
+from overlaplab.simulate.issued import Issued, issued_by_step, progress
 from overlaplab.simulate.player import Launch, Move, Wait, Work, play
 from overlaplab.simulate.transfers import Transfers, transfers
 
@@ -73,20 +73,20 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     several axes. Raises `OverlaplabError` for an unknown rank or step.
     """
     link = link or (run.manifest.link if run.manifest else None)
-    rows = rows_by_rank(run, selection, partial(_of_trace, run, link)) if _has_bounds(run) else []
-    played = _played(run, link) if rows else {}
+    rows = rows_by_rank(run, selection, partial(_bounds_of_trace, run, link)) if _has_bounds(run) else []
+    played = _played_bounds(run, link) if rows else {}
     rows = [row | played.get((row["rank"], row["step"]), {}) for row in rows]
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
-def _played(run: Run, link: Link | None) -> dict[tuple[int | None, int | None], dict[str, int]]:
+def _played_bounds(run: Run, link: Link | None) -> dict[tuple[int | None, int | None], dict[str, int]]:
     """`found_ns` and `least_ns` by rank and step."""
     search = bucket_search(run, link)
     if search is None or search.best_found is None:
         return {}
-    found, least = search.best_found.spans_ns, np.minimum(search.best_found.spans_ns, search.least.spans_ns)
+    played_ns, least = search.best_found.spans_ns, np.minimum(search.best_found.spans_ns, search.least.spans_ns)
     return {
-        (trace.rank, window.step): {"found_ns": int(found[place, step]), "least_ns": int(least[place, step])}
+        (trace.rank, window.step): {"found_ns": int(played_ns[place, step]), "least_ns": int(least[place, step])}
         for place, trace in enumerate(run.traces)
         for step, window in enumerate(step_windows(trace))
     }
@@ -138,41 +138,41 @@ def _has_bounds(run: Run) -> bool:
 
 def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     took, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
-    for step, own in issued(trace, steps, run.manifest):
-        cut = _cut(own, progress(trace, step), took)
-        if cut is None or own.gradients is None:
+    for step, issued in issued_by_step(trace, steps, run.manifest):
+        cut = _cut(issued, progress(trace, step), took)
+        if cut is None or issued.gradients is None:
             continue
         done_ns, buckets = (np.maximum.accumulate(cut[0]), cut[1])
-        times = [(ran.done_ns(host_ns) or host_ns) - step.start_ns for host_ns, _ in own.gradients]
+        times = [(ran.done_ns(host_ns) or host_ns) - step.start_ns for host_ns, _ in issued.gradients]
         at_ns = np.maximum.accumulate(times)
 
-        def recorded(done: int, done_ns: Any = done_ns, at_ns: Any = at_ns) -> int:
+        def recorded_ns(done: int, done_ns: Any = done_ns, at_ns: Any = at_ns) -> int:
             """The recorded time at which so much was computed."""
             return round(float(np.interp(done, done_ns, at_ns))) + max(done - int(done_ns[-1]), 0)
 
         for index, bucket in enumerate(buckets):
-            times_of = {name: recorded(getattr(bucket, name)) for name in ("ready_ns", "start_ns", "end_ns")}
+            times_of = {name: recorded_ns(getattr(bucket, name)) for name in ("ready_ns", "start_ns", "end_ns")}
             row = {"step": step.step, "index": index, "gradients": bucket.gradients, "bytes": bucket.bytes}
             yield row | times_of | {"last_ns": int(at_ns[-1])}
 
 
-def _of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
+def _bounds_of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     took = transfers(run, trace, link)
-    for step, own in issued(trace, steps, run.manifest):
-        if row := _of_step(trace, step, own, took):
+    for step, issued in issued_by_step(trace, steps, run.manifest):
+        if row := _step_bounds(trace, step, issued, took):
             yield row
 
 
-def _of_step(trace: Trace, step: Window, own: Issued, took: Transfers) -> dict[str, Any] | None:
-    each_ns = [took.of(sent.launch, sent.kind, sent.bytes) for _, sent in own.sent]
+def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) -> dict[str, Any] | None:
+    each_ns = [took.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
     known_ns = [ns for ns in each_ns if ns is not None]
     if len(known_ns) < len(each_ns):
         return None
     done_by = progress(trace, step)
     computed_ns = done_by(step.host_end_ns)
-    as_launched_ns = _as_launched_ns(own, known_ns, done_by, computed_ns)
-    halves_ns = _with_half_the_bytes(own, known_ns, took)
-    any_cap_ns = _any_cap_ns(own, done_by, computed_ns, took)
+    as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
+    halves_ns = _with_half_the_bytes(issued, known_ns, took)
+    any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, took)
     return {
         "step": step.step,
         "span_ns": step.end_ns - step.start_ns,
@@ -180,25 +180,26 @@ def _of_step(trace: Trace, step: Window, own: Issued, took: Transfers) -> dict[s
         "transfer_ns": sum(known_ns),
         "bound_ns": as_launched_ns,
         "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
-        "half_bound_ns": None if halves_ns is None else _as_launched_ns(own, halves_ns, done_by, computed_ns),
+        "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
         "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
         "waits_known": took.waits_known,
-        "bytes_explain": took.waits_known or all(took.by_size(sent.kind) for _, sent in own.sent if sent.bytes),
+        "bytes_explain": took.waits_known
+        or all(took.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
     }
 
 
-def _as_launched_ns(own: Issued, each_ns: Sequence[int], done_by: Callable[[int], int], computed_ns: int) -> int:
+def _as_launched_ns(issued: Issued, each_ns: Sequence[int], done_by: Callable[[int], int], computed_ns: int) -> int:
     """How long the step takes with so long a T of each collective: see [Note: as launched]."""
-    launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(own.sent, each_ns, strict=True))]
-    waits = [(at_ns, Wait(key)) for at_ns, key in own.waits]
+    launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(issued.sent, each_ns, strict=True))]
+    waits = [(at_ns, Wait(key)) for at_ns, key in issued.waits]
     return int(play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1])
 
 
-def _with_half_the_bytes(own: Issued, each_ns: Sequence[int], took: Transfers) -> list[int] | None:
+def _with_half_the_bytes(issued: Issued, each_ns: Sequence[int], took: Transfers) -> list[int] | None:
     """T of each collective with half as many bytes, None where T of other sizes is unknown."""
     halves = []
-    for (_, sent), ns in zip(own.sent, each_ns, strict=True):
-        takes = took.by_size(sent.kind)
+    for (_, sent), ns in zip(issued.sent, each_ns, strict=True):
+        takes = took.times_by_size(sent.kind)
         if takes is None or not sent.bytes:
             return None
         halves.append(max(ns - max(takes(sent.bytes) - takes(sent.bytes // 2), 0), 0))
@@ -215,8 +216,8 @@ def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], i
     return [*moves, Work(computed_ns - done)]
 
 
-def _any_cap_ns(own: Issued, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
-    cut = _cut(own, done_by, took)
+def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
+    cut = _cut(issued, done_by, took)
     if cut is None:
         return None
     ready_ns, buckets = cut
@@ -224,7 +225,7 @@ def _any_cap_ns(own: Issued, done_by: Callable[[int], int], computed_ns: int, to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Bucket:
+class _CutBucket:
     """A bucket of the best cutting; times are of computation done."""
 
     gradients: int
@@ -234,20 +235,20 @@ class _Bucket:
     end_ns: int
 
 
-def _cut(own: Issued, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_Bucket]] | None:
+def _cut(issued: Issued, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_CutBucket]] | None:
     """When each gradient is ready, in computation done, and the buckets of [Note: any cap]; None where unknown."""
-    found = _sendable(own, done_by, took)
-    if found is None:
+    gradients = _sendable_in_step(issued, done_by, took)
+    if gradients is None:
         return None
-    buckets: list[_Bucket] = []
+    buckets: list[_CutBucket] = []
     first = free_ns = 0
-    for count in best_cutting(found.ready_ns, found.bytes, found.takes)[1]:
-        size, ready = sum(found.bytes[first : first + count]), max(found.ready_ns[: first + count])
+    for count in best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]:
+        size, ready = sum(gradients.bytes[first : first + count]), max(gradients.ready_ns[: first + count])
         start = max(ready, free_ns)
-        free_ns = start + found.takes(size)
-        buckets.append(_Bucket(gradients=count, bytes=size, ready_ns=ready, start_ns=start, end_ns=free_ns))
+        free_ns = start + gradients.takes(size)
+        buckets.append(_CutBucket(gradients=count, bytes=size, ready_ns=ready, start_ns=start, end_ns=free_ns))
         first += count
-    return found.ready_ns, buckets
+    return gradients.ready_ns, buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +264,8 @@ class Sendable:
     """The smallest and the largest of the recorded buckets."""
 
 
-def sendable(run: Run, window: Mapping[str, Any]) -> Sendable | None:
-    """Of the rank and step of a row of `overlaplab.summary`; None where `bound` has no `any_cap_ns`."""
+def sendable_gradients(run: Run, window: Mapping[str, Any]) -> Sendable | None:
+    """The gradients of the rank and step of a row of `overlaplab.summary`; None where `bound` has no `any_cap_ns`."""
     selection = Selection(
         ranks=None if pd.isna(window["rank"]) else [int(window["rank"])],
         steps=None if pd.isna(window["step"]) else [int(window["step"])],
@@ -273,19 +274,19 @@ def sendable(run: Run, window: Mapping[str, Any]) -> Sendable | None:
         return None
     for trace in selected_traces(run, selection):
         took = transfers(run, trace, run.manifest.link if run.manifest else None)
-        for step, own in issued(trace, selected_windows(trace, selection), run.manifest):
-            return _sendable(own, progress(trace, step), took)
+        for step, issued in issued_by_step(trace, selected_windows(trace, selection), run.manifest):
+            return _sendable_in_step(issued, progress(trace, step), took)
     return None
 
 
-def _sendable(own: Issued, done_by: Callable[[int], int], took: Transfers) -> Sendable | None:
-    takes = took.by_size("all_reduce")
-    sent = [each.bytes for _, each in own.sent if each.bytes]
-    if own.gradients is None or takes is None or not sent:
+def _sendable_in_step(issued: Issued, done_by: Callable[[int], int], took: Transfers) -> Sendable | None:
+    takes = took.times_by_size("all_reduce")
+    sent = [each.bytes for _, each in issued.sent if each.bytes]
+    if issued.gradients is None or takes is None or not sent:
         return None
     return Sendable(
-        ready_ns=[done_by(host_ns) for host_ns, _ in own.gradients],
-        bytes=[size for _, size in own.gradients],
+        ready_ns=[done_by(host_ns) for host_ns, _ in issued.gradients],
+        bytes=[size for _, size in issued.gradients],
         takes=takes,
         sent=(min(sent), max(sent)),
     )

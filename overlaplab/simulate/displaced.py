@@ -29,12 +29,12 @@ from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait, Work
 
 Displaced = Callable[[str, int], int]
 """ns of computation displaced by a collective of this kind and so many bytes; 0 where that was not measured."""
-_MOST = 0.9
-"""Of the time: computation goes on, however much is displaced."""
-_MOST_TIMES = 3
+_MAX_DISPLACED_SHARE = 0.9
+"""The largest share of the time that is displaced: computation goes on all the same."""
+_MAX_SLOWDOWN = 3
 """What computation waits for a core beyond that is for something else."""
-_HARDLY = 0.01
-"""Of the passes: so little tells nothing."""
+_MIN_SHARE = 0.01
+"""Collectives that use a smaller share of the passes do not tell how much more they displace."""
 
 
 def used_by(manifest: Manifest | None) -> Displaced:
@@ -58,53 +58,53 @@ def used_by(manifest: Manifest | None) -> Displaced:
 
 
 def displaced_over_used(run: Run, programs: Sequence[Program]) -> float:
-    """Of recorded programs whose collectives displace what they use: how many times more they displaced."""
+    """How many times as much collectives displaced as they use; those of `programs` displace exactly that."""
     if not any(isinstance(move, Launch) and move.displaced_ns for program in programs for move in program):
         return 0.0
     took_ns = sum(map(_in_passes, programs))
     used_ns = took_ns - sum(_in_passes(without_displaced(program)) for program in programs)
-    if used_ns <= _HARDLY * took_ns:
+    if used_ns <= _MIN_SHARE * took_ns:
         return 1.0
     delayed_ns = 0
     for trace in run.traces:
         windows, counts = step_windows(trace), processor_counts(trace)
         inside = (windows[0].start_ns <= counts["start_ns"]) & (counts["end_ns"] <= windows[-1].end_ns)
         delayed_ns += int(counts.loc[inside & (counts["phase"] != ""), "delayed_ns"].sum())
-    return min(delayed_ns / used_ns, _MOST_TIMES)
+    return min(delayed_ns / used_ns, _MAX_SLOWDOWN)
 
 
 def _in_passes(program: Program) -> int:
     """Work of forward and backward passes."""
-    inside, found = False, 0
+    inside, work_ns = False, 0
     for move in program:
         if isinstance(move, Mark) and move.word in ("forward", "backward_end", "kept_end"):
             inside = move.word == "forward"
         elif isinstance(move, Work) and inside:
-            found += move.ns
-    return found
+            work_ns += move.ns
+    return work_ns
 
 
 def without_displaced(program: Program) -> Program:
     """A program with the work that its collectives displaced taken out; see [Note: meanwhile]."""
-    return _timed(program, _Link.worked)
+    return _retime_work(program, _LinkClock.computed_ns)
 
 
 def with_displaced(program: Program) -> Program:
     """A program whose work takes longer by what its collectives displace; see [Note: meanwhile]."""
-    return _timed(program, _Link.took)
+    return _retime_work(program, _LinkClock.duration_ns)
 
 
-def _timed(program: Program, times: Callable[[_Link, int], int]) -> Program:
+def _retime_work(program: Program, times: Callable[[_LinkClock, int], int]) -> Program:
     if not any(isinstance(move, Launch) and move.displaced_ns for move in program):
         return program
-    link = _Link()
+    link = _LinkClock()
     return [
-        Work(times(link, move.ns), move.paused_ns, move.idle_ns) if isinstance(move, Work) else link.met(move)
+        Work(times(link, move.ns), move.paused_ns, move.idle_ns) if isinstance(move, Work) else link.pass_move(move)
         for move in program
     ]
 
 
-class _Link:
+class _LinkClock:
     """One rank's link and clock, as its program goes on."""
 
     def __init__(self) -> None:
@@ -112,18 +112,18 @@ class _Link:
         self._busy: deque[tuple[float, float, float]] = deque()  # from, until, the displaced part of that
         self._ends: dict[Hashable, float] = {}
 
-    def met(self, move: Move) -> Move:
+    def pass_move(self, move: Move) -> Move:
         """A move that is no work."""
         if isinstance(move, Launch):
             begin = max(self._now, self._free)
             self._free = self._ends[move.key] = begin + move.transfer_ns
             if move.displaced_ns and move.transfer_ns:
-                self._busy.append((begin, self._free, min(move.displaced_ns / move.transfer_ns, _MOST)))
+                self._busy.append((begin, self._free, min(move.displaced_ns / move.transfer_ns, _MAX_DISPLACED_SHARE)))
         elif isinstance(move, Wait):
             self._now = max(self._now, self._ends.pop(move.key, 0))
         return move
 
-    def worked(self, ns: int) -> int:
+    def computed_ns(self, ns: int) -> int:
         """How much was computed in the next `ns`."""
         done, until = 0.0, self._now + ns
         while self._now < until:
@@ -133,7 +133,7 @@ class _Link:
             self._now = border
         return round(done)
 
-    def took(self, ns: int) -> int:
+    def duration_ns(self, ns: int) -> int:
         """How long it takes to compute for `ns` from now on."""
         begun, left = self._now, float(ns)
         while left > 0:

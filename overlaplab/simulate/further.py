@@ -15,7 +15,7 @@ from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 Skew: TypeAlias = Literal["recorded", "lognormal"]
 
 
-def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: int = 0) -> WideProgram:
+def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: int = 0) -> WideProgram:
     """The same moves by so many ranks, each of which does in each step what was drawn for it.
 
     `recorded`: the ranks that there are stay, and each further one works and wakes up as one of them did in one of the
@@ -26,41 +26,44 @@ def drawn(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: in
     """
     choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
     if skew == "lognormal":
-        return _fitted(program, choices, ranks, np.random.default_rng(seed))
-    recorded = [_beside(program, same) for same, _ in choices]
+        return _draw_lognormal(program, choices, ranks, np.random.default_rng(seed))
+    recorded = [_times_in_steps(program, same) for same, _ in choices]
     width = max((work.shape[1] for work, _ in recorded), default=0)
     work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
-    for (_, own), (work, wake) in zip(program.steps, recorded, strict=True):
-        work_ns[own, : work.shape[1]], wake_ns[own, : wake.shape[1]] = work, wake
+    for (_, step_slice), (work, wake) in zip(program.steps, recorded, strict=True):
+        work_ns[step_slice, : work.shape[1]], wake_ns[step_slice, : wake.shape[1]] = work, wake
     columns = np.array([chosen for _, chosen in choices], dtype=np.int64).reshape(-1, ranks)
     return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
 
 
-def _fitted(
+def _draw_lognormal(
     program: WideProgram, choices: Sequence[tuple[list[int], Times]], ranks: int, rng: np.random.Generator
 ) -> WideProgram:
-    """As `drawn` from a distribution; `choices` by `draws`. What comes before and after the steps is as recorded."""
+    """Draw ranks as `draw_ranks` does, from a distribution; `choices` by `draws`.
+
+    What comes before and after the steps is as recorded.
+    """
     work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
-    for place, ((_, own), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
-        work, wake = _beside(program, same)
-        if place == 0 or not isinstance(program.moves[own.stop - 1], End):
-            work_ns[own], wake_ns[own] = work[:, chosen], wake[:, chosen]
+    for place, ((_, step_slice), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
+        work, wake = _times_in_steps(program, same)
+        if place == 0 or not isinstance(program.moves[step_slice.stop - 1], End):
+            work_ns[step_slice], wake_ns[step_slice] = work[:, chosen], wake[:, chosen]
             continue
         usual = np.median(work, axis=1, keepdims=True)
         sums = _lognormal(work.sum(axis=0), rng, ranks)
-        work_ns[own] = np.rint(usual * sums / max(usual.sum(), 1))
-        wake_ns[own] = np.rint(np.median(wake, axis=1, keepdims=True))
+        work_ns[step_slice] = np.rint(usual * sums / max(usual.sum(), 1))
+        wake_ns[step_slice] = np.rint(np.median(wake, axis=1, keepdims=True))
     columns = each_its_own(len(program.steps), ranks)
     return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
 
 
-def _beside(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
+def _times_in_steps(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
     """How long each rank that was recorded works and wakes up in these steps with the same moves, one beside another:
     (moves of one, steps × ranks).
     """
     places = [program.steps[step][1] for step in steps]
     work, wake = (
-        np.concatenate([times[own] for own in places], axis=1) for times in (program.work_ns, program.wake_ns)
+        np.concatenate([times[place] for place in places], axis=1) for times in (program.work_ns, program.wake_ns)
     )
     return work, wake
 
@@ -91,7 +94,7 @@ def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArr
 def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]:
     """So many ranks: the first of these, and further ones, each of which does in each step what one of these did.
 
-    They play to the nanosecond as `wide.drawn` of the same programs. Raises `StuckError` where these launch different
+    They play to the nanosecond as `draw_ranks` of the same programs. Raises `StuckError` where these launch different
     collectives, or in another order.
     """
     if ranks <= len(programs):
@@ -99,7 +102,7 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
     choices = list(draws([shape for shape, _ in widen(programs).steps], len(programs), ranks))
     steps = [list(_moves_by_step(program)) for program in programs]
     launches = [[move for move in step if isinstance(move, Launch)] for step in steps[0]]
-    order = [launch for own in launches for launch in own]
+    order = [launch for step_launches in launches for launch in step_launches]
     begun = [sum(map(len, launches[:place])) for place in range(len(launches))]
     number = {launch.key: place for place, launch in enumerate(order)}
     further: list[Program] = []
@@ -108,7 +111,7 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
         for place, (same, chosen) in enumerate(choices):
             step, other = divmod(int(chosen[rank]), len(programs))
             ahead = begun[place] - begun[same[step]]
-            moves += (_moved(move, ahead, order, number) for move in steps[other][same[step]])
+            moves += (_shift_move(move, ahead, order, number) for move in steps[other][same[step]])
         further.append(moves)
     return (*programs, *further)
 
@@ -136,7 +139,7 @@ def _moves_by_step(program: Program) -> Iterator[list[Move]]:
     yield step
 
 
-def _moved(move: Move, ahead: int, order: Sequence[Launch], number: Mapping[Hashable, int]) -> Move:
+def _shift_move(move: Move, ahead: int, order: Sequence[Launch], number: Mapping[Hashable, int]) -> Move:
     """A move in a step whose collectives come so many launches later."""
     if isinstance(move, Launch):
         return replace(order[number[move.key] + ahead], host_ns=move.host_ns, displaced_ns=move.displaced_ns)

@@ -34,7 +34,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import Rule, label_list
 
 _SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
-_OF_DDP = ("all_reduce", "broadcast", "barrier", None)
+_DDP_KINDS = ("all_reduce", "broadcast", "barrier", None)
 """What a step of DDP alone launches: buckets, buffers and flags."""
 _WAITERS = ("bucket_done", "gather_wait", "scatter_done")
 
@@ -50,7 +50,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """Of one step; each with its host time, in absolute ns."""
+    """What was issued in one step; each with its host time, in absolute ns."""
 
     sent: tuple[tuple[int, Sent], ...]
     """In order of launch."""
@@ -61,7 +61,7 @@ class Issued:
     step has several backward passes that do so, or sizes are unknown."""
 
 
-def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Issued]]:
+def issued_by_step(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> Iterator[tuple[Window, Issued]]:
     """What was issued in each of these steps; steps of which the trace does not show all are left out."""
     labels, ran, ranges = engine_labels(trace), executions(trace), fsdp2_ranges(trace)
     backwards, unlabelled = ddp_backwards(trace, ran), unlabelled_backwards(trace, ran)
@@ -71,22 +71,22 @@ def issued(trace: Trace, steps: Sequence[Window], manifest: Manifest | None) -> 
     words = {label.word for label in labels}
     passes = autograd_passes(trace) if "bucket_launch" in words and "backward" not in words else ()
     for step in steps:
-        labelled = _of_labels(launched_in(labels, step), launched_in(passes, step), elements)
+        labelled = _issued_by_labels(launched_in(labels, step), launched_in(passes, step), elements)
         sending = launched_in(backwards if labelled is None else unlabelled, step)
-        only_ddp = all(launch.kind in _OF_DDP for launch in launched_in(ran.launches, step))
-        found: Issued | None = None
+        only_ddp = all(launch.kind in _DDP_KINDS for launch in launched_in(ran.launches, step))
+        issued: Issued | None = None
         if labelled is not None:
             if only_ddp or not passes:  # the engine labels all that it sends, a Recorder only one of a loop's models
-                found = _with_others(labelled, _of_ddp(sending)) if sending else labelled
+                issued = _with_others(labelled, _issued_by_ddp(sending)) if sending else labelled
         elif sending:
-            found = _of_ddp(sending) if only_ddp else None
+            issued = _issued_by_ddp(sending) if only_ddp else None
         elif ranges:
             gathered = [gather for gather in gathers if step.host_start_ns <= gather.launch.start_ns < step.host_end_ns]
-            own = launched_in(ranges, step)
+            step_ranges = launched_in(ranges, step)
             ahead = rule_of(trace) is Rule.GPU
-            found = _of_fsdp2(gathered, launched_in(scattered, step), own, size_of, host_is_ahead=ahead)
-        if found is not None:
-            yield step, found
+            issued = _issued_by_fsdp2(gathered, launched_in(scattered, step), step_ranges, size_of, host_is_ahead=ahead)
+        if issued is not None:
+            yield step, issued
 
 
 def _with_others(labelled: Issued, others: Issued) -> Issued:
@@ -101,7 +101,7 @@ def _with_others(labelled: Issued, others: Issued) -> Issued:
     )
 
 
-def _of_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
+def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
     """From one step's labels, which must be in order of time.
 
     `passes`: autograd's, of a loop that labels neither its backward passes nor its waits, since it is not the engine's:
@@ -117,23 +117,25 @@ def _of_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mappin
             sizes[label.fields["bucket"]] = label.fields["bytes"]
         size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
         if label.word in _SENDERS and size is not None:
-            launched[_of(label)] = len(sent)
+            launched[_collective_key(label)] = len(sent)
             if label.word == "bucket_launch":
-                waits += [(own.end_ns, len(sent)) for own in passes if own.start_ns <= label.start_ns <= own.end_ns]
+                waits += [(each.end_ns, len(sent)) for each in passes if each.start_ns <= label.start_ns <= each.end_ns]
             sent.append((label.start_ns, Sent(launch=label, kind=_SENDERS[label.word], bytes=int(size))))
-        elif label.word in _WAITERS and _of(label) in launched:
+        elif label.word in _WAITERS and _collective_key(label) in launched:
             at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
-            waits.append((at_ns, launched[_of(label)]))
+            waits.append((at_ns, launched[_collective_key(label)]))
     waited = {number for _, number in waits}
-    if not sent or any(own.kind == "all_reduce" and number not in waited for number, (_, own) in enumerate(sent)):
+    if not sent or any(
+        collective.kind == "all_reduce" and number not in waited for number, (_, collective) in enumerate(sent)
+    ):
         return None  # when the optimizer could begin is unknown
     backwards: list[Span] = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
-    sending = backwards or [own for own in passes if any(own.start_ns <= at <= own.end_ns for at, _ in sent)]
+    sending = backwards or [each for each in passes if any(each.start_ns <= at <= each.end_ns for at, _ in sent)]
     gradients = _labelled_gradients(labels, sending[0], elements) if len(sending) == 1 else None
     return Issued(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
 
 
-def _of(label: Label) -> tuple[str | None, ...]:
+def _collective_key(label: Label) -> tuple[str | None, ...]:
     """The fields that a launch and the wait for it share."""
     return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
 
@@ -163,15 +165,15 @@ def _labelled_gradients(
     return tuple(sorted(gradients)) or None
 
 
-def _of_ddp(backwards: Sequence[DDPBackward]) -> Issued:
+def _issued_by_ddp(backwards: Sequence[DDPBackward]) -> Issued:
     """DDP waits for all buckets at the end of the backward pass."""
     sent: list[tuple[int, Sent]] = []
     waits: list[tuple[int, int]] = []
     for backward in backwards:
         for bucket in backward.buckets:
             waits.append((backward.end_ns, len(sent)))
-            own = Sent(launch=bucket.launch, kind="all_reduce", bytes=bucket.launch.bytes)
-            sent.append((bucket.launch.start_ns, own))
+            bucket_sent = Sent(launch=bucket.launch, kind="all_reduce", bytes=bucket.launch.bytes)
+            sent.append((bucket.launch.start_ns, bucket_sent))
     gradients = _ddp_gradients(backwards[0]) if len(backwards) == 1 else None
     return Issued(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
 
@@ -188,7 +190,7 @@ def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
     return tuple(sorted(gradients)) or None
 
 
-def _of_fsdp2(
+def _issued_by_fsdp2(
     gathers: Sequence[Gather],
     scattered: Sequence[Label],
     ranges: Sequence[Label],
@@ -214,8 +216,8 @@ def _of_fsdp2(
         sent.append((earliest_ns, Sent(launch=gather.launch, kind="all_gather", bytes=size)))
     for label in scattered:
         waits += [(at_ns, len(sent)) for at_ns in due if at_ns >= label.start_ns][:1]
-        own = Sent(launch=label, kind="reduce_scatter", bytes=size_of(label.fields["unit"]))
-        sent.append((label.start_ns, own))
+        scatter_sent = Sent(launch=label, kind="reduce_scatter", bytes=size_of(label.fields["unit"]))
+        sent.append((label.start_ns, scatter_sent))
     if not sent:
         return None
     order = sorted(range(len(sent)), key=lambda number: sent[number][0])

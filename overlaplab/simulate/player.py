@@ -58,15 +58,15 @@ class Launch:
     displaced_ns: int = 0
     """How much computation it displaces; this is part of the work after it."""
     parameters: tuple[str, ...] = ()
-    """Of a bucket: whose gradients it sends."""
+    """The parameters whose gradients a bucket sends."""
     gradient_bytes: int = 0
-    """Of a bucket: the gradients alone, without what is sent beside them."""
+    """The bytes of a bucket's gradients alone, without what is sent beside them."""
     hops: str | None = None
     """By which messages it is made by hand, those of a `ring` or a `tree`; None: the library's."""
     group: tuple[int, ...] | None = None
     """The ranks that take part, where not all do; groups share the link, unless this is None."""
     lane: tuple[int, int] | None = None
-    """Of a message: sender and receiver; None for collectives, which all queue up."""
+    """The sender and receiver of a message; None for collectives, which all queue up."""
     queues: bool = True
     """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
 
@@ -116,11 +116,11 @@ class Played:
     """What came of programs; times in ns from the start of the first move."""
 
     ends_ns: tuple[tuple[int, ...], ...]
-    """Of each rank, when its steps ended."""
+    """When each rank's steps ended."""
     carried: dict[Hashable, tuple[int, int]]
     """Start and end of each collective."""
     over_ns: tuple[tuple[int, ...], ...]
-    """Of each rank, when each of its moves was over."""
+    """When each move of each rank was over."""
 
     def spans_ns(self, rank: int) -> list[int]:
         """How long each step of a rank took."""
@@ -184,14 +184,14 @@ def play(programs: Sequence[Program]) -> Played:
         if not queues[rank]:
             return False
         launch = queues[rank][0][0]
-        taken = members[launch.key]
-        heads = [queues[member][0] for member in taken if queues[member]]
-        if len(heads) < len(taken) or any(head.key != launch.key for head, _ in heads):
+        launching = members[launch.key]
+        heads = [queues[member][0] for member in launching if queues[member]]
+        if len(heads) < len(launching) or any(head.key != launch.key for head, _ in heads):
             return False
-        start = max(*(at for _, at in heads), *(free[member] for member in taken))
+        start = max(*(at for _, at in heads), *(free[member] for member in launching))
         carried[launch.key] = start, start + launch.transfer_ns
         over_at[launch.key] = start + launch.transfer_ns
-        for member in taken:
+        for member in launching:
             free[member] = start + launch.transfer_ns
             queues[member].popleft()
         return True
@@ -203,8 +203,8 @@ def play(programs: Sequence[Program]) -> Played:
         for rank in ranks:
             while carry(rank):
                 busy = True
-        if not busy and (one := sharing.carry()) is not None:  # what the others launch by then is there
-            key, carried[key] = one
+        if not busy and (shared := sharing.carry()) is not None:  # what the others launch by then is there
+            key, carried[key] = shared
             over_at[key] = carried[key][1]
             busy = True
     if any(place[rank] < len(programs[rank]) for rank in ranks):
@@ -244,7 +244,7 @@ class _Sharing:
         self._queues: dict[_Lane, dict[int, deque[tuple[Launch, int]]]] = defaultdict(lambda: defaultdict(deque))
         self._free: dict[_Lane, int] = {}
         self._ready: list[tuple[int, _Lane]] = []  # a heap of lanes, by when their first one could go
-        self._taken: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
+        self._busy: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
 
     def launch(self, program: int, launch: Launch, at_ns: int) -> None:
         """One end calls."""
@@ -261,13 +261,15 @@ class _Sharing:
         ready, lane = heappop(self._ready)
         queues = self._queues[lane]
         launch = next(queue[0][0] for queue in queues.values() if queue)
-        ways = _ways(launch)
+        ways = _link_ends(launch)
         for way in ways:
-            self._taken[way] = [own for own in self._taken[way] if own[1] > ready]
-        start = _first_room(ready, launch.transfer_ns, sorted(own for way in ways for own in self._taken[way]))
+            self._busy[way] = [busy_span for busy_span in self._busy[way] if busy_span[1] > ready]
+        start = _first_free_slot(
+            ready, launch.transfer_ns, sorted(busy_span for way in ways for busy_span in self._busy[way])
+        )
         span = start, start + launch.transfer_ns
         for way in ways:
-            self._taken[way].append(span)
+            self._busy[way].append(span)
         self._free[lane] = span[1]
         for member in self._members[launch.key]:
             queues[member].popleft()
@@ -287,16 +289,16 @@ def _lane(launch: Launch) -> _Lane:
     return ("group", launch.group or ()) if launch.lane is None else ("lane", launch.lane)
 
 
-def _ways(launch: Launch) -> list[tuple[str, int]]:
-    """Of which ranks' links it takes which way."""
+def _link_ends(launch: Launch) -> list[tuple[str, int]]:
+    """The (direction, rank) link ends that a launch occupies."""
     if launch.lane is not None:
         return [("out", launch.lane[0]), ("in", launch.lane[1])]
     return [(way, rank) for rank in launch.group or () for way in ("out", "in")]
 
 
-def _first_room(start_ns: int, ns: int, taken: Sequence[tuple[int, int]]) -> int:
-    """When so long a time begins that none of those `taken`, in order of their starts, lies in."""
-    for begin, end in taken:
+def _first_free_slot(start_ns: int, ns: int, busy: Sequence[tuple[int, int]]) -> int:
+    """The start of the first gap of `ns` from `start_ns` on between the busy times, which are in order of start."""
+    for begin, end in busy:
         if begin < start_ns + ns and start_ns < end:
             start_ns = end
     return start_ns

@@ -12,21 +12,21 @@ from overlaplab.simulate.recorded import recorded_programs
 _TYPES = {"rank": "Int64", "step": "Int64", "span_ns": "int64", "replayed_ns": "int64"}
 
 
-def replayed(run: Run) -> pd.DataFrame:
+def replay_steps(run: Run) -> pd.DataFrame:
     """One row per rank and step: `span_ns`, as recorded, and `replayed_ns` (int64), as its programs play it.
 
     `rank` and `step` are Int64. Empty where the traces do not tell what waited for what. Raises `StuckError` where
     ranks launch collectives in different orders.
     """
-    found = device_programs(run)
-    if found is None and (recorded := recorded_programs(run)) is not None:
-        found = DevicePrograms(programs=recorded.programs, steps=tuple(range(len(recorded.programs))))
-    if found is None:
+    programs = device_programs(run)
+    if programs is None and (recorded := recorded_programs(run)) is not None:
+        programs = DevicePrograms(programs=recorded.programs, steps=tuple(range(len(recorded.programs))))
+    if programs is None:
         return pd.DataFrame(columns=list(_TYPES)).astype(_TYPES)
-    played = play(found.programs)
+    played = play(programs.programs)
     rows = [
         (trace.rank, window.step, window.end_ns - window.start_ns, span_ns)
-        for trace, place in zip(run.traces, found.steps, strict=True)
+        for trace, place in zip(run.traces, programs.steps, strict=True)
         for window, span_ns in zip(step_windows(trace), played.spans_ns(place), strict=True)
     ]
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)

@@ -16,14 +16,14 @@ from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Link, traits_of
 
 UNSTEADY = 0.25
-"""Of all measured transfer time: if a line deviates by more, transfers do not take as long as their sizes say."""
+"""Transfers do not take as long as their sizes say where a line deviates by a larger share of all measured time."""
 
 
 EXTRAPOLATED = 2
 """What lies further outside than this multiple is extrapolated, as in torch inductor's profile-guided estimation."""
 
 
-def beyond(predicted: Sequence[float], recorded: Sequence[float]) -> float | None:
+def times_beyond(predicted: Sequence[float], recorded: Sequence[float]) -> float | None:
     """How many times further than all recorded values a predicted one lies, on either side; None up to `EXTRAPOLATED`
     times as far.
     """
@@ -39,10 +39,10 @@ class Transfers(Protocol):
     waits_known: bool
     """False if T may include waiting for other ranks, whose traces are absent."""
 
-    def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+    def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
         """T in ns of what this host range launched; None where unknown."""
 
-    def by_size(self, kind: str) -> Callable[[int], int] | None:
+    def times_by_size(self, kind: str) -> Callable[[int], int] | None:
         """T in ns of any number of bytes; None where unknown, or where measured times do not follow their sizes."""
 
 
@@ -52,10 +52,10 @@ def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
     return _ByLink(link, traits.hops if traits else None) if link else _Measured(run, trace)
 
 
-def takes_ns(known: Transfers, kind: str, num_bytes: int) -> int | None:
+def takes_ns(times: Transfers, kind: str, num_bytes: int) -> int | None:
     """T in ns of a kind and any number of bytes; None where unknown."""
-    by_size = known.by_size(kind)
-    return None if by_size is None else by_size(num_bytes)
+    times_by_size = times.times_by_size(kind)
+    return None if times_by_size is None else times_by_size(num_bytes)
 
 
 class _ByLink:
@@ -66,10 +66,10 @@ class _ByLink:
         self.waits_known = True
         self._link, self._hops = link, hops
 
-    def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+    def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
         return None if num_bytes is None else self._takes(kind, num_bytes)
 
-    def by_size(self, kind: str) -> Callable[[int], int] | None:
+    def times_by_size(self, kind: str) -> Callable[[int], int] | None:
         return lambda num_bytes: self._takes(kind, num_bytes)
 
     def _takes(self, kind: str, num_bytes: int) -> int:
@@ -77,14 +77,14 @@ class _ByLink:
 
 
 class _Measured:
-    """As recorded: from when the last rank had arrived and the collective before it was over, to its end."""
+    """T as recorded: from when the last rank had arrived and the collective before it was over, to its end."""
 
     def __init__(self, run: Run, trace: Trace) -> None:
-        found = arrivals(run)
-        own = found[found["trace"] == run.traces.index(trace)]
-        starts = recorded_collectives(trace)["start_ns"].to_numpy()[own["row"]]
-        known = own["moves_ns"] != UNKNOWN_NS
-        waits = (own["moves_ns"] - own["start_ns"]).where(known, UNKNOWN_NS)
+        all_arrivals = arrivals(run)
+        rank_arrivals = all_arrivals[all_arrivals["trace"] == run.traces.index(trace)]
+        starts = recorded_collectives(trace)["start_ns"].to_numpy()[rank_arrivals["row"]]
+        is_known = rank_arrivals["moves_ns"] != UNKNOWN_NS
+        waits = (rank_arrivals["moves_ns"] - rank_arrivals["start_ns"]).where(is_known, UNKNOWN_NS)
         wait_of = dict(zip(starts.tolist(), waits.tolist(), strict=True))
         self.waits_known = True
         self._executions = executions(trace)
@@ -96,25 +96,25 @@ class _Measured:
             began = max(start + max(wait, 0), free_ns)
             self._moved[start, end] = (max(end - began, 0), wait != UNKNOWN_NS)
             free_ns = end
-        self.by_size = cache(self._by_size)
+        self.times_by_size = cache(self._fit_by_size)
 
-    def of(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
-        moved = [self._moved[own.ran] for own in self._executions.launches_inside(launch) if own.ran]
+    def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+        moved = [self._moved[inner.ran] for inner in self._executions.launches_inside(launch) if inner.ran]
         if not moved:
             return None
-        self.waits_known &= all(known for _, known in moved)
+        self.waits_known &= all(is_known for _, is_known in moved)
         return sum(took for took, _ in moved)
 
-    def _by_size(self, kind: str) -> Callable[[int], int] | None:
-        known = [
+    def _fit_by_size(self, kind: str) -> Callable[[int], int] | None:
+        measured = [
             (launch.bytes, self._moved[launch.ran][0])
             for launch in self._launches
             if launch.kind == kind and launch.bytes and launch.ran
         ]
-        if not known:
+        if not measured:
             return None
-        latency_ns, ns_per_byte = fit_line([size for size, _ in known], [took for _, took in known])
-        deviation = sum(abs(latency_ns + ns_per_byte * size - took) for size, took in known)
-        if deviation > UNSTEADY * sum(took for _, took in known):
+        latency_ns, ns_per_byte = fit_line([size for size, _ in measured], [took for _, took in measured])
+        deviation = sum(abs(latency_ns + ns_per_byte * size - took) for size, took in measured)
+        if deviation > UNSTEADY * sum(took for _, took in measured):
             return None
         return lambda num_bytes: round(latency_ns + ns_per_byte * num_bytes)

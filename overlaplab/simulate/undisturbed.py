@@ -1,4 +1,4 @@
-"""Which recorded steps settings are compared by: those that nothing disturbed."""
+"""Recorded steps that settings are compared by: those that nothing disturbed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import Rule
 
 TIE = 0.01
-"""Of a step: settings that differ by no more are taken for equally fast."""
+"""Settings that differ by no larger share of a step are taken for equally fast."""
 
-_FEWEST = 4
-"""Steps: of fewer the last one counts, too, though it may be cut short."""
-_MUCH = 0.02
-"""Of a step: a host that is done with it so much later than its device is not ahead."""
+_MIN_STEPS = 4
+"""With fewer steps the last one counts, too, though it may be cut short."""
+_MAX_LAG_SHARE = 0.02
+"""A host that is done with a step later than its device, by a larger share of the step, is not ahead."""
 
 
 class _HasSpans(Protocol):
@@ -33,7 +33,7 @@ Played = TypeVar("Played", bound=_HasSpans)
 
 
 def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
-    """Of settings that were played those whose undisturbed steps are shortest, as far as that can be told."""
+    """The settings that were played whose undisturbed steps are shortest, as far as that can be told."""
     if not played:
         return []
     took_ns = [mean_step_ns(run, each.spans_ns) for each in played]
@@ -42,7 +42,7 @@ def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
 
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
-    """Which of the first trace's steps neither a busy machine nor a late link disturbed, and none of the traces has
+    """The first trace's steps that neither a busy machine nor a late link disturbed, and none of the traces has
     damaged or cut short; of a kind of steps of which none is left, all.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
@@ -58,11 +58,11 @@ def _cut_short(trace: Trace) -> int | None:
     kernel is not recorded. None where there is no such step, or too few others.
     """
     windows = step_windows(trace)
-    if rule_of(trace) is not Rule.GPU or len(windows) < _FEWEST:
+    if rule_of(trace) is not Rule.GPU or len(windows) < _MIN_STEPS:
         return None
     last = windows[-1]
     ahead_ns = activity(trace).extent[1] - last.host_end_ns
-    return last.step if -ahead_ns > _MUCH * (last.end_ns - last.start_ns) else None
+    return last.step if -ahead_ns > _MAX_LAG_SHARE * (last.end_ns - last.start_ns) else None
 
 
 def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:

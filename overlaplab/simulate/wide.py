@@ -46,11 +46,11 @@ class WideProgram:
         """How many there are."""
         return int(self.columns.shape[1])
 
-    def of_rank(self, rank: int) -> tuple[Times, Times]:
+    def times_of_rank(self, rank: int) -> tuple[Times, Times]:
         """How long a rank works before each move, and wakes up after each."""
         lengths = np.array([step.stop - step.start for _, step in self.steps], dtype=np.int64)
-        own = np.arange(len(self.moves)), np.repeat(self.columns[:, rank], lengths)
-        return self.work_ns[own], self.wake_ns[own]
+        places = np.arange(len(self.moves)), np.repeat(self.columns[:, rank], lengths)
+        return self.work_ns[places], self.wake_ns[places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,16 +74,16 @@ def widen(programs: Sequence[Program]) -> WideProgram:
     A wait of some ranks alone is in it; the others pass.
     """
     keys, ranks = zip(*map(_slots, programs), strict=True)
-    fixed = [[slot.move for slot in own.values() if not isinstance(slot.move, Wait)] for own in ranks]
-    if any(own != keys[0] for own in keys) or any(own != fixed[0] for own in fixed):
+    fixed = [[slot.move for slot in rank_slots.values() if not isinstance(slot.move, Wait)] for rank_slots in ranks]
+    if any(each != keys[0] for each in keys) or any(each != fixed[0] for each in fixed):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
-    moves = {place: slot.move for own in ranks for place, slot in own.items()}
+    moves = {place: slot.move for rank_slots in ranks for place, slot in rank_slots.items()}
     order = sorted(moves)
-    table = [[own.get(place, _PASSES) for own in ranks] for place in order]
-    made = tuple(moves[place] for place in order)
-    steps = tuple(_steps(made))
+    table = [[rank_slots.get(place, _PASSES) for rank_slots in ranks] for place in order]
+    in_order = tuple(moves[place] for place in order)
+    steps = tuple(_steps(in_order))
     return WideProgram(
-        moves=made,
+        moves=in_order,
         work_ns=np.array([[slot.work_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         wake_ns=np.array([[slot.wake_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         steps=steps,
@@ -113,7 +113,7 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     are refused unless they are waited for in that order.
     """
     keys: dict[Hashable, int] = {}
-    found: dict[_Place, _Slot] = {}
+    slots: dict[_Place, _Slot] = {}
     worked = passed = 0
     waited = -1
     alone: set[Hashable] = set()  # those that do not queue, until they are waited for
@@ -135,18 +135,18 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
                     continue
                 alone.discard(key)
                 waited = keys[key]
-                found[passed, waited] = _Slot(Wait(waited), worked, wake_ns)
+                slots[passed, waited] = _Slot(Wait(waited), worked, wake_ns)
             case Launch(key):
-                found[passed, inf] = _Slot(replace(move, key=len(keys), host_ns=0, displaced_ns=0), worked)
+                slots[passed, inf] = _Slot(replace(move, key=len(keys), host_ns=0, displaced_ns=0), worked)
                 keys[key] = len(keys)
                 passed += 1
                 if not move.queues:
                     alone.add(key)
             case End():
-                found[passed, inf] = _Slot(move, worked)
+                slots[passed, inf] = _Slot(move, worked)
                 passed += 1
         worked = 0
-    return list(keys), found
+    return list(keys), slots
 
 
 def each_its_own(steps: int, ranks: int) -> Times:
@@ -164,9 +164,9 @@ def play_wide(program: WideProgram) -> WidePlayed:
     free = 0
     for columns, (_, step) in zip(program.columns, program.steps, strict=True):
         different, alike = np.unique(alike * width + columns, return_inverse=True)
-        own = different % width
+        used_columns = different % width
         now = now[different // width]
-        works, wakes = program.work_ns[step][:, own], program.wake_ns[step][:, own]
+        works, wakes = program.work_ns[step][:, used_columns], program.wake_ns[step][:, used_columns]
         for move, work_ns, wake_ns in zip(program.moves[step], works, wakes, strict=True):
             now = now + work_ns
             match move:
@@ -190,11 +190,11 @@ def play_wide(program: WideProgram) -> WidePlayed:
     )
 
 
-def worked(program: WideProgram, result: WidePlayed, rank: int) -> Intervals:
+def working_times(program: WideProgram, result: WidePlayed, rank: int) -> Intervals:
     """When a rank worked."""
     now = 0
     starts, ends = [], []
-    works, wakes = (times.tolist() for times in program.of_rank(rank))
+    works, wakes = (times.tolist() for times in program.times_of_rank(rank))
     for move, work_ns, wake_ns in zip(program.moves, works, wakes, strict=True):
         starts.append(now)
         now += work_ns
@@ -213,7 +213,7 @@ def _number(key: Hashable) -> int:
     return key
 
 
-def retimed(program: WideProgram, takes: Callable[[Launch], int]) -> WideProgram:
+def retime_collectives(program: WideProgram, takes: Callable[[Launch], int]) -> WideProgram:
     """The same with another T of each collective, in ns."""
     moves = [replace(move, transfer_ns=takes(move)) if isinstance(move, Launch) else move for move in program.moves]
     return replace(program, moves=tuple(moves))

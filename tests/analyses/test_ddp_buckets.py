@@ -22,7 +22,7 @@ from overlaplab.evidence.purposes import purposes
 from overlaplab.findings import bucket_notes
 from overlaplab.report.documents import buckets_document
 from overlaplab.simulate import bound
-from overlaplab.simulate.issued import issued
+from overlaplab.simulate.issued import issued_by_step
 
 SAMPLE = Path(__file__).parents[2] / "traces" / "torch-ddp-gloo"
 
@@ -412,9 +412,9 @@ def test_no_cutting_is_of_the_gradients_of_two_backward_passes(tmp_path: Path) -
         run = run_of(tmp_path / name, [*events, *more])
         (backward,) = ddp_backwards(run.traces[0], executions(run.traces[0]))
         assert backward.repeated == bool(more)
-        assert [own.gradients is None for _, own in issued(run.traces[0], step_windows(run.traces[0]), None)] == [
-            bool(more)
-        ]
+        assert [
+            own.gradients is None for _, own in issued_by_step(run.traces[0], step_windows(run.traces[0]), None)
+        ] == [bool(more)]
 
 
 def test_an_all_reduce_smaller_than_its_last_gradient_is_compressed(tmp_path: Path) -> None:

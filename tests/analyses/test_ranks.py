@@ -99,7 +99,7 @@ def test_what_advises_reads_one_rank_again(
     assert CliRunner().invoke(app, [*line, str(tmp_path)]).exit_code == 0
     assert sorted(read) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
     read.clear()
-    monkeypatch.setattr(devices, "_MOST_STRETCHES", 1)
+    monkeypatch.setattr(devices, "_MAX_STRETCHES", 1)
     assert CliRunner().invoke(app, [*line, str(tmp_path)]).exit_code == 0
     assert len(read) == 1
     read.clear()

@@ -11,18 +11,18 @@ from overlaplab_engine.strategies.gradients.buckets import assign as engine_assi
 
 from overlaplab.simulate.assign import assign
 from overlaplab.simulate.edits.collectives import (
-    asynchronous,
-    earlier,
-    halved,
+    halve_bytes,
     last_pass_only,
+    launch_early,
     left_out,
-    merged,
+    merge_collectives,
     other_collectives,
-    spared,
     wait_a_step_later,
+    wait_at_step_end,
+    without_launches,
 )
-from overlaplab.simulate.edits.gathers import prefetched
-from overlaplab.simulate.edits.hosts import balanced, evened, without_host_work, without_pauses
+from overlaplab.simulate.edits.gathers import with_earlier_gathers
+from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units, unit_order
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 
@@ -61,7 +61,7 @@ def test_gathers_are_launched_one_use_earlier() -> None:
         *(gather("b", "backward"), *use("c", "backward", gathered=False)),
         *(gather("a", "backward"), *use("b", "backward"), *use("a", "backward"), End()),
     ]
-    assert prefetched(serial) == ahead
+    assert with_earlier_gathers(serial) == ahead
     assert (spans([serial]), spans([ahead])) == ([[170]], [[130]])
 
 
@@ -70,20 +70,20 @@ def test_a_gather_that_others_queue_behind_goes_first() -> None:
         *(End(), Work(30), Launch("flags", 1), Launch("features", 40)),
         *(Work(10), Launch("w", 10, role="bucket"), Work(10), Wait("w"), Wait("features"), End()),
     ]
-    moves = earlier([program])
+    moves = launch_early([program])
     assert moves is not None
     assert moves[0][:3] == [End(), Launch("features", 40), Work(30)]
     assert (spans([program]), spans(moves)) == ([[81]], [[51]])
-    assert earlier([[End(), Work(30), Launch("flags", 0), End()]]) is None
+    assert launch_early([[End(), Work(30), Launch("flags", 0), End()]]) is None
 
 
 def test_a_late_rank_works_as_long_as_the_others() -> None:
     """Their median. Where its moves differ from theirs, by whole steps: its 40 and 2 become 12 and 0."""
     ranks: list[list[Move]] = [[End(), Work(ns), Launch("a", 5), Wait("a"), Work(2), End()] for ns in (10, 40, 12)]
     assert spans(ranks) == [[47]] * 3
-    assert spans(balanced(ranks, 1)) == [[19]] * 3
+    assert spans(balance_rank(ranks, 1)) == [[19]] * 3
     ranks[1][1:1] = [Mark("gradient", "w")]
-    assert [move.ns for move in balanced(ranks, 1)[1] if isinstance(move, Work) and move.ns] == [12]
+    assert [move.ns for move in balance_rank(ranks, 1)[1] if isinstance(move, Work) and move.ns] == [12]
 
 
 def test_without_pauses() -> None:
@@ -132,25 +132,25 @@ def test_collectives_left_out() -> None:
 
 def test_collectives_merged_with_their_neighbours() -> None:
     """One of 12 bytes, and a wake-up, in place of three."""
-    changed = merged([STEP], lambda kind, size: {"all_reduce": 5 + size // 4}[kind])
+    changed = merge_collectives([STEP], lambda kind, size: {"all_reduce": 5 + size // 4}[kind])
     assert changed is not None
     assert [move for move in changed[0] if isinstance(move, Launch)] == [
         *(FLAGS, Launch("metric 2", 8, "all_reduce", 12), BUCKET)
     ]
     assert spans(changed) == [[131 - 3 * 7 + 9]]
-    longest = merged([STEP], lambda _kind, _size: None)
+    longest = merge_collectives([STEP], lambda _kind, _size: None)
     assert longest is not None
     assert spans(longest) == [[131 - 2 * 7]]
     apart = [*STEP[:9], Mark("use", "a"), *STEP[9:12], Mark("use", "b"), *STEP[12:]]
-    assert merged([apart], lambda _kind, _size: None) is None
+    assert merge_collectives([apart], lambda _kind, _size: None) is None
 
 
 def test_collectives_waited_for_when_the_step_ends() -> None:
-    changed = asynchronous([STEP])
+    changed = wait_at_step_end([STEP])
     assert changed is not None
     assert changed[0][-4:] == [*(Wait(metric.key, 1) for metric in METRICS), End()]
     assert spans(changed) == [[131 - 3 * 7]]
-    assert asynchronous([STEP[:6]]) is None
+    assert wait_at_step_end([STEP[:6]]) is None
 
 
 def test_gradients_sent_in_the_last_pass_alone() -> None:
@@ -174,20 +174,20 @@ def test_gradients_sent_in_the_last_pass_alone() -> None:
 
 
 def test_half_the_bytes() -> None:
-    changed = halved([STEP], {"all_reduce": lambda size: 2 * size // 25})
+    changed = halve_bytes([STEP], {"all_reduce": lambda size: 2 * size // 25})
     assert changed is not None
     assert [move for move in changed[0] if isinstance(move, Launch) and move.role] == [
         replace(BUCKET, transfer_ns=6, bytes=50)
     ]
-    assert halved([STEP], {}) is None
+    assert halve_bytes([STEP], {}) is None
 
 
 def test_what_is_no_longer_launched_saves_its_cost() -> None:
     """A rank that waits at once for what it launched loses the second part of the cost while it waits."""
     at_once = [Work(9), BUCKET, Work(1), Wait("w"), Work(9)]
-    assert spared(at_once, {"w"}) == [Work(9), Work(0), Work(8)]
+    assert without_launches(at_once, {"w"}) == [Work(9), Work(0), Work(8)]
     later = [Work(9), BUCKET, Work(1), Mark("use"), Wait("w"), Work(9)]
-    assert spared(later, {"w"}) == [Work(9), Work(0), Mark("use"), Work(6)]
+    assert without_launches(later, {"w"}) == [Work(9), Work(0), Mark("use"), Work(6)]
 
 
 def test_averages_after_the_update_are_waited_for_a_step_later() -> None:
@@ -243,7 +243,7 @@ def test_all_ranks_work_as_long_in_each_step_as_in_the_mean() -> None:
         [Work(5), End(), Work(100, idle_ns=40), *meet, End(), Work(300), End()],
         [Work(5), End(), Work(200), *meet, End(), Work(100), End()],
     ]
-    even = evened(programs)
+    even = even_out_work(programs)
     assert even[0] == [Work(5), End(), Work(150, idle_ns=60), *meet, End(), Work(200), End()]
     assert even[1] == [Work(5), End(), Work(150), *meet, End(), Work(200), End()]
     assert (spans(programs), spans(even)) == ([[210, 300], [210, 100]], [[160, 200]] * 2)

@@ -17,7 +17,7 @@ from overlaplab.events import step_windows
 from overlaplab.simulate.advice.remedies import gains, remedies
 from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.replayed import replayed
+from overlaplab.simulate.replayed import replay_steps
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 PLAYED = [
@@ -45,7 +45,7 @@ def test_a_replay_gives_the_recorded_steps(name: str) -> None:
 def test_a_replay_needs_no_labels_of_passes(tmp_path: Path) -> None:
     """The Recorder writes none around anybody's loop, nor when a bucket is done: torch's ranges tell."""
     run = overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
-    table = replayed(run)
+    table = replay_steps(run)
     assert len(table) == 6
     assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
     gains, labelled = (
@@ -100,10 +100,10 @@ def test_collectives_of_plain_gloo_do_not_queue(tmp_path: Path) -> None:
     recorded = recorded_programs(run)
     assert recorded is not None
     assert not any(move.queues for program in recorded.programs for move in program if isinstance(move, Launch))
-    table = replayed(run)
+    table = replay_steps(run)
     assert (table["replayed_ns"] / table["span_ns"] - 1).abs().max() < 0.01
     plain = overlaplab.load_run(unlabelled(SAMPLES / "torch-ddp-gloo", tmp_path))
-    assert len(replayed(plain)) == len(table)
+    assert len(replay_steps(plain)) == len(table)
     assert "leave_out" not in set(remedies(plain)["remedy"])
 
 
@@ -112,7 +112,7 @@ def test_a_rank_alone_is_played_as_its_collectives_took(name: str) -> None:
     """The recorded steps come of it, and no edit that needs to know how long other collectives take."""
     run = sample_run(name)
     alone = replace(run, traces=run.traces[:1])
-    table = replayed(alone)
+    table = replay_steps(alone)
     assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
     assert not {"cap", "half_the_bytes", "balance", "even_work", "larger_units"} & set(gains(alone)["remedy"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 
 
 @pytest.mark.parametrize(
@@ -14,4 +14,4 @@ from overlaplab.simulate.transfers import beyond
 def test_more_than_twice_as_far_out_is_extrapolated(
     predicted: list[float], recorded: list[float], expected: float | None
 ) -> None:
-    assert beyond(predicted, recorded) == expected
+    assert times_beyond(predicted, recorded) == expected

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import sample_run
 
-from overlaplab.simulate.further import drawn, with_further
+from overlaplab.simulate.further import draw_ranks, with_further
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.wide import PASSES, WideProgram, play_wide, retimed, widen
+from overlaplab.simulate.wide import PASSES, WideProgram, play_wide, retime_collectives, widen
 
 NAMES = ("per-param", "bucketed", "zero2", "zero3", "sweep/cap-25")
 
@@ -27,7 +27,7 @@ def narrowed(program: WideProgram) -> list[list[Move]]:
         [
             own
             for move, work_ns, wake_ns in zip(
-                program.moves, *map(np.ndarray.tolist, program.of_rank(rank)), strict=True
+                program.moves, *map(np.ndarray.tolist, program.times_of_rank(rank)), strict=True
             )
             for own in (Work(work_ns), replace(move, wake_ns=wake_ns) if isinstance(move, Wait) else move)
             if not isinstance(own, Wait) or own.wake_ns != PASSES
@@ -38,7 +38,7 @@ def narrowed(program: WideProgram) -> list[list[Move]]:
 
 def works_of(program: WideProgram) -> npt.NDArray[np.int64]:
     """How long each rank works before each move, of shape (moves, ranks)."""
-    return np.column_stack([program.of_rank(rank)[0] for rank in range(program.ranks)])
+    return np.column_stack([program.times_of_rank(rank)[0] for rank in range(program.ranks)])
 
 
 def same(programs: Sequence[Program], wide: WideProgram) -> None:
@@ -101,7 +101,7 @@ def test_recorded_runs_play_as_by_the_event_player(name: str) -> None:
 @pytest.mark.parametrize("skew", ["recorded", "lognormal"])
 def test_ranks_that_were_drawn_play_as_by_the_event_player(ranks: int, skew: str) -> None:
     for name in ("bucketed", "zero2", "zero3"):
-        program = drawn(wide_of(name), ranks, skew=skew)  # type: ignore[arg-type]
+        program = draw_ranks(wide_of(name), ranks, skew=skew)  # type: ignore[arg-type]
         same(narrowed(program), program)
 
 
@@ -114,7 +114,7 @@ TWO_STEPS: list[Move] = [
 
 def test_a_drawn_rank_does_what_one_rank_did_in_a_step_with_these_moves() -> None:
     other = [Work(move.ns + 100) if isinstance(move, Work) else move for move in TWO_STEPS]
-    work_ns = works_of(drawn(widen([TWO_STEPS, other]), 500))
+    work_ns = works_of(draw_ranks(widen([TWO_STEPS, other]), 500))
     assert [len({*row}) for row in work_ns.tolist()] == [1, 4, 4, 1, 4, 4, 1, 2]
     assert work_ns[:, :2].tolist() == widen([TWO_STEPS, other]).work_ns.tolist()  # those recorded stay
     pairs = {(10, 20), (30, 40), (110, 120), (130, 140)}  # together as they were recorded
@@ -137,7 +137,7 @@ def test_further_ranks_play_as_those_drawn(data: st.DataObject) -> None:
             if data.draw(st.booleans()):
                 program.append(Wait(max(number - waits[number % len(waits)], 0), data.draw(times)))
             program += (Work(data.draw(times)), *([End()] if last else []))
-    same(with_further(programs, 6), drawn(widen(programs), 6))
+    same(with_further(programs, 6), draw_ranks(widen(programs), 6))
 
 
 def test_a_further_rank_waits_again_only_for_what_its_step_launched() -> None:
@@ -149,13 +149,13 @@ def test_a_further_rank_waits_again_only_for_what_its_step_launched() -> None:
 
 def test_drawn_ranks_share_what_was_recorded() -> None:
     program = wide_of("bucketed")
-    few, many = (drawn(program, ranks).work_ns for ranks in (64, 10_000))
+    few, many = (draw_ranks(program, ranks).work_ns for ranks in (64, 10_000))
     assert np.array_equal(few, many)
 
 
 def test_the_seed_decides() -> None:
     program = wide_of("bucketed")
-    first, again, other = (works_of(drawn(program, 50, seed=seed)) for seed in (3, 3, 4))
+    first, again, other = (works_of(draw_ranks(program, 50, seed=seed)) for seed in (3, 3, 4))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -163,24 +163,24 @@ def test_the_seed_decides() -> None:
 def test_a_fitted_distribution_has_the_moments_of_what_was_seen_and_goes_beyond_it() -> None:
     factors = [0.9, 0.95, 1.0, 1.0, 1.05, 1.2]
     seen = [[End(), Work(round(7e8 * factor)), Launch("a", 1), Work(round(3e8 * factor)), End()] for factor in factors]
-    sums = drawn(widen(seen), 40_000, skew="lognormal").work_ns.sum(axis=0)
+    sums = draw_ranks(widen(seen), 40_000, skew="lognormal").work_ns.sum(axis=0)
     logs, expected = np.log(sums), np.log(np.array(factors) * 1e9)
     assert logs.mean() == pytest.approx(expected.mean(), abs=0.002)
     assert logs.std() == pytest.approx(expected.std(ddof=1), rel=0.02)
     assert sums.max() > 1.25e9
-    assert works_of(drawn(widen(seen), 500)).sum(axis=0).max() == pytest.approx(1.2e9)
+    assert works_of(draw_ranks(widen(seen), 500)).sum(axis=0).max() == pytest.approx(1.2e9)
 
 
 def test_how_far_apart_ranks_begin_is_not_fitted() -> None:
     """Logarithms of nothing and of 5 ms would be drawn from 0 to years."""
     step = [End(), Work(10**9), Launch("a", 1), End(), Work(7), Launch("b", 1)]
-    works = works_of(drawn(widen([step, [Work(5_000_000), *step]]), 500, skew="lognormal"))
+    works = works_of(draw_ranks(widen([step, [Work(5_000_000), *step]]), 500, skew="lognormal"))
     assert {*works[0].tolist()} == {0, 5_000_000}
     assert {*works[-1].tolist()} == {7}
 
 
 def test_other_times_of_collectives() -> None:
-    program = retimed(widen([TWO_STEPS]), lambda launch: launch.transfer_ns * 10)
+    program = retime_collectives(widen([TWO_STEPS]), lambda launch: launch.transfer_ns * 10)
     assert play_wide(program).carried_ns.tolist() == [[10, 60], [91, 141]]
     assert play_wide(program).spans_ns.tolist() == [[61], [82], [7]]
 
@@ -203,5 +203,5 @@ def test_ranks_that_do_different_things_are_refused(first: list[Move], second: l
 def test_more_ranks_wait_for_the_slowest() -> None:
     """The median step grows with the ranks, and ten thousand of them are played."""
     program = wide_of("bucketed")
-    took = [float(np.median(play_wide(drawn(program, ranks)).spans_ns)) for ranks in (2, 64, 10_000)]
+    took = [float(np.median(play_wide(draw_ranks(program, ranks)).spans_ns)) for ranks in (2, 64, 10_000)]
     assert took == sorted(took)

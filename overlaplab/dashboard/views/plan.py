@@ -18,7 +18,7 @@ from overlaplab.dashboard.widgets import error_line, lead, page_head, show_block
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.plan import plan_section, planned_training, recorded_of
 from overlaplab.simulate.predictions.planned import PlannedStep
-from overlaplab.simulate.predictions.what_if import told
+from overlaplab.simulate.predictions.what_if import message_without_path
 
 _MEMORY = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141, "192 GB": 192}  # of usual GPUs, in decimal GB
 _WIDTH = 175
@@ -90,7 +90,7 @@ def _problem(opened: Opened) -> OverlaplabError | None:
     try:
         _predict(opened, AskedPlan().plan(recorded_of(opened.run)))
     except OverlaplabError as error:
-        return OverlaplabError(told(opened.run, error))
+        return OverlaplabError(message_without_path(opened.run, error))
     return None
 
 
@@ -124,7 +124,7 @@ def _predicted(recording: _Recording, found: Plan) -> None:
         try:
             predicted = _predict(opened, found, recording.tokens, recording.price)
         except OverlaplabError as error:
-            error_line(OverlaplabError(told(opened.run, error)), _word(opened.name))
+            error_line(OverlaplabError(message_without_path(opened.run, error)), _word(opened.name))
             return
         st.text(findings.plan_predicted(*predicted, _word(opened.name)))
     show_warnings(opened)

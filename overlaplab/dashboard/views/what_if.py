@@ -27,8 +27,8 @@ from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
-from overlaplab.simulate.predictions.what_if import told
-from overlaplab.simulate.programs.buckets import recutting
+from overlaplab.simulate.predictions.what_if import message_without_path
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import edit_of
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
@@ -103,7 +103,7 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
         setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
-        option, why = (None, told(run, what)) if isinstance(what, OverlaplabError) else (what, "")
+        option, why = (None, message_without_path(run, what)) if isinstance(what, OverlaplabError) else (what, "")
         link = bool(require_device(run).members)
         for line in findings.device_folded(option, why, first=not is_of_one_size(run), link=link):
             st.text(line)
@@ -143,7 +143,7 @@ def _ask_of_unnamed(opened: Opened) -> Asked:
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
         cap = None
-        if recutting(opened.run) is not None:
+        if find_recutting(opened.run) is not None:
             cap = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), "as recorded")
         setting = Setting(bucket_cap_mb=cap, edits=_action(controls, opened))
     controls.keep()

@@ -1,1 +1,1 @@
-"""Which settings would shorten the recorded steps: caps and prefetch depths, what remedies gain."""
+"""Settings that would shorten the recorded steps, caps and prefetch depths, and what remedies gain."""

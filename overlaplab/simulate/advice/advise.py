@@ -1,4 +1,4 @@
-"""Which settings would make the recorded steps shorter, by how much, and what memory they cost.
+"""Settings that would make the recorded steps shorter, by how much, and what memory they cost.
 
 [Note: played]
 Where a run can be played (see `plain_programs`), each setting changes all ranks' programs, which are played again. The
@@ -29,11 +29,11 @@ from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.advice.devices import best_setting, device_settings
 from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
-from overlaplab.simulate.bound import sendable
+from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
 
 OPTIONS = ("first_bucket", "cap", "cap_and_first_bucket", "buckets", "prefetch")
@@ -63,7 +63,7 @@ def advise(run: Run) -> pd.DataFrame:
     T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
     be told.
     """
-    rows = [*_of_buckets(run), *_of_scattered(run), *_of_depths(run), *_of_device(run)] or list(_by_bound(run))
+    rows = [*_bucket_rows(run), *_scattered_rows(run), *_depth_rows(run), *_device_rows(run)] or list(_bound_rows(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -84,7 +84,7 @@ def fits(run: Run) -> bool:
     return search is None or search.best_cap is not None
 
 
-def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
+def _bucket_rows(run: Run) -> Iterator[dict[str, Any]]:
     """The settings of a run that all-reduces gradients; torch's DDP has no first bucket, but caps for all."""
     search = bucket_search(run)
     if search is None or search.best_cap is None:
@@ -101,19 +101,19 @@ def _of_buckets(run: Run) -> Iterator[dict[str, Any]]:
         options.append(("cap_and_first_bucket", search.first_caps(others), search.best_first_cap(others)))
     options.append(("buckets", search.lists, search.best_list))
     for option, tried, best in options:
-        for own in search.played(tried):
-            caps: dict[str, Any] = {"caps_mb": own.caps_mb, "least_ns": round(search.least_ns)}
+        for played in search.play_candidates(tried):
+            caps: dict[str, Any] = {"caps_mb": played.caps_mb, "least_ns": round(search.least_ns)}
             if option in ("cap", "cap_and_first_bucket"):
-                caps["bucket_cap_mb"] = own.caps_mb[-1]
+                caps["bucket_cap_mb"] = played.caps_mb[-1]
             if option in ("first_bucket", "cap_and_first_bucket"):
-                caps["first_bucket_mb"] = own.caps_mb[0]
-            held = tuple(sum(search.cut.sizes[name] for name in names) for names in own.buckets)
+                caps["first_bucket_mb"] = played.caps_mb[0]
+            held = tuple(sum(search.cut.sizes[name] for name in names) for names in played.buckets)
             size: dict[str, Any] = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
-            is_best = best is not None and own.caps_mb == best.caps_mb
-            yield {"option": option, "best": is_best} | caps | size | _gain(run, own.spans_ns)
+            is_best = best is not None and played.caps_mb == best.caps_mb
+            yield {"option": option, "best": is_best} | caps | size | _gain(run, played.spans_ns)
 
 
-def _of_scattered(run: Run) -> Iterator[dict[str, Any]]:
+def _scattered_rows(run: Run) -> Iterator[dict[str, Any]]:
     """The caps of a run that reduce-scatters gradients; a first bucket keeps its own."""
     best = best_scattered_cap(run)
     for each in scattered_caps(run):
@@ -122,16 +122,16 @@ def _of_scattered(run: Run) -> Iterator[dict[str, Any]]:
         yield {"option": "cap", "best": each is best} | caps | size | _gain(run, each.spans_ns)
 
 
-def _of_depths(run: Run) -> Iterator[dict[str, Any]]:
+def _depth_rows(run: Run) -> Iterator[dict[str, Any]]:
     best = best_depth(run)
-    for own in depths_played(run):
+    for depth in depths_played(run):
         assert run.manifest is not None
-        further = own.prefetch - (run.manifest.prefetch or 0)
-        row: dict[str, Any] = {"prefetch": own.prefetch, "memory_bytes": prefetched_bytes(run.manifest, further)}
-        yield {"option": "prefetch", "best": own is best} | row | _gain(run, own.spans_ns)
+        further = depth.prefetch - (run.manifest.prefetch or 0)
+        row: dict[str, Any] = {"prefetch": depth.prefetch, "memory_bytes": prefetched_bytes(run.manifest, further)}
+        yield {"option": "prefetch", "best": depth is best} | row | _gain(run, depth.spans_ns)
 
 
-def _of_device(run: Run) -> Iterator[dict[str, Any]]:
+def _device_rows(run: Run) -> Iterator[dict[str, Any]]:
     """The settings of a run on GPUs."""
     played = device_settings(run)
     best = best_setting(run, played)
@@ -159,31 +159,33 @@ def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _by_bound(run: Run) -> Iterator[dict[str, Any]]:
+def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
     """Every cap and the best buckets of all, of the step that speaks for the run; see [Note: by the bound]."""
     if missing_ranks(run):  # T may include waiting for them
         return
     table = summary(run)
     window = worst_step(table) if len(table) else None
-    found = None if window is None else sendable(run, window)
-    if window is None or found is None:
+    gradients = None if window is None else sendable_gradients(run, window)
+    if window is None or gradients is None:
         return
-    order = range(len(found.bytes))
+    order = range(len(gradients.bytes))
     rows = []
-    for own in cap_ranges(order, dict(enumerate(found.bytes))):
-        held = tuple(sum(found.bytes[place] for place in bucket) for bucket in own.buckets)
-        if beyond(held, found.sent) is None:
-            ends = last_end(found.ready_ns, found.bytes, [len(bucket) for bucket in own.buckets], found.takes)
-            caps = {"bucket_cap_mb": own.cap_mb, "caps_mb": (own.cap_mb,)}
-            rows.append(_bound_row(window, "cap", held, ends - found.ready_ns[-1]) | caps)
+    for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
+        held = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
+        if times_beyond(held, gradients.sent) is None:
+            ends = last_end(
+                gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in cap_range.buckets], gradients.takes
+            )
+            caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
+            rows.append(_bound_row(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)
     tied = [row for row in rows if row["gain_ns"] >= longest - TIE * int(window["span_ns"])]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
     yield from (row | {"best": row is best} for row in rows)
-    counts = best_cutting(found.ready_ns, found.bytes, found.takes)[1]
+    counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]
     ends = np.cumsum(counts).tolist()
-    cut = [found.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    late_ns = last_end(found.ready_ns, found.bytes, counts, found.takes) - found.ready_ns[-1]
+    cut = [gradients.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    late_ns = last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) - gradients.ready_ns[-1]
     best_row = _bound_row(window, "buckets", tuple(map(sum, cut)), late_ns)
     yield best_row | {"caps_mb": tuple(closing_caps(cut)), "best": True}
 

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import traits_of
-from overlaplab.simulate.edits.gathers import prefetched
+from overlaplab.simulate.edits.gathers import with_earlier_gathers
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 
-_MOST = 4
+_MAX_FURTHER_UNITS = 4
 """Units further ahead than recorded: each is held in full, so few have the memory for more."""
 
 
@@ -26,7 +26,7 @@ class DepthPlayed:
     prefetch: int
     programs: Sequence[Program]
     spans_ns: npt.NDArray[np.int64]
-    """Of shape (ranks, steps)."""
+    """How long the steps take, of shape (ranks, steps)."""
 
 
 @once_per_run
@@ -37,19 +37,19 @@ def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
         return ()
     if run.manifest is None or run.manifest.prefetch is None:
         return ()
-    found: list[DepthPlayed] = []
+    played: list[DepthPlayed] = []
     programs: Sequence[Program] = recorded.programs
-    for depth in range(run.manifest.prefetch + 1, run.manifest.prefetch + 1 + _MOST):
-        deeper = [prefetched(program) for program in programs]
-        if all(list(own) == list(before) for own, before in zip(deeper, programs, strict=True)):
+    for depth in range(run.manifest.prefetch + 1, run.manifest.prefetch + 1 + _MAX_FURTHER_UNITS):
+        deeper = [with_earlier_gathers(program) for program in programs]
+        if all(list(moves) == list(before) for moves, before in zip(deeper, programs, strict=True)):
             break
         try:
             spans = play(deeper).all_spans_ns()
         except StuckError:
             break
-        found.append(DepthPlayed(prefetch=depth, programs=deeper, spans_ns=spans))
+        played.append(DepthPlayed(prefetch=depth, programs=deeper, spans_ns=spans))
         programs = deeper
-    return tuple(found)
+    return tuple(played)
 
 
 def best_depth(run: Run) -> DepthPlayed | None:

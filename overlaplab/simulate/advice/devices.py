@@ -21,7 +21,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
-from overlaplab.simulate.bound import sendable
+from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
@@ -34,14 +34,14 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import as_good_as_the_best, mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
-_MOST_CAPS = 5
-"""Of DDP that are played."""
-_MOST_STRETCHES = 20_000
-"""Of computation, of all ranks: a play takes some 0.2 s then, and a setting up to twenty, where kernels slow each other
-down. To play more would also read the traces of all ranks again."""
+_MAX_CAPS = 5
+"""Caps of DDP that are played."""
+_MAX_STRETCHES = 20_000
+"""Stretches of computation of all ranks: a play takes some 0.2 s then, and a setting up to twenty, where kernels slow
+each other down. To play more would also read the traces of all ranks again."""
 
-_MOST_WITH_CAPS = 4_000
-"""Of computation, where caps are played for the first screen, too: some seconds."""
+_MAX_STRETCHES_WITH_CAPS = 4_000
+"""Stretches of computation where caps are played for the first screen, too: some seconds."""
 
 Times = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ class SettingPlayed:
     sizes: tuple[int, ...]
     """The bytes of its buckets; none of a prefetch."""
     spans_ns: Times
-    """Of shape (ranks, steps)."""
+    """How long the steps take, of shape (ranks, steps)."""
     half_ns: int
     """By how much a recorded gain may differ."""
 
@@ -75,7 +75,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     else:
         settings = [
             (Setting(bucket_cap_mb=cap.cap_mb), tuple(sum(sizes[place] for place in names) for names in cap.buckets))
-            for cap in _favoured(run, sizes)
+            for cap in _favoured_caps(run, sizes)
         ]
     played: list[SettingPlayed] = []
     for setting, held in settings:
@@ -103,7 +103,7 @@ def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | N
     return min(good, key=lambda each: (len(each.sizes), each.setting.prefetch or 0), default=None)
 
 
-def _favoured(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
+def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
     """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first;
     DDP's default alone where T of other sizes is not known.
     """
@@ -112,12 +112,15 @@ def _favoured(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
     ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
     window = worst_step(summary(run))
-    known = sendable(run, window)
-    if known is None or len(known.bytes) != len(sizes):
-        return ranges[:: max(len(ranges) // _MOST_CAPS, 1)][:_MOST_CAPS]
-    ends = [last_end(known.ready_ns, known.bytes, [len(own) for own in each.buckets], known.takes) for each in ranges]
+    gradients = sendable_gradients(run, window)
+    if gradients is None or len(gradients.bytes) != len(sizes):
+        return ranges[:: max(len(ranges) // _MAX_CAPS, 1)][:_MAX_CAPS]
+    ends = [
+        last_end(gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in each.buckets], gradients.takes)
+        for each in ranges
+    ]
     order = sorted(range(len(ranges)), key=lambda place: (ends[place], len(ranges[place].buckets)))
-    return [ranges[place] for place in sorted(order[:_MOST_CAPS])]
+    return [ranges[place] for place in sorted(order[:_MAX_CAPS])]
 
 
 def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
@@ -127,10 +130,10 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
         return
     for name, about, edit in edit_remedies(run, host_works(programs.programs), on_devices=True):
         with suppress(OverlaplabError):  # it does not apply
-            found = predict_device(run, Setting(edits=(edit,)))
+            prediction = predict_device(run, Setting(edits=(edit,)))
             waits = {"what": longest_wait(run)} if name == "device_waits" else {}
-            yield name, about | waits, found.recorded_ns, found.predicted_ns
-    if _stretches(run) > _MOST_WITH_CAPS or not _sends_buckets(run):
+            yield name, about | waits, prediction.recorded_ns, prediction.predicted_ns
+    if _stretches(run) > _MAX_STRETCHES_WITH_CAPS or not _sends_buckets(run):
         return
     if (best := best_setting(run, device_settings(run))) is not None:
         before = predict_device(run, Setting()).recorded_ns
@@ -162,7 +165,7 @@ def _programs(run: Run) -> DevicePrograms | None:
     """None where they cannot be played, or would take too long."""
     if not run.traces or any(rule_of(trace) is not Rule.GPU for trace in run.traces):
         return None
-    if _stretches(run) > _MOST_STRETCHES:
+    if _stretches(run) > _MAX_STRETCHES:
         return None
     try:
         return require_device(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlaplab.events import Run, once_per_run
 from overlaplab.simulate.player import StuckError
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
-from overlaplab.simulate.replayed import replayed
+from overlaplab.simulate.replayed import replay_steps
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
 
@@ -13,7 +13,7 @@ from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 def gains_miss_ns(run: Run) -> int | None:
     """Half of the 95 % interval of a gain that was played, see `gain_half_ns`; None where nothing can be played."""
     try:
-        table = replayed(run)
+        table = replay_steps(run)
     except StuckError:
         return None
     if table.empty:

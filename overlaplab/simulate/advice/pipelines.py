@@ -42,7 +42,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     for remedy, setting, changed in _rows(recorded):
         after, first = step_ns(changed), changed[0]
         orders = order(first.schedule, len(first.took_ns), first.microbatches)
-        most = max(max(held_counts(own)) for own in orders)
+        most = max(max(held_counts(rank_order)) for rank_order in orders)
         rows.append((remedy, setting, _bubble(changed, after), most, after, before, before - after))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)
@@ -64,11 +64,13 @@ def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, 
 def _bubble(shapes: tuple[Shape, ...], whole_ns: int) -> float:
     """Without an action, of the step less what is done around the actions."""
     busy = fmean(
-        shape.microbatches * sum(ns for kind, ns in own.items() if kind != UPDATE)
+        shape.microbatches * sum(ns for kind, ns in took.items() if kind != UPDATE)
         for shape in shapes
-        for own in shape.took_ns
+        for took in shape.took_ns
     )
     around = fmean(
-        sum(own) + took[UPDATE] for shape in shapes for own, took in zip(shape.around_ns, shape.took_ns, strict=True)
+        sum(edges) + took[UPDATE]
+        for shape in shapes
+        for edges, took in zip(shape.around_ns, shape.took_ns, strict=True)
     )
     return 1 - busy / max(whole_ns - around, 1)

@@ -67,10 +67,10 @@ _GAINS = {
 }
 _INTO_THE_NEXT = ("background",)
 """Remedies that move time from a step into the next one: of these all steps together tell the gain."""
-_MUCH = 0.02
-"""Of a step's work: what the host does for less long between the passes is no remedy of its own."""
-_MOST = 0.5
-"""Of all gradients' bytes: where one has more, doing without it is tried."""
+_MIN_HOST_WORK_SHARE = 0.02
+"""What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
+_MIN_LARGEST_SHARE = 0.5
+"""Where one gradient has a larger share of all gradients' bytes, doing without it is tried."""
 
 
 def remedies(run: Run) -> pd.DataFrame:
@@ -82,7 +82,7 @@ def remedies(run: Run) -> pd.DataFrame:
     rows where the run cannot be played, see `plain_programs`, nor of remedies that change nothing.
     """
     rows: list[dict[str, Any]] = []
-    for name, about, before, after in _every(run):
+    for name, about, before, after in _played_remedies(run):
         for trace, *spans in zip(run.traces, before.tolist(), after.tolist(), strict=True):
             for window, took, takes in zip(step_windows(trace), *spans, strict=True):
                 row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": np.nan, "what": None}
@@ -101,31 +101,36 @@ def gains(run: Run) -> pd.DataFrame:
     (how long it would take; both int64), `half_ns` (Int64: by how much a recorded gain may differ with 95 % certainty).
     """
     rows: list[dict[str, Any]] = []
-    for name, about, _, after in _every(run):
+    for name, about, _, after in _played_remedies(run):
         both = recorded_spans_ns(run), after
         took, takes = (float(spans.mean()) if name in _INTO_THE_NEXT else mean_step_ns(run, spans) for spans in both)
         row = {"remedy": name, "setting": np.nan, "what": None, "half_ns": gains_miss_ns(run)} | about
         rows.append(row | {"gain_ns": round(took - takes), "step_ns": round(takes)})
     for each in pipeline_remedies(run).to_dict("records"):
-        own: dict[str, Any] = {"remedy": each["remedy"], "setting": np.nan, "what": each["setting"], "half_ns": None}
-        rows.append(own | {"gain_ns": each["gain_ns"], "step_ns": each["step_ns"]})
+        pipeline_row: dict[str, Any] = {
+            "remedy": each["remedy"],
+            "setting": np.nan,
+            "what": each["setting"],
+            "half_ns": None,
+        }
+        rows.append(pipeline_row | {"gain_ns": each["gain_ns"], "step_ns": each["step_ns"]})
     return pd.DataFrame(rows, columns=list(_GAINS)).astype(_GAINS)
 
 
 @once_per_run
-def _every(run: Run) -> list[tuple[str, dict[str, Any], Times, Times]]:
+def _played_remedies(run: Run) -> list[tuple[str, dict[str, Any], Times, Times]]:
     """Each remedy that was played: its name, its `setting` or `what`, the steps before and after, (ranks, steps)."""
-    return [*_played(run), *device_remedies(run)]
+    return [*_cpu_remedies(run), *device_remedies(run)]
 
 
-def _played(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
-    """Of a run on CPUs: each remedy's name, its `setting` or `what`, and the steps before and after, (ranks, steps)."""
+def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
+    """Each remedy of a run on CPUs: its name, its `setting` or `what`, the steps before and after, (ranks, steps)."""
     recorded = plain_programs(run)
     if recorded is None:
         return
     with suppress(StuckError):  # collectives of several groups, for instance
         before = play(recorded.programs).all_spans_ns()
-        for name, about, programs in _changed(run, recorded):
+        for name, about, programs in _changed_programs(run, recorded):
             with suppress(StuckError):
                 yield name, about, before, play(programs).all_spans_ns()
         if (units := best_units(run)) is not None:
@@ -136,10 +141,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
 
 
-def _changed(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
+def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
     """Each remedy's name, its `setting` or `what`, and its programs."""
     programs, link = recorded.programs, run.manifest.link if run.manifest else None
-    least_ns = _MUCH * (np.diff(play(programs).ends_ns[0])).sum()
+    least_ns = _MIN_HOST_WORK_SHARE * (np.diff(play(programs).ends_ns[0])).sum()
     works = [name for name, ns in host_works(programs).items() if ns > least_ns]
     for remedy, about, edit in edit_remedies(run, works, on_devices=False):
         with suppress(OverlaplabError):  # it does not apply
@@ -166,6 +171,6 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
     if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
         yield "first_bucket", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
     largest = max(cut.sizes, key=lambda name: cut.sizes[name])
-    if cut.buckets is not None and cut.sizes[largest] > _MOST * sum(cut.sizes.values()):
+    if cut.buckets is not None and cut.sizes[largest] > _MIN_LARGEST_SHARE * sum(cut.sizes.values()):
         left = [[name for name in names if name != largest] for names in cut.buckets]
         yield "one_gradient_less", {"what": largest}, cut.programs([names for names in left if names])

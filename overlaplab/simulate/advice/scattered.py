@@ -16,12 +16,12 @@ from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Launch, Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.options import options_of
+from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 
-_MOST = 8
+_MAX_CAPS = 8
 """Caps that are tried: programs of zero1 and zero2 are made anew for each."""
 
 
@@ -59,7 +59,7 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
         with suppress(OverlaplabError, StuckError):
             programs = programs_of(run, setting)
             spans = play(programs).all_spans_ns()
-            caps = options_of(run, manifest, setting).caps
+            caps = strategy_options(run, manifest, setting).caps
             buckets_then = assign(order, sizes, caps)
             bucket_sizes = tuple(sum(sizes[name] for name in names) for names in buckets_then)
             played.append(
@@ -75,16 +75,16 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
 
 
 def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:
-    """At most `_MOST`, smallest and largest cap among them, evenly by the logarithm of their number of buckets."""
-    if len(ranges) <= _MOST:
+    """At most `_MAX_CAPS`, smallest and largest cap among them, evenly by the logarithm of their number of buckets."""
+    if len(ranges) <= _MAX_CAPS:
         return list(ranges)
     counts = np.log([len(each.buckets) for each in ranges])
-    wanted = np.linspace(counts[0], counts[-1], _MOST)
+    wanted = np.linspace(counts[0], counts[-1], _MAX_CAPS)
     places = {int(np.abs(counts - count).argmin()) for count in wanted}
     return [ranges[place] for place in sorted(places)]
 
 
 def best_scattered_cap(run: Run) -> CapPlayed | None:
-    """Of the caps whose steps are shortest, as far as that can be told, the one with the fewest buckets."""
+    """The cap with the fewest buckets of those whose steps are shortest, as far as that can be told."""
     good = as_good_as_the_best(run, scattered_caps(run))
     return min(good, key=lambda each: len(each.bucket_sizes), default=None)

@@ -29,7 +29,7 @@ class UnitsPlayed:
 
     together: int
     spans_ns: npt.NDArray[np.int64]
-    """Of shape (ranks, steps)."""
+    """How long the steps take, of shape (ranks, steps)."""
     half_ns: int | None
     """By how much a recorded gain may differ."""
 
@@ -63,7 +63,7 @@ def best_units(run: Run) -> UnitsPlayed | None:
 
 
 def _or_nothing(takes: Takes) -> Takes:
-    """As these, but where T is unknown more bytes take no longer."""
+    """The same T, but where it is unknown more bytes take no longer."""
     return lambda kind, num_bytes: 0 if takes(kind, num_bytes) is None else takes(kind, num_bytes)
 
 

@@ -27,14 +27,14 @@ def best_cutting(
     sums = np.concatenate(([0], np.cumsum(np.asarray(num_bytes, np.int64))))
     times: dict[int, int] = {}
 
-    def took(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def times_ns(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.array([times.get(size) or times.setdefault(size, transfer_ns(size)) for size in sizes.tolist()])
 
     ends, counts, cut = ([0] * (len(num_bytes) + 1) for _ in range(3))
     ready = 0
     for last in range(1, len(num_bytes) + 1):
         ready = max(ready, ready_ns[last - 1])
-        ended = np.maximum(np.array(ends[:last]), ready) + took(sums[last] - sums[:last])
+        ended = np.maximum(np.array(ends[:last]), ready) + times_ns(sums[last] - sums[:last])
         best = np.lexsort((counts[:last], ended))[0]
         ends[last], counts[last], cut[last] = int(ended[best]), counts[best] + 1, int(best)
     held: list[int] = []
@@ -59,10 +59,10 @@ def transfer_table(num_bytes: Sequence[int], transfer_ns: Callable[[int], int]) 
     """T in ns of the gradients from `first` up to `last` in one bucket, at `[first, last]`; elsewhere very long."""
     number = len(num_bytes)
     sums = np.concatenate(([0], np.cumsum(np.asarray(num_bytes, np.int64))))
-    took = np.full((number + 1, number + 1), np.iinfo(np.int64).max // 4)
+    times_ns = np.full((number + 1, number + 1), np.iinfo(np.int64).max // 4)
     for last in range(1, number + 1):
-        took[:last, last] = [transfer_ns(int(size)) for size in sums[last] - sums[:last]]
-    return took
+        times_ns[:last, last] = [transfer_ns(int(size)) for size in sums[last] - sums[:last]]
+    return times_ns
 
 
 def best_cuttings(

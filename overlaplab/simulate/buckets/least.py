@@ -61,7 +61,7 @@ class Least:
             first = end
         spans: Times = self.spans_ns.mean(axis=0)
         for each, end_ns in zip(self.passes, free_ns.tolist(), strict=True):
-            resumed = _resumed(each.ended_ns, len(buckets), end_ns, self.cut)
+            resumed = _resume_ns(each.ended_ns, len(buckets), end_ns, self.cut)
             spans[each.step] += (resumed - each.resumed_ns).mean()
         return spans
 
@@ -70,7 +70,7 @@ class Least:
         return best_cuttings((ready_ns - self.cut.host_ns).tolist(), self.took_ns, 2 * self.cut.host_ns)
 
 
-def least_of(cut: Recutting) -> Least | None:
+def least_steps(cut: Recutting) -> Least | None:
     """None where ranks have different numbers of backward passes."""
     parts = [_parts(recut(program, (), host_ns=0, wake_ns=0)) for program in cut.alone]
     if len({len(each) for each in parts}) > 1:
@@ -78,12 +78,14 @@ def least_of(cut: Recutting) -> Least | None:
     took_ns = transfer_table([cut.sent[name] for name in cut.order], cut.takes)
     at_ns = np.zeros(len(parts), dtype=np.int64)
     ends: list[list[int]] = [[] for _ in parts]
-    known = Least(cut=cut, took_ns=took_ns, passes=(), spans_ns=at_ns)
+    least = Least(cut=cut, took_ns=took_ns, passes=(), spans_ns=at_ns)
     passes: list[BackwardPass] = []
     steps = sum(isinstance(move, End) for move in cut.alone[0]) - 1
     for part in zip(*parts, strict=True):
         begun = int(at_ns.min())
-        moves = [[Work(int(at) - begun), *closed] for at, closed in zip(at_ns, _closed(part), strict=True)]
+        moves = [
+            [Work(int(at) - begun), *closed] for at, closed in zip(at_ns, _without_open_collectives(part), strict=True)
+        ]
         try:
             played = play(moves)
         except StuckError:
@@ -94,7 +96,7 @@ def least_of(cut: Recutting) -> Least | None:
         last = moves[0][-1]
         if isinstance(last, Mark) and last.word == "backward_end" and len(ends[0]) <= steps:
             ready = begun + _ready_ns(cut, moves, played)
-            at_ns, ended = _earliest_ns(known, ready, at_ns), at_ns
+            at_ns, ended = _earliest_ns(least, ready, at_ns), at_ns
             step = len(ends[0]) - 1
             passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
     times = np.array(ends, dtype=np.int64)
@@ -112,7 +114,7 @@ def _parts(program: Program) -> list[list[Move]]:
     return parts
 
 
-def _closed(parts: Sequence[Sequence[Move]]) -> list[list[Move]]:
+def _without_open_collectives(parts: Sequence[Sequence[Move]]) -> list[list[Move]]:
     """The ranks' moves without those collectives that do not begin and end within them on all ranks."""
     launched = [{move.key for move in part if isinstance(move, Launch)} for part in parts]
     inside: set[Hashable] = set.intersection(*launched)
@@ -130,26 +132,26 @@ def _ready_ns(cut: Recutting, moves: Sequence[Program], played: Played) -> Times
     return ready
 
 
-def _earliest_ns(known: Least, ready_ns: Times, ended_ns: Times) -> Times:
+def _earliest_ns(least: Least, ready_ns: Times, ended_ns: Times) -> Times:
     """When each rank goes on at the earliest after a backward pass."""
-    cut, begun = known.cut, int(ready_ns.min())
+    cut, begun = least.cut, int(ready_ns.min())
     ready, ended = ready_ns - begun, ended_ns - begun
     sent = [cut.sent[name] for name in cut.order]
     if not cut.host_ns:
-        return np.asarray(begun + _resumed(ended, 0, best_cutting(ready.tolist(), sent, cut.takes)[0], cut))
+        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes)[0], cut))
     earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
     number = 0
-    for number, cutting in enumerate(known.cuttings(ready), start=1):
-        earliest = np.minimum(earliest, _resumed(ended, number, cutting.end_ns, cut))
+    for number, cutting in enumerate(least.cuttings(ready), start=1):
+        earliest = np.minimum(earliest, _resume_ns(ended, number, cutting.end_ns, cut))
         if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
             return np.asarray(begun + earliest)
     if number < len(sent):  # into still more
         end_ns = best_cutting(ready.tolist(), sent, cut.takes)[0]
-        earliest = np.minimum(earliest, _resumed(ended, number + 1, end_ns, cut))
+        earliest = np.minimum(earliest, _resume_ns(ended, number + 1, end_ns, cut))
     return np.asarray(begun + earliest)
 
 
-def _resumed(ended_ns: Times, launches: int, end_ns: int, cut: Recutting) -> Times:
+def _resume_ns(ended_ns: Times, launches: int, end_ns: int, cut: Recutting) -> Times:
     """When each rank goes on after so many launches in its backward pass, of which the last bucket ends at `end_ns`."""
     alone = ended_ns + 2 * launches * cut.host_ns
     resumed: Times = np.maximum(alone, end_ns)  # not every rank needs to wake up

@@ -1,4 +1,4 @@
-"""Which buckets would make a recorded run's steps shortest, played.
+"""Buckets that would make a recorded run's steps shortest, played.
 
 [Note: best found]
 Tried are the recorded buckets, those that hold gradients in their order of arrival, all caps, and for some backward
@@ -22,21 +22,21 @@ from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
-from overlaplab.simulate.buckets.least import Least, least_of
+from overlaplab.simulate.buckets.least import Least, least_steps
 from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play
-from overlaplab.simulate.programs.buckets import Recutting, recutting, takes_behind
-from overlaplab.simulate.programs.times import behind
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, takes_behind
+from overlaplab.simulate.programs.times import retime_program
 from overlaplab.simulate.undisturbed import TIE, step_weights
 
 Times = npt.NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
 _PASSES = 3
 """Backward passes whose best buckets are tried on all steps."""
-_ROUGH = TIE
-"""Of a step: by so much less than the least that `Least.spans_with_ns` tells a step was seen to take, where ranks had
+_LEAST_ERROR_SHARE = TIE
+"""A step was seen to take less than the least that `Least.spans_with_ns` tells by this share of it, where ranks had
 waited for each other anyway."""
-_MOST_MOVES = 3_000_000
+_MAX_MOVES = 3_000_000
 """So many moves are played in about 3 s. Where all caps need more, only those are played whose steps could be least."""
 
 
@@ -64,13 +64,13 @@ class Candidate:
 
 
 def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
-    """Of a run, or of the run behind another link; None where its gradients cannot be sent in other buckets."""
+    """The search of a run, perhaps behind another link; None where its gradients cannot be sent in other buckets."""
     recorded = run.manifest.link if run.manifest else None
     searches, link = _searches(run), link or recorded
     if link not in searches:
-        cut = recutting(run)
+        cut = find_recutting(run)
         if cut is not None and link is not None and link != recorded:
-            programs = tuple(behind(program, recorded, link) for program in cut.recorded.programs)
+            programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
             cut = replace(
                 cut,
                 recorded=replace(cut.recorded, programs=programs),
@@ -78,7 +78,7 @@ def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
                 takes=takes_behind(run, cut.recorded, link),
                 measured=None,
             )
-        least = None if cut is None else least_of(cut)
+        least = None if cut is None else least_steps(cut)
         searches[link] = None if least is None else BucketSearch(least, step_weights(run))
     return searches[link]
 
@@ -123,13 +123,17 @@ class BucketSearch:
     @cached_property
     def best_list(self) -> BucketsPlayed | None:
         """The best of `lists`."""
-        return self._shortest(self.lists)
+        return self._play_shortest(self.lists)
 
     @cached_property
     def best_found(self) -> BucketsPlayed | None:
         """The shortest of all caps, of lists and of the recorded buckets: see [Note: best found]."""
-        others = [each for each in (self.cut.buckets, self.cut.by_arrival()) if each]
-        played = (self.best_list, self._shortest(self.caps), self._shortest(self._candidates(map(self._list, others))))
+        others = [each for each in (self.cut.buckets, self.cut.cut_by_arrival()) if each]
+        played = (
+            self.best_list,
+            self._play_shortest(self.caps),
+            self._play_shortest(self._candidates(map(self._list, others))),
+        )
         return min((each for each in played if each is not None), key=lambda each: each.mean_ns, default=None)
 
     def best_rows(self) -> Iterator[dict[str, int]]:
@@ -213,16 +217,16 @@ class BucketSearch:
             tried.append(((first_mb, cap_mb), cut.cut(int(first_mb * MIB), cap)))
         return self._candidates(tried)
 
-    def played(self, tried: Sequence[Candidate]) -> list[BucketsPlayed]:
+    def play_candidates(self, tried: Sequence[Candidate]) -> list[BucketsPlayed]:
         """All of these that can be played; of very many those whose steps could be least."""
-        most = max(_MOST_MOVES // sum(map(len, self.cut.recorded.programs)), 1)
+        most = max(_MAX_MOVES // sum(map(len, self.cut.recorded.programs)), 1)
         if len(tried) > most:
             chosen = sorted(range(len(tried)), key=lambda place: tried[place].least_ns)[:most]
             tried = [tried[place] for place in sorted(chosen)]
         return [played for each in tried if (played := self._play(each)) is not None]
 
     def _best(self, tried: Sequence[Candidate]) -> BucketsPlayed | None:
-        shortest = self._shortest(tried)
+        shortest = self._play_shortest(tried)
         if shortest is None:
             return None
         most_ns = shortest.mean_ns * (1 + TIE)
@@ -231,7 +235,7 @@ class BucketSearch:
                 return played
         return shortest
 
-    def _shortest(self, tried: Sequence[Candidate]) -> BucketsPlayed | None:
+    def _play_shortest(self, tried: Sequence[Candidate]) -> BucketsPlayed | None:
         """The one whose steps are shortest."""
         shortest: BucketsPlayed | None = None
         for each in sorted(tried, key=lambda each: each.least_ns):
@@ -285,4 +289,4 @@ class BucketSearch:
             return self._mean_ns(self.cut.spans_ns(buckets))
         if tuple(chain.from_iterable(buckets)) != self.cut.order:
             return 0.0  # the least is that of cuttings in one order
-        return float(np.average(self.least.spans_with_ns(buckets), weights=self._weights)) * (1 - _ROUGH)
+        return float(np.average(self.least.spans_with_ns(buckets), weights=self._weights)) * (1 - _LEAST_ERROR_SHARE)

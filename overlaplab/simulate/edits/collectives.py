@@ -14,11 +14,11 @@ from dataclasses import replace
 from overlaplab.simulate.edits.steps import mean_step_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
-_LONG = 0.02
-"""Of a step: what occupies the link for longer may hold up what is queued behind it."""
+_MIN_LONG_SHARE = 0.02
+"""What occupies the link for a larger share of a step may hold up what is queued behind it."""
 
 
-def spared(program: Program, keys: Collection[Hashable]) -> list[Move]:
+def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]:
     """Without these collectives, and without what launching them cost the host.
 
     A launch costs its range before it and about as much after it. A rank that waits at once for what it launched loses
@@ -65,10 +65,12 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
         for launch in other_collectives(program)
         if kind is None or launch.kind == kind
     }
-    return [spared(program, keys) for program in programs] if keys else None
+    return [without_launches(program, keys) for program in programs] if keys else None
 
 
-def merged(programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]) -> list[list[Move]] | None:
+def merge_collectives(
+    programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]
+) -> list[list[Move]] | None:
     """Other collectives of one kind that follow each other between passes, as one in place of the last of them.
 
     `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged. None where none follow.
@@ -87,7 +89,7 @@ def merged(programs: Sequence[Program], transfer_ns: Callable[[str, int], int | 
         )
         gone.update(launch.key for launch in group[:-1])
     return [
-        [last.get(move.key, move) if isinstance(move, Launch) else move for move in spared(program, gone)]
+        [last.get(move.key, move) if isinstance(move, Launch) else move for move in without_launches(program, gone)]
         for program in programs
     ]
 
@@ -105,7 +107,7 @@ def _neighbours(program: Program) -> Iterator[list[Launch]]:
     yield group
 
 
-def asynchronous(programs: Sequence[Program]) -> list[list[Move]] | None:
+def wait_at_step_end(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Other collectives that are launched between passes, waited for when the step ends; None where there are none."""
     keys = {launch.key for program in programs for launch in other_collectives(program, between_passes=True)}
     changed: list[list[Move]] = []
@@ -190,10 +192,10 @@ def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
             elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
                 keys.update(key for same in alike.values() for key in same[:-1])
                 alike.clear()
-    return [spared(program, keys) for program in programs] if keys else None
+    return [without_launches(program, keys) for program in programs] if keys else None
 
 
-def halved(
+def halve_bytes(
     programs: Sequence[Program],
     takes_by_kind: Mapping[str, Callable[[int], int]],
     applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
@@ -213,22 +215,22 @@ def halved(
     return [[half(move) for move in program] for program in programs] if takes_by_kind else None
 
 
-def earlier(programs: Sequence[Program]) -> list[list[Move]] | None:
+def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Other collectives that take long, launched when the step begins; None without any."""
-    changed = [_earlier(program) for program in programs]
+    changed = [_launch_early_on_rank(program) for program in programs]
     if not any(changed):
         return None
     return [moves or list(program) for moves, program in zip(changed, programs, strict=True)]
 
 
-def _earlier(program: Program) -> list[Move] | None:
+def _launch_early_on_rank(program: Program) -> list[Move] | None:
     step_ns = mean_step_ns(program)
     moves: list[Move] = []
     begun = moved = 0
     for move in program:
         if isinstance(move, End):
             begun = len(moves) + 1
-        if isinstance(move, Launch) and not move.role and move.transfer_ns > _LONG * step_ns:
+        if isinstance(move, Launch) and not move.role and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
             moves.insert(begun, move)
             begun += 1
             moved += 1

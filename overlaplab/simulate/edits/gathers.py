@@ -7,7 +7,7 @@ from bisect import bisect_right
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait
 
 
-def prefetched(program: Program) -> list[Move]:
+def with_earlier_gathers(program: Program) -> list[Move]:
     """Each gather launched when the unit before is about to be used, in the same pass of the same microbatch."""
     gathers = {move.key: move.what for move in program if isinstance(move, Launch) and move.role == "gather"}
     uses: list[tuple[int, str]] = []  # where each one's gathers are launched, before it waits for its own; its pass

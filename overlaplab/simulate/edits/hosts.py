@@ -12,12 +12,12 @@ from overlaplab.simulate.edits.steps import work_by_step
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
 
-def balanced(programs: Sequence[Program], late: int) -> list[Program]:
+def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
     """The work of the rank at place `late` as the others' (their median), between any two other moves.
 
     Where their moves differ, as long as theirs in each step as a whole.
     """
-    merged = [_merged(program) for program in programs]
+    merged = [_merge_work(program) for program in programs]
     others = [program for place, program in enumerate(merged) if place != late]
     slow = merged[late]
     changed: list[Move] = []
@@ -30,11 +30,11 @@ def balanced(programs: Sequence[Program], late: int) -> list[Program]:
         step = 0
         for move in slow:
             step += isinstance(move, End)
-            changed.append(_scaled(move, factors[step]) if isinstance(move, Work) else move)
+            changed.append(_scale_work(move, factors[step]) if isinstance(move, Work) else move)
     return [changed if place == late else program for place, program in enumerate(programs)]
 
 
-def evened(programs: Sequence[Program]) -> list[Program]:
+def even_out_work(programs: Sequence[Program]) -> list[Program]:
     """Every rank works as long in each step as all do in the mean, as with inputs of equal length."""
     works = np.array([work_by_step(program) for program in programs], dtype=np.float64)
     factors = works.mean(axis=0) / np.maximum(works, 1)
@@ -44,14 +44,14 @@ def evened(programs: Sequence[Program]) -> list[Program]:
         step = 0
         for move in program:
             step += isinstance(move, End)
-            moves.append(_scaled(move, by_step[step]) if isinstance(move, Work) and step else move)
+            moves.append(_scale_work(move, by_step[step]) if isinstance(move, Work) and step else move)
         changed.append(moves)
     return changed
 
 
 def without_pauses(program: Program) -> list[Move]:
     """The host does not pause."""
-    return [_unpaused(move) if isinstance(move, Work) else move for move in program]
+    return [_remove_pauses(move) if isinstance(move, Work) else move for move in program]
 
 
 def without_host_work(program: Program, name: str) -> list[Move]:
@@ -88,11 +88,11 @@ def _is_for_room(wait: Wait) -> bool:
     return isinstance(wait.key, tuple) and wait.key[1] == "begun"
 
 
-def _unpaused(work: Work) -> Work:
+def _remove_pauses(work: Work) -> Work:
     return Work(work.ns - work.paused_ns, 0, max(work.idle_ns - work.paused_ns, 0))
 
 
-def _scaled(work: Work, factor: float) -> Work:
+def _scale_work(work: Work, factor: float) -> Work:
     return Work(*(int(ns * factor) for ns in (work.ns, work.paused_ns, work.idle_ns)))
 
 
@@ -101,7 +101,7 @@ def _median(works: Sequence[Work]) -> Work:
     return Work(*(int(median(ns)) for ns in times))
 
 
-def _merged(program: Program) -> list[Move]:
+def _merge_work(program: Program) -> list[Move]:
     """With exactly one `Work` before every other move."""
     moves: list[Move] = []
     work = Work(0)

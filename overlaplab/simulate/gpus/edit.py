@@ -15,7 +15,7 @@ Held: TypeAlias = Literal["launch", "event", "stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class AddedLaunch:
     """A collective that a rank's host launches though none was recorded; times in absolute host ns."""
 
     launch: Launch
@@ -38,13 +38,13 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class RankEdit:
     """What a rank does in another way than was recorded.
 
     Places are those of `device_events`; those of `sent` follow.
     """
 
-    sent: Sequence[Sent] = ()
+    sent: Sequence[AddedLaunch] = ()
     gone: Mapping[int, int] = field(default_factory=dict)
     """Collectives that are not launched; whoever waited for one waits for that at the place given."""
     spared: Sequence[tuple[int, int]] = ()
@@ -60,11 +60,11 @@ class Edit:
     """How long after what `waits` tells an event begins that was recorded."""
 
 
-def held(events: Sequence[DeviceEvent], own: DeviceEvent) -> tuple[Held, int]:
+def last_dependency(events: Sequence[DeviceEvent], event: DeviceEvent) -> tuple[Held, int]:
     """What an event waited for last, and how long after that it began, in ns."""
-    known: dict[Held, int] = {"stream": UNKNOWN_NS if own.before is None else events[own.before].end_ns}
-    known["launch"] = own.called_ns
-    if own.after is not None:
-        known["event"] = events[own.after].end_ns
-    last = max(known, key=lambda name: known[name])
-    return last, max(own.start_ns - known[last], 0)
+    ends_ns: dict[Held, int] = {"stream": UNKNOWN_NS if event.before is None else events[event.before].end_ns}
+    ends_ns["launch"] = event.called_ns
+    if event.after is not None:
+        ends_ns["event"] = events[event.after].end_ns
+    last = max(ends_ns, key=lambda name: ends_ns[name])
+    return last, max(event.start_ns - ends_ns[last], 0)

@@ -11,11 +11,11 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
-from overlaplab.simulate.edits.collectives import GRADIENTS, halved
+from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import (
-    balanced,
+    balance_rank,
     between_marks,
-    evened,
+    even_out_work,
     without_device_waits,
     without_launch_overhead,
 )
@@ -28,20 +28,20 @@ Programs = Sequence[Program]
 
 def balance(programs: DevicePrograms, late: int) -> Programs | None:
     """Host and streams of the late rank in turn as long as the others'; None where ranks have different streams."""
-    return _lane_by_lane(programs, lambda lanes: balanced(lanes, late))
+    return _lane_by_lane(programs, lambda lanes: balance_rank(lanes, late))
 
 
 def even_work(programs: DevicePrograms) -> Programs | None:
     """Host and streams of all ranks in turn equally long; None where ranks have different streams."""
-    return _lane_by_lane(programs, evened)
+    return _lane_by_lane(programs, even_out_work)
 
 
 def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
     took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
     kinds = {move.kind for program in programs.programs for move in program if isinstance(move, Launch) and move.bytes}
-    takes = {kind: by_size for kind in kinds if kind and (by_size := took.by_size(kind)) is not None}
-    return halved(programs.programs, takes, is_played_together)
+    takes = {kind: times_by_size for kind in kinds if kind and (times_by_size := took.times_by_size(kind)) is not None}
+    return halve_bytes(programs.programs, takes, is_played_together)
 
 
 def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
@@ -86,12 +86,12 @@ def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable])
 
 def no_launch_overhead(programs: DevicePrograms) -> Programs:
     """Hosts launch in no time."""
-    return _of_hosts(programs, without_launch_overhead)
+    return _change_hosts(programs, without_launch_overhead)
 
 
 def no_device_waits(programs: DevicePrograms) -> Programs | None:
     """Hosts do not wait for their device; None where they do not."""
-    changed = _of_hosts(programs, without_device_waits)
+    changed = _change_hosts(programs, without_device_waits)
     return None if changed == list(programs.programs) else changed
 
 
@@ -114,7 +114,7 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     return repeated
 
 
-def _of_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs:
+def _change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs:
     changed: list[Program] = []
     for host, *streams in programs.ranks:
         changed += [change(host), *streams]

@@ -23,19 +23,19 @@ from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.simulate.gpus.edit import Edit, Moved, held
+from overlaplab.simulate.gpus.edit import Moved, RankEdit, last_dependency
 from overlaplab.vocabulary import FSDP2_ROOT, root_of
 
 
-def prefetched(run: Run, ahead: int) -> tuple[Edit, ...]:
-    """Of each trace, with every unit gathered so many units ahead; none where that is what was recorded.
+def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
+    """The edit of each trace that gathers every unit so many units ahead; none where that is what was recorded.
 
     Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank, or its units are of several roots.
     """
     if ahead < 1:
         what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
         raise OverlaplabError(what, path=run.path)
-    editors = [_Editor(trace) for trace in run.traces]
+    editors = [_GatherEditor(trace) for trace in run.traces]
     if not editors or any(not editor.gathers for editor in editors):
         raise OverlaplabError("no all-gathers of torch's FSDP2 are recorded", path=run.path)
     if any(root_of(gather.unit) is not None for editor in editors for gather in editor.gathers):
@@ -47,15 +47,15 @@ def prefetched(run: Run, ahead: int) -> tuple[Edit, ...]:
     return edits if any(edit.moved for edit in edits) else ()
 
 
-class _Editor:
+class _GatherEditor:
     """Makes one rank's edit."""
 
     def __init__(self, trace: Trace) -> None:
         self._ranges = fsdp2_ranges(trace)
         used = fsdp2_gathers(self._ranges, executions(trace)) if self._ranges else []
-        self.gathers = [own for own in used if own.first_use_ns is not None]
+        self.gathers = [gather for gather in used if gather.first_use_ns is not None]
         self._events, main = device_events(trace), main_stream(trace)
-        called = sorted((own.called_ns, place) for place, own in enumerate(self._events))
+        called = sorted((event.called_ns, place) for place, event in enumerate(self._events))
         self._called = [each for each in called if each[0] != UNKNOWN_NS]
         self._computed = [each for each in self._called if self._events[each[1]].stream == main]
         self._main = main
@@ -64,10 +64,12 @@ class _Editor:
             if label.word == "all_gather_copy_out":
                 self._copies[label.end_ns].append(label)
         self._roots = [
-            own.start_ns for own in self._ranges if (own.word, own.fields["unit"]) == ("pre_backward", FSDP2_ROOT)
+            label.start_ns
+            for label in self._ranges
+            if (label.word, label.fields["unit"]) == ("pre_backward", FSDP2_ROOT)
         ]
 
-    def edit(self, ahead: int) -> Edit:
+    def edit(self, ahead: int) -> RankEdit:
         """The rank's edit."""
         moved: list[Moved] = []
         freed: set[int] = set()
@@ -75,38 +77,38 @@ class _Editor:
         wakes: list[int] = []
         for gathers in self._passes():
             root = self._root(gathers[0])
-            anchors = [*([root] if root is not None else []), *(own.first_use_ns or 0 for own in gathers)]
+            anchors = [*([root] if root is not None else []), *(gather.first_use_ns or 0 for gather in gathers)]
             first = len(anchors) - len(gathers)
             launched_ns = 0  # by when those before are, of which none may be overtaken
-            for number, own in enumerate(gathers, start=first):
-                places = self._launched(own.launch.start_ns, own.launch.end_ns)
-                copied = self._copied(own)
+            for number, gather in enumerate(gathers, start=first):
+                places = self._launched_events(gather.launch.start_ns, gather.launch.end_ns)
+                copied = self._copying_events(gather)
                 if copied and places:
                     waits[copied[0]].append(places[-1])
                     if self._events[copied[0]].after == places[-1]:
-                        by, late_ns = held(self._events, self._events[copied[0]])
+                        by, late_ns = last_dependency(self._events, self._events[copied[0]])
                         wakes += [late_ns] if by == "event" else []
                 at = max(number - ahead, 0)
-                if not number or not places or self._is_there(anchors[at], own.launch.start_ns):
-                    launched_ns = own.launch.end_ns
+                if not number or not places or self._is_there(anchors[at], gather.launch.start_ns):
+                    launched_ns = gather.launch.end_ns
                     continue
                 at_ns = max(anchors[at], launched_ns)
-                moved.append(Moved(start_ns=own.launch.start_ns, end_ns=own.launch.end_ns, at_ns=at_ns))
+                moved.append(Moved(start_ns=gather.launch.start_ns, end_ns=gather.launch.end_ns, at_ns=at_ns))
                 freed |= {each for each in places if self._waits_for_main(each)}
-                before = at - first - (own.phase == "forward")
+                before = at - first - (gather.phase == "forward")
                 if before >= 0:
-                    waits[places[0]] += self._copied(gathers[before])[-1:]
+                    waits[places[0]] += self._copying_events(gathers[before])[-1:]
                 for earlier, each in pairwise(places):
                     if self._events[earlier].stream != self._events[each].stream:
                         waits[each].append(earlier)
         wake_ns = median_low(wakes) if wakes else 0
-        return Edit(moved=moved, freed=frozenset(freed), waits=waits, wake_ns=wake_ns, late_ns={"stream": wake_ns})
+        return RankEdit(moved=moved, freed=frozenset(freed), waits=waits, wake_ns=wake_ns, late_ns={"stream": wake_ns})
 
     def _passes(self) -> Iterator[list[Gather]]:
         """The gathers of each pass, in order of use."""
-        in_order = sorted(self.gathers, key=lambda own: own.first_use_ns or 0)
-        for _, own in groupby(in_order, key=lambda own: (own.microbatch, own.phase)):
-            yield list(own)
+        in_order = sorted(self.gathers, key=lambda gather: gather.first_use_ns or 0)
+        for _, pass_gathers in groupby(in_order, key=lambda gather: (gather.microbatch, gather.phase)):
+            yield list(pass_gathers)
 
     def _root(self, first: Gather) -> int | None:
         """Where the root's backward pass begins, if it is still there and so gathered by none of them."""
@@ -115,12 +117,12 @@ class _Editor:
         begun = bisect_left(self._roots, (first.first_use_ns or 0) + 1)
         return self._roots[begun - 1] if begun else None
 
-    def _copied(self, own: Gather) -> list[int]:
+    def _copying_events(self, gather: Gather) -> list[int]:
         """The events that copy a unit out."""
-        copies = self._copies.get(own.first_use_ns or 0, [])
-        return [place for label in copies for place in self._launched(label.start_ns, label.end_ns)]
+        copies = self._copies.get(gather.first_use_ns or 0, [])
+        return [place for label in copies for place in self._launched_events(label.start_ns, label.end_ns)]
 
-    def _launched(self, start_ns: int, end_ns: int) -> list[int]:
+    def _launched_events(self, start_ns: int, end_ns: int) -> list[int]:
         """The events launched meanwhile, in order."""
         first, last = (bisect_left(self._called, (at_ns, -1)) for at_ns in (start_ns, end_ns + 1))
         return [place for _, place in self._called[first:last]]

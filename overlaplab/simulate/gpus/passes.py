@@ -32,9 +32,9 @@ class BucketedPass:
     key: Hashable
     """Shared by the ranks: the collective that its first bucket was."""
     places: list[int]
-    """Of its buckets' events."""
+    """The places of its buckets' events."""
     sizes: list[int]
-    """Of its gradients in order of arrival, in bytes."""
+    """The bytes of its gradients, in order of arrival."""
     launched: list[tuple[int, int]]
     """The host's range in which each bucket was launched."""
 
@@ -46,25 +46,27 @@ class BucketedPass:
 
 @once_per_run
 def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
-    """Of each trace; raises `OverlaplabError` where gradients or buckets are not known."""
-    found = tuple(list(_of_trace(run, place, trace)) for place, trace in enumerate(run.traces))
-    if not found or not all(found):
+    """The passes of each trace. Raises `OverlaplabError` where gradients or buckets are not known."""
+    passes = tuple(list(_passes_of_trace(run, place, trace)) for place, trace in enumerate(run.traces))
+    if not passes or not all(passes):
         raise OverlaplabError("no buckets of torch's DDP are recorded", path=run.path)
     sizes: dict[Hashable, list[int]] = {}
-    for own in (own for each in found for own in each):
-        if sizes.setdefault(own.key, own.sizes) != own.sizes:
+    for backward in (backward for each in passes for backward in each):
+        if sizes.setdefault(backward.key, backward.sizes) != backward.sizes:
             raise OverlaplabError("gradients arrive in different orders on its ranks", path=run.path)
-    return found
+    return passes
 
 
-def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
+def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
     together, place_of, calls = played_together(run)[number], collective_places(trace), operators(trace)[0]
 
     def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
         return OverlaplabError(what, path=run.path, remedy=remedy)
 
-    for backward in map(partial(_by_labels, run, trace), ddp_backwards(trace, executions(trace), engine=True)):
-        told = {bucket.told_by for bucket in backward.buckets}
+    for backward in map(
+        partial(_with_labelled_sizes, run, trace), ddp_backwards(trace, executions(trace), engine=True)
+    ):
+        sources = {bucket.told_by for bucket in backward.buckets}
         if backward.forwards > 1:
             what = (
                 f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
@@ -74,13 +76,13 @@ def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
             raise refuse(
                 "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
             )
-        if told == {"order"}:
+        if sources == {"order"}:
             raise refuse("the sizes of its gradients are not known", "Record with record_shapes=True.")
-        if told != {"sizes"} or sum(len(own.gradients) for own in backward.buckets) != backward.gradients:
+        if sources != {"sizes"} or sum(len(bucket.gradients) for bucket in backward.buckets) != backward.gradients:
             raise refuse("which gradients its buckets hold is not known of all")
-        if len({own.launch.dtype for own in backward.buckets}) > 1:
+        if len({bucket.launch.dtype for bucket in backward.buckets}) > 1:
             raise refuse("its gradients are of several types, which DDP sends in buckets of their own")
-        places = [place_of.get(own.launch.ran or (0, 0), -1) for own in backward.buckets]
+        places = [place_of.get(bucket.launch.ran or (0, 0), -1) for bucket in backward.buckets]
         if any(place not in together for place in places):
             raise refuse(
                 "when all ranks had come to a bucket's all-reduce is not known of all",
@@ -90,17 +92,17 @@ def _of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
             backward=backward,
             key=together[places[0]].key,
             places=places,
-            sizes=[size for own in backward.buckets for size in _sizes(own)],
+            sizes=[size for bucket in backward.buckets for size in _sizes(bucket)],
             launched=_ranges(calls, backward.buckets),
         )
 
 
-def _by_labels(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
+def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
     """With the gradients' sizes where the engine's labels name them in order of arrival, and run.json has their sizes.
 
     The buckets are told by the order of arrival, so what they sent has to be what these gradients hold.
     """
-    shapes = {own.name: own.shape for own in run.manifest.parameters or ()} if run.manifest else {}
+    shapes = {parameter.name: parameter.shape for parameter in run.manifest.parameters or ()} if run.manifest else {}
     arrived = [
         label_list(label.fields["parameter"])[0]
         for label in engine_labels(trace)
@@ -111,13 +113,15 @@ def _by_labels(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
     buckets = [
         replace(
             bucket,
-            gradients=tuple(replace(own, shape=shapes[arrived[own.number - 1]]) for own in bucket.gradients),
+            gradients=tuple(
+                replace(gradient, shape=shapes[arrived[gradient.number - 1]]) for gradient in bucket.gradients
+            ),
             told_by="sizes",
         )
         for bucket in backward.buckets
     ]
-    sent = [own.launch.bytes or 0 for own in buckets]
-    held = [sum(prod(gradient.shape or ()) for gradient in own.gradients) for own in buckets]
+    sent = [bucket.launch.bytes or 0 for bucket in buckets]
+    held = [sum(prod(gradient.shape or ()) for gradient in bucket.gradients) for bucket in buckets]
     width = sum(sent) // max(sum(held), 1)
     agree = all(0 <= each - width * count < _PADDING for each, count in zip(sent, held, strict=True))
     return replace(backward, buckets=tuple(buckets)) if agree else backward
@@ -126,10 +130,14 @@ def _by_labels(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
 def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
     """The operators that launched them, else what is known of the launches."""
     launches = [bucket.launch for bucket in buckets]
-    threads, starts = (np.array([getattr(own, name) for own in launches], np.int64) for name in ("thread", "start_ns"))
+    threads, starts = (
+        np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
+    )
     spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
     rows = enclosing_rows(calls, threads, starts).tolist()
-    return [spans[row] if row >= 0 else (own.start_ns, own.end_ns) for row, own in zip(rows, launches, strict=True)]
+    return [
+        spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in zip(rows, launches, strict=True)
+    ]
 
 
 def _sizes(bucket: DDPBucket) -> list[int]:

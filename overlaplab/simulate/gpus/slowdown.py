@@ -18,26 +18,28 @@ from overlaplab.intervals import Intervals, clip, total, union
 from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, noted_times
 from overlaplab.simulate.player import Move, Note, Played, Work, play
 
-_MOST = 20
+_MAX_ROUNDS = 20
 """Rounds of playing and adjusting: what a kernel takes changes what it runs beside."""
 
 
-def slowed(run: Run, changed: DevicePrograms) -> DevicePrograms:
+def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
     """Edited programs of a run, with every kernel as long as beside what it runs then.
 
     Raises `StuckError` where they, or the recorded ones, cannot be played.
     """
-    if changed is device_programs(run) or not any(kernels := _slowed_kernels(run)):
-        return changed
-    took_ns = [{place: kernel.took_ns for place, kernel in own.items()} for own in kernels]
-    for _ in range(_MOST):
-        played = play(changed.programs)
-        found = [_beside(_Device(run, changed, played, rank), own) for rank, own in enumerate(kernels)]
-        if found == took_ns:
+    if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
+        return edited
+    took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
+    for _ in range(_MAX_ROUNDS):
+        played = play(edited.programs)
+        played_ns = [
+            _times_beside(_Device(run, edited, played, rank), rank_kernels) for rank, rank_kernels in enumerate(kernels)
+        ]
+        if played_ns == took_ns:
             break
-        took_ns = found
-        changed = _taking(changed, took_ns)
-    return changed
+        took_ns = played_ns
+        edited = _with_kernel_times(edited, took_ns)
+    return edited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class _Kernel:
 
 @once_per_run
 def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
-    """Of each rank, by place."""
+    """The kernels of each rank, by place."""
     table, programs = slowdowns(run), device_programs(run)
     factors = {name: 1 + slow for name, slow in zip(table["name"], table["slowdown"], strict=True) if slow > 0}
     if programs is None or not factors:
@@ -93,16 +95,18 @@ class _Device:
         return total(clip(self.busy, self.noted["begun", place], self.noted["done", place]))
 
 
-def _beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, int]:
+def _times_beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, int]:
     """By place what a kernel takes beside what the device communicates then."""
     starts, ends = device.busy[:, 0].tolist(), device.busy[:, 1].tolist()
     return {
-        place: round(_lasting(device.noted["begun", place], kernel.alone_ns, kernel.factor, starts, ends))
+        place: round(_duration_beside(device.noted["begun", place], kernel.alone_ns, kernel.factor, starts, ends))
         for place, kernel in kernels.items()
     }
 
 
-def _lasting(start_ns: int, alone_ns: float, factor: float, starts: Sequence[int], ends: Sequence[int]) -> float:
+def _duration_beside(
+    start_ns: int, alone_ns: float, factor: float, starts: Sequence[int], ends: Sequence[int]
+) -> float:
     """How long a kernel takes that begins then, beside communication from `starts` to `ends`."""
     now, left = float(start_ns), alone_ns
     for number in range(max(bisect_right(starts, start_ns) - 1, 0), len(starts)):
@@ -117,10 +121,10 @@ def _lasting(start_ns: int, alone_ns: float, factor: float, starts: Sequence[int
     return now + left - start_ns
 
 
-def _taking(programs: DevicePrograms, took_ns: Sequence[Mapping[int, int]]) -> DevicePrograms:
+def _with_kernel_times(programs: DevicePrograms, took_ns: Sequence[Mapping[int, int]]) -> DevicePrograms:
     """With kernels that take so long."""
 
-    def changed(program: Sequence[Move]) -> list[Move]:
+    def change(program: Sequence[Move]) -> list[Move]:
         moves: list[Move] = []
         for move in program:
             last = moves[-1] if moves else None
@@ -131,4 +135,4 @@ def _taking(programs: DevicePrograms, took_ns: Sequence[Mapping[int, int]]) -> D
             moves.append(move)
         return moves
 
-    return replace(programs, programs=tuple(map(changed, programs.programs)))
+    return replace(programs, programs=tuple(map(change, programs.programs)))

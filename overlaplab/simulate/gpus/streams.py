@@ -7,7 +7,7 @@ what `evidence.dependencies` tells. Of collectives of one kernel whose last arri
 it, and all ranks' streams play them together. Others, such as those of ranks whose traces are missing, take as long as
 was recorded, waiting included. So programs that are played as they are give the recorded steps.
 
-What a rank launches instead of what was recorded is an `Edit`, which `buckets` makes.
+What a rank launches instead of what was recorded is an `RankEdit`, which `buckets` makes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives, recor
 from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
-from overlaplab.simulate.gpus.edit import Edit, Moved, Sent
+from overlaplab.simulate.gpus.edit import AddedLaunch, Moved, RankEdit
 from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work
 from overlaplab.vocabulary import Rule
 
@@ -38,7 +38,7 @@ class DevicePrograms:
 
     programs: tuple[Program, ...]
     steps: tuple[int, ...]
-    """Of each rank the place of the program whose `End` moves end its steps, as its windows do."""
+    """The place of each rank's program whose `End` moves end its steps, as its windows do."""
     members: Mapping[Hashable, int] = field(default_factory=dict)
     """How many ranks each collective that is played together has."""
 
@@ -55,8 +55,8 @@ def device_programs(run: Run) -> DevicePrograms | None:
     return edited_programs(run, ())
 
 
-def edited_programs(run: Run, edits: Sequence[Edit]) -> DevicePrograms | None:
-    """As `device_programs`, with an edit for each trace, or none at all."""
+def edited_programs(run: Run, edits: Sequence[RankEdit]) -> DevicePrograms | None:
+    """The programs as `device_programs` has them, with an edit for each trace, or none at all."""
     if not run.traces or any(rule_of(trace) is not Rule.GPU or not step_windows(trace) for trace in run.traces):
         return None
     offsets = corrections(run).tolist()
@@ -64,8 +64,8 @@ def edited_programs(run: Run, edits: Sequence[Edit]) -> DevicePrograms | None:
     programs: list[Program] = []
     steps: list[int] = []
     for place, (trace, offset) in enumerate(zip(run.traces, offsets, strict=True)):
-        edit = edits[place] if edits else Edit()
-        rank = _Rank(place, trace, zero + offset, played_together(run)[place], edit)
+        edit = edits[place] if edits else RankEdit()
+        rank = _RankPrograms(place, trace, zero + offset, played_together(run)[place], edit)
         programs += [rank.host(), *rank.streams(), rank.windows()]
         steps.append(len(programs) - 1)
     moves = chain.from_iterable(programs)
@@ -76,17 +76,17 @@ def edited_programs(run: Run, edits: Sequence[Edit]) -> DevicePrograms | None:
 def noted_times(programs: DevicePrograms, played: Played, rank: int) -> dict[tuple[str, int], int]:
     """When one rank's events were `launched`, `begun` and `done`, by that word and their place."""
     first, last = programs.steps[rank - 1] + 1 if rank else 0, programs.steps[rank]
-    found: dict[tuple[str, int], int] = {}
+    times_ns: dict[tuple[str, int], int] = {}
     for program, over in zip(programs.programs[first:last], played.over_ns[first:last], strict=True):
         for move, at_ns in zip(program, over, strict=True):
             if isinstance(move, Note) and isinstance(move.key, tuple):
-                found[move.key[1], move.key[2]] = at_ns
-    return found
+                times_ns[move.key[1], move.key[2]] = at_ns
+    return times_ns
 
 
 def _begin(trace: Trace) -> int:
     """The first launch or event."""
-    called = [own.called_ns for own in device_events(trace) if own.called_ns != UNKNOWN_NS]
+    called = [event.called_ns for event in device_events(trace) if event.called_ns != UNKNOWN_NS]
     return min([*called, device_events(trace)[0].start_ns])
 
 
@@ -101,7 +101,7 @@ def is_played_together(launch: Launch) -> bool:
 
 @once_per_run
 def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
-    """Of each trace the collectives of a single event whose last arrival is known, by that event's place.
+    """Each trace's collectives of a single event whose last arrival is known, by that event's place.
 
     Without messages by kernels, of which one may carry several: these take as long as they took.
     """
@@ -109,25 +109,29 @@ def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
     rows = rows[(rows["source"] < 0) & (rows["destination"] < 0)]
     rows = rows[(rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     took = (rows.groupby("match")["end_ns"].transform("max") - rows["last_ns"]).clip(lower=0)
-    found: dict[int, dict[int, Launch]] = {}
+    together: dict[int, dict[int, Launch]] = {}
     for row in rows.assign(took_ns=took).to_dict("records"):
         launch = Launch(("collective", row["match"]), row["took_ns"], row["kind"], row["bytes"])
-        found.setdefault(row["trace"], {})[row["row"]] = launch
-    return tuple(_single(trace, found.get(place, {})) for place, trace in enumerate(run.traces))
+        together.setdefault(row["trace"], {})[row["row"]] = launch
+    return tuple(_collectives_of_one_event(trace, together.get(place, {})) for place, trace in enumerate(run.traces))
 
 
-def _single(trace: Trace, together: Mapping[int, Launch]) -> dict[int, Launch]:
+def _collectives_of_one_event(trace: Trace, together: Mapping[int, Launch]) -> dict[int, Launch]:
     row_of = recorded_of_events(trace)
     places: dict[int, list[int]] = {}
-    for place, own in enumerate(device_events(trace)):
-        places.setdefault(int(row_of[own.row]), []).append(place)
-    return {own[0]: together[row] for row, own in places.items() if row in together and len(own) == 1}
+    for place, event in enumerate(device_events(trace)):
+        places.setdefault(int(row_of[event.row]), []).append(place)
+    return {
+        event_places[0]: together[row]
+        for row, event_places in places.items()
+        if row in together and len(event_places) == 1
+    }
 
 
-class _Rank:
+class _RankPrograms:
     """One rank's programs; `zero` is their start, by the rank's own clock."""
 
-    def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: Edit) -> None:
+    def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: RankEdit) -> None:
         self._place, self._trace, self._zero = place, trace, zero
         self._events, self._together, self._edit = device_events(trace), together, edit
         self._row_of, self._recorded, self._purposes = (
@@ -137,17 +141,17 @@ class _Rank:
         )
         self._paused_ns = length_before(host_pauses(trace))
         self._moved = {
-            place: (move, move.at_ns + own.called_ns - move.start_ns)
+            place: (move, move.at_ns + event.called_ns - move.start_ns)
             for move in edit.moved
-            for place, own in enumerate(self._events)
-            if move.start_ns <= own.called_ns <= move.end_ns
+            for place, event in enumerate(self._events)
+            if move.start_ns <= event.called_ns <= move.end_ns
         }
         late = [
-            own.start_ns - own.called_ns
-            for own in self._events
-            if own.called_ns != UNKNOWN_NS
-            and (own.after is None or self._events[own.after].end_ns < own.called_ns)
-            and self._free_ns(own) < own.called_ns
+            event.start_ns - event.called_ns
+            for event in self._events
+            if event.called_ns != UNKNOWN_NS
+            and (event.after is None or self._events[event.after].end_ns < event.called_ns)
+            and self._free_ns(event) < event.called_ns
         ]
         self._launch_ns = max(median_low(late), 0) if late else 0
 
@@ -156,17 +160,17 @@ class _Rank:
         points: list[tuple[int, int, Sequence[Move], int]] = []  # with where the next one begins to count
         launched: dict[int, list[int]] = {}
         calls = launchers(self._trace)
-        for place, own in enumerate(self._events):
-            if own.called_ns != UNKNOWN_NS and place not in self._edit.gone and place not in self._moved:
-                launched.setdefault(int(calls[own.row]), []).append(place)
+        for place, event in enumerate(self._events):
+            if event.called_ns != UNKNOWN_NS and place not in self._edit.gone and place not in self._moved:
+                launched.setdefault(int(calls[event.row]), []).append(place)
         for places in launched.values():
             at_ns = self._events[places[0]].called_ns
             points.append((at_ns, 0, [Note(self._key("launched", place)) for place in places], at_ns))
         for call in blocking_calls(self._trace):
             ended_ns = self._events[call.until].end_ns
-            wait = Wait(self._done(call.until), max(call.end_ns - ended_ns, 0))
+            wait = Wait(self._done_key(call.until), max(call.end_ns - ended_ns, 0))
             place = self._edit.gone.get(call.until, -1)
-            later = place >= len(self._events) and self._sent(place).at_ns > call.start_ns
+            later = place >= len(self._events) and self._added_launch(place).at_ns > call.start_ns
             points.append((call.start_ns, 1, [] if later else [wait], max(call.end_ns, ended_ns)))
         for call in full_queues(self._trace):
             if call.until not in self._edit.gone:
@@ -197,7 +201,7 @@ class _Rank:
     def _launches(self, moved: Moved) -> Iterator[Move]:
         """What the host does in a range that it comes to at another time."""
         now = moved.start_ns
-        places = [place for place, (own, _) in self._moved.items() if own is moved]
+        places = [place for place, (event, _) in self._moved.items() if event is moved]
         for place in sorted(places, key=lambda place: self._events[place].called_ns):
             yield Work(self._events[place].called_ns - now)
             yield Note(self._key("launched", place))
@@ -206,20 +210,22 @@ class _Rank:
 
     def streams(self) -> Iterator[list[Move]]:
         """Each stream's events."""
-        for stream in dict.fromkeys(own.stream for own in self._events):
-            own = [place for place, event in enumerate(self._events) if event.stream == stream]
-            kept = [UNKNOWN_NS if place in self._moved else self._events[place].called_ns for place in own]
-            launched = accumulate(kept, max)
+        for stream in dict.fromkeys(event.stream for event in self._events):
+            stream_places = [place for place, event in enumerate(self._events) if event.stream == stream]
+            called_ns = [
+                UNKNOWN_NS if place in self._moved else self._events[place].called_ns for place in stream_places
+            ]
+            launched = accumulate(called_ns, max)
             sent = [place for place, each in enumerate(self._edit.sent, len(self._events)) if each.stream == stream]
             called = [
                 (self._moved[place][1] if place in self._moved else at_ns, place)
-                for at_ns, place in zip(launched, own, strict=True)
+                for at_ns, place in zip(launched, stream_places, strict=True)
             ]
-            called += [(self._sent(place).at_ns + self._sent(place).call_ns, place) for place in sent]
+            called += [(self._added_launch(place).at_ns + self._added_launch(place).call_ns, place) for place in sent]
             moves: list[Move] = []
             for _, place in sorted(called, key=lambda each: each[0]):
                 if place >= len(self._events):
-                    moves += self._added(place)
+                    moves += self._added_moves(place)
                 elif place not in self._edit.gone:
                     moves += self._event(place, self._events[place])
             yield moves
@@ -227,71 +233,73 @@ class _Rank:
     def windows(self) -> list[Move]:
         """When each step ends, and the first begins."""
         windows = step_windows(self._trace)
-        begins = {own.start_ns: place for place, own in reversed(list(enumerate(self._events)))}
+        begins = {event.start_ns: place for place, event in reversed(list(enumerate(self._events)))}
         moves: list[Move] = []
         for window in windows:
             moves += [Wait(self._key("begun", begins[window.start_ns])), End()]
-        return [*moves, *(Wait(self._done(place)) for place in self._ends(windows[-1].end_ns)), End()]
+        return [*moves, *(Wait(self._done_key(place)) for place in self._ends(windows[-1].end_ns)), End()]
 
     def _ends(self, end_ns: int) -> list[int]:
         """The last event of each stream until then."""
-        return list({own.stream: place for place, own in enumerate(self._events) if own.end_ns <= end_ns}.values())
+        return list(
+            {event.stream: place for place, event in enumerate(self._events) if event.end_ns <= end_ns}.values()
+        )
 
-    def _event(self, place: int, own: DeviceEvent) -> Iterator[Move]:
-        free_ns = self._free_ns(own)
+    def _event(self, place: int, event: DeviceEvent) -> Iterator[Move]:
+        free_ns = self._free_ns(event)
         waits: list[tuple[int, Hashable, int]] = []
-        if own.called_ns != UNKNOWN_NS:
-            waits.append((own.called_ns, self._key("launched", place), self._launch_ns))
-        if own.after is not None:
-            waits.append((self._events[own.after].end_ns, self._done(own.after), 0))
+        if event.called_ns != UNKNOWN_NS:
+            waits.append((event.called_ns, self._key("launched", place), self._launch_ns))
+        if event.after is not None:
+            waits.append((self._events[event.after].end_ns, self._done_key(event.after), 0))
         ready_ns = max([free_ns, *(at_ns for at_ns, _, _ in waits)])
-        late_ns = max(own.start_ns - ready_ns, 0)
+        late_ns = max(event.start_ns - ready_ns, 0)
         if place in self._edit.freed:
             del waits[-1]
         again = place in self._edit.freed or (place in self._edit.waits and place in self._together)
         if again and ready_ns > free_ns:  # its stream may hold it now, which then takes as long to go on as elsewhere
-            yield Work(min(self._edit.late_ns.get("stream", 0), own.start_ns - free_ns))
+            yield Work(min(self._edit.late_ns.get("stream", 0), event.start_ns - free_ns))
         if ready_ns == free_ns:
             yield Work(late_ns)
         for at_ns, key, usual_ns in sorted(waits):
             held = at_ns == ready_ns and at_ns > free_ns
-            yield Wait(key, late_ns if held else min(usual_ns, max(own.start_ns - at_ns, 0)))
+            yield Wait(key, late_ns if held else min(usual_ns, max(event.start_ns - at_ns, 0)))
         for other in self._edit.waits.get(place, ()):
-            yield Wait(self._done(other), self._edit.wake_ns)
+            yield Wait(self._done_key(other), self._edit.wake_ns)
         yield Note(self._key("begun", place))
-        took_ns = max(own.end_ns - max(own.start_ns, free_ns), 0)
-        if own.communicates:
-            launch = self._launch(place, own, took_ns)
+        took_ns = max(event.end_ns - max(event.start_ns, free_ns), 0)
+        if event.communicates:
+            launch = self._launch(place, event, took_ns)
             yield from (launch, Wait(launch.key))
         else:
             yield Work(took_ns)
         yield Note(self._key("done", place))
 
-    def _launch(self, place: int, own: DeviceEvent, took_ns: int) -> Launch:
+    def _launch(self, place: int, event: DeviceEvent, took_ns: int) -> Launch:
         """A collective, with all ranks if these are known, and what it moves."""
-        row = int(self._row_of[own.row])
+        row = int(self._row_of[event.row])
         alone = Launch((ALONE, self._place, place), took_ns, self._recorded["kind"].iloc[row])
         role, what = (self._purposes[name].iloc[row] for name in ("role", "what"))
         return replace(self._together.get(place, alone), role=role, what=what)
 
-    def _added(self, place: int) -> Iterator[Move]:
-        launch, late_ns = self._sent(place).launch, self._edit.late_ns
+    def _added_moves(self, place: int) -> Iterator[Move]:
+        launch, late_ns = self._added_launch(place).launch, self._edit.late_ns
         yield Work(late_ns.get("stream", 0))
         yield Wait(self._key("launched", place), late_ns.get("launch", self._launch_ns))
         for other in self._edit.waits.get(place, ()):
-            yield Wait(self._done(other), late_ns.get("event", 0))
+            yield Wait(self._done_key(other), late_ns.get("event", 0))
         yield from (Note(self._key("begun", place)), launch, Wait(launch.key), Note(self._key("done", place)))
 
-    def _sent(self, place: int) -> Sent:
+    def _added_launch(self, place: int) -> AddedLaunch:
         return self._edit.sent[place - len(self._events)]
 
-    def _done(self, place: int) -> Hashable:
+    def _done_key(self, place: int) -> Hashable:
         """When the event at a place is over, or what takes its place."""
         return self._key("done", self._edit.gone.get(place, place))
 
-    def _free_ns(self, own: DeviceEvent) -> int:
+    def _free_ns(self, event: DeviceEvent) -> int:
         """When its stream was free."""
-        return self._zero if own.before is None else self._events[own.before].end_ns
+        return self._zero if event.before is None else self._events[event.before].end_ns
 
     def _key(self, word: str, place: int) -> Hashable:
         return self._place, word, place

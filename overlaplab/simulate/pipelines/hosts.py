@@ -19,7 +19,7 @@ from overlaplab.simulate.player import Launch, Mark, Move, Wait
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """What `hosted` found in a step."""
+    """What `follow_moves` found in a step."""
 
     host: Host
     before_ns: int
@@ -38,7 +38,7 @@ class _Gap:
     """How long it was blocked before, at least; 0 where it was not."""
 
 
-def hosted(
+def follow_moves(
     moves: Sequence[Move],
     begun_ns: int,
     posted: Sequence[tuple[int, int]],
@@ -70,7 +70,9 @@ def hosted(
 
 def _host(gaps: Sequence[_Gap]) -> Host:
     """The means. A wait that was shorter than what the host takes anyway tells neither the one nor the other."""
-    posts, begins = ([gap.ns for gap in gaps if gap.posts == own and not gap.blocked_ns] for own in (True, False))
+    posts, begins = (
+        [gap.ns for gap in gaps if gap.posts == is_post and not gap.blocked_ns] for is_post in (True, False)
+    )
     usual = fmean(begins or posts) if begins or posts else 0
     wakes = [gap.ns for gap in gaps if gap.blocked_ns > usual]
     wake = fmean(wakes) if wakes else usual

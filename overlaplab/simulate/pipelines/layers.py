@@ -15,21 +15,21 @@ from overlaplab.simulate.pipelines.times import UPDATE
 
 
 def labelled_layers(
-    trace: Trace, window: Window, known: Pipeline, took: Mapping[int, Mapping[str, int]]
+    trace: Trace, window: Window, pipeline: Pipeline, took: Mapping[int, Mapping[str, int]]
 ) -> Labelled | None:
     """What a layer takes in the mean, by the borders of its uses; None where these are not labelled.
 
     `took` has the rank's stages. Without backward passes where they are in halves: one half's gradients do not come in
     the layers' order.
     """
-    found: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
+    times_ns: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
     used_ns = {FORWARD: 0, BACKWARD: 0}
     begun: dict[tuple[str, str, str], int] = {}
     ran = executions(trace)  # on a GPU in device time, as actions
     for label in labels_within(trace, window, "first_use", "last_use", "update"):
         unit = label.fields["unit"]
         if label.word == "update":
-            found[UPDATE] += [label.end_ns - label.start_ns] if is_layer(unit) else []
+            times_ns[UPDATE] += [label.end_ns - label.start_ns] if is_layer(unit) else []
             continue
         key = (unit, label.fields["phase"], label.fields["microbatch"])
         if label.word == "first_use":
@@ -38,17 +38,20 @@ def labelled_layers(
         elif key in begun and key[1] in used_ns:
             own_ns = ran.done_ns(label.start_ns) - begun.pop(key)
             used_ns[key[1]] += own_ns
-            found[key[1]] += [own_ns] if is_layer(unit) else []
-    if not found[FORWARD]:
+            times_ns[key[1]] += [own_ns] if is_layer(unit) else []
+    if not times_ns[FORWARD]:
         return None
-    if known.schedule == "zbv":
-        found[BACKWARD].clear()
+    if pipeline.schedule == "zbv":
+        times_ns[BACKWARD].clear()
     beside_ns = {
-        kind: max(round(fmean(own[kind] for own in took.values()) - used / (known.microbatches * len(took))), 0)
+        kind: max(
+            round(fmean(stage_took[kind] for stage_took in took.values()) - used / (pipeline.microbatches * len(took))),
+            0,
+        )
         for kind, used in used_ns.items()
-        if found[kind]
+        if times_ns[kind]
     }
-    return Labelled({kind: round(fmean(own)) for kind, own in found.items() if own}, beside_ns)
+    return Labelled({kind: round(fmean(each_ns)) for kind, each_ns in times_ns.items() if each_ns}, beside_ns)
 
 
 def labels_within(trace: Trace, window: Window, *words: str) -> list[Label]:

@@ -43,28 +43,28 @@ def step_ns(shapes: Sequence[Shape]) -> int:
 def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, replica: Replica | None = None) -> Program:
     """One rank's program over the steps; its first step begins so late."""
     replica = replica or Replica(0, tuple(range(shapes[0].ranks)))
-    moves: list[Move] = [_idle(begins_ns), End()]
+    moves: list[Move] = [_idle_work(begins_ns), End()]
     for step, shape in enumerate(shapes):
         before, after = shape.around_ns[rank]
-        at = _At(shape, replica, rank, step)
-        moves += [*_hosted(_bare(at), shape.hosts[rank], before), *_average(at), Mark("optimizer")]
-        updates = sum(own[UPDATE] for own, holder in zip(shape.took_ns, shape.holders, strict=True) if holder == rank)
-        moves += [Work(updates), Mark("optimizer_end"), _idle(after), End()]
+        at = _StepOfRank(shape, replica, rank, step)
+        moves += [*_with_host_times(_bare(at), shape.hosts[rank], before), *_average(at), Mark("optimizer")]
+        updates = sum(took[UPDATE] for took, holder in zip(shape.took_ns, shape.holders, strict=True) if holder == rank)
+        moves += [Work(updates), Mark("optimizer_end"), _idle_work(after), End()]
     return moves
 
 
 def bare_moves(shape: Shape, rank: int) -> list[Move]:
     """A rank's actions, posts and waits in a step, in order, without what the host takes."""
-    return list(_bare(_At(shape, Replica(0, tuple(range(shape.ranks))), rank, 0)))
+    return list(_bare(_StepOfRank(shape, Replica(0, tuple(range(shape.ranks))), rank, 0)))
 
 
-def _bare(at: _At) -> Iterator[Move]:
+def _bare(at: _StepOfRank) -> Iterator[Move]:
     shape = at.shape
     make = _step if PER_RANK[shape.schedule] == 1 else _step_of_several
     return make(at, order(shape.schedule, shape.ranks, shape.microbatches, len(shape.took_ns)))
 
 
-def _hosted(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]:
+def _with_host_times(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]:
     """With the host's time before posts and actions, the first of which begins so late in the step.
 
     What it takes from a message's end on follows the wait for it; the rest, if any, is done while it waits.
@@ -80,17 +80,17 @@ def _hosted(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]
             if first is not None:
                 ns, first = first, None
             after = min(host.wake_ns, ns) if waits else 0
-            yield _idle(ns - after)
+            yield _idle_work(ns - after)
             yield from (Wait(wait.key, host.wake_ns - after) for wait in waits)
-            yield _idle(after)
+            yield _idle_work(after)
             waits.clear()
         yield move
     yield from waits
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
-    """Whose moves of which step."""
+class _StepOfRank:
+    """A step of one rank, whose moves are made."""
 
     shape: Shape
     replica: Replica
@@ -112,7 +112,7 @@ class _At:
         return Launch(key, self.shape.hop_ns, "send_recv", self.shape.bytes, lane=lane)
 
 
-def _average(at: _At) -> Iterator[Move]:
+def _average(at: _StepOfRank) -> Iterator[Move]:
     """Gradients with the replicas, once they are all there."""
     launches = [
         Launch(
@@ -124,7 +124,7 @@ def _average(at: _At) -> Iterator[Move]:
     yield from (Wait(launch.key) for launch in launches)
 
 
-def _step_of_several(at: _At, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
+def _step_of_several(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
     """Torch's order of posting and waiting where ranks hold several stages."""
     holders, sent = at.shape.holders, list[Hashable]()
     for turn in turns(orders, holders)[at.rank]:
@@ -148,13 +148,13 @@ def _is_made(action: StageAction, shape: Shape) -> bool:
     return action.kind in shape.took_ns[action.stage]
 
 
-def _step(at: _At, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
+def _step(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
     """Torch's order of posting and waiting with a stage on each rank."""
-    rank, own, last = at.rank, orders[at.rank], at.shape.ranks - 1
+    rank, actions, last = at.rank, orders[at.rank], at.shape.ranks - 1
     blocks = at.shape.schedule == "1f1b"
     sent: list[Hashable] = []  # not waited for yet
     behind: Launch | None = None  # a send that goes out together with the next receive
-    for place, action in enumerate(own):
+    for place, action in enumerate(actions):
         source = rank - 1 if action.kind == FORWARD else rank + 1
         posted = [behind] if behind is not None else []
         if 0 <= source <= last:
@@ -169,17 +169,17 @@ def _step(at: _At, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
             sent = []
         if 0 <= target <= last:
             message = at.message(action, rank, target)
-            following = own[place + 1] if place + 1 < len(own) else None
+            following = actions[place + 1] if place + 1 < len(actions) else None
             if blocks and following is not None and following.kind != action.kind:
                 behind = message
             else:
                 yield message
                 sent.append(message.key)
-        if not blocks and place + 1 < len(own) and own[place + 1].kind != action.kind:
+        if not blocks and place + 1 < len(actions) and actions[place + 1].kind != action.kind:
             yield from (Wait(key) for key in sent)
             sent = []
     yield from (Wait(key) for key in sent)
 
 
-def _idle(ns: int) -> Work:
+def _idle_work(ns: int) -> Work:
     return Work(ns, idle_ns=ns)

@@ -21,30 +21,30 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, subtract, total, union, within
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines.hosts import Hosted, hosted
+from overlaplab.simulate.pipelines.hosts import Hosted, follow_moves
 from overlaplab.simulate.pipelines.layers import is_layer, labelled_layers, labels_within
 from overlaplab.simulate.pipelines.moves import bare_moves
-from overlaplab.simulate.pipelines.shape import PLAYED, Bucket, Host, Labelled, Shape
+from overlaplab.simulate.pipelines.shape import PLAYED, AveragedBucket, Host, Labelled, Shape
 from overlaplab.simulate.pipelines.times import UPDATE
 from overlaplab.simulate.player import Launch, Move
 
 
 @once_per_run
 def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
-    """Of each of the run's pipelines, the shape of each recorded step.
+    """The shape of each recorded step, for each of the run's pipelines.
 
     Raises `OverlaplabError` where it cannot be played: a stage's trace missing, or messages whose ends are not known.
     """
-    known = run.manifest.pipeline if run.manifest else None
-    if run.manifest is None or known is None:
+    plan = run.manifest.pipeline if run.manifest else None
+    if run.manifest is None or plan is None:
         raise OverlaplabError("no run.json tells its stages", path=run.path)
-    if known.schedule not in PLAYED:
-        raise OverlaplabError(f"{known.schedule} is not predicted", path=run.path)
-    ranks = 1 + max(stage.rank for stage in known.stages)
-    found = pipelines(run)
-    for places in found or [[]]:
+    if plan.schedule not in PLAYED:
+        raise OverlaplabError(f"{plan.schedule} is not predicted", path=run.path)
+    ranks = 1 + max(stage.rank for stage in plan.stages)
+    pipeline_places = pipelines(run)
+    for places in pipeline_places or [[]]:
         if len(places) != ranks:
-            of, what = (len(known.stages), "stages") if len(known.stages) == ranks else (ranks, "ranks")
+            of, what = (len(plan.stages), "stages") if len(plan.stages) == ranks else (ranks, "ranks")
             raise OverlaplabError(f"the traces of {len(places)} of {of} {what} are there", path=run.path)
     if pipeline(run)["wait_ns"].isna().any():
         raise OverlaplabError(
@@ -57,18 +57,18 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     if hops.empty:
         raise OverlaplabError("its traces hold no messages", path=run.path)
     hop_ns, size = _hop_ns(hops), int(hops["bytes"].max())
-    link, replicas = run.manifest.emulated_link, len(found)
-    averages = _averages(run, found) if replicas > 1 else ()
-    counts = tuple(sum(map(is_layer, stage.units)) for stage in known.stages)
+    link, replicas = run.manifest.emulated_link, len(pipeline_places)
+    averages = _averages(run, pipeline_places) if replicas > 1 else ()
+    counts = tuple(sum(map(is_layer, stage.units)) for stage in plan.stages)
     shapes = []
-    for number, places in enumerate(found):
+    for number, places in enumerate(pipeline_places):
         table = pipeline(run)
         table = table[table["pipeline"] == number]
-        every = [list(_steps(run, places, table, known, rank)) for rank in range(ranks)]
+        every = [list(_steps(run, places, table, plan, rank)) for rank in range(ranks)]
         shapes.append(
             tuple(
                 replace(
-                    _shape(known, steps, counts, hidden=run.manifest.hides_host),
+                    _shape(plan, steps, counts, hidden=run.manifest.hides_host),
                     hop_ns=hop_ns,
                     bytes=size,
                     link=link and replace(link, world_size=replicas),
@@ -93,11 +93,11 @@ def _hop_ns(hops: pd.DataFrame) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _RankStep:
     """One rank's step."""
 
     took_ns: dict[int, dict[str, int]]
-    """Of each of its stages what its actions and updates take."""
+    """What the actions and updates of each of its stages take."""
     idle_ns: dict[int, dict[str, int]]
     """What of the actions is without computation."""
     layers: Labelled | None
@@ -107,120 +107,122 @@ class _Step:
     """Before the first post or action, and beside updates and averages at the end."""
 
 
-def _shape(known: Pipeline, steps: Sequence[_Step], counts: tuple[int, ...], *, hidden: bool) -> Shape:
-    """Of one step, without its messages."""
-    holders = [steps[stage.rank] for stage in known.stages]
+def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], *, hidden: bool) -> Shape:
+    """The shape of one step, without its messages."""
+    holders = [steps[stage.rank] for stage in plan.stages]
     shape = Shape(
-        schedule=known.schedule,
-        microbatches=known.microbatches,
-        took_ns=tuple(own.took_ns[stage] for stage, own in enumerate(holders)),
-        idle_ns=tuple(own.idle_ns[stage] for stage, own in enumerate(holders)),
-        hosts=tuple(own.host for own in steps),
-        around_ns=tuple(own.around_ns for own in steps),
+        schedule=plan.schedule,
+        microbatches=plan.microbatches,
+        took_ns=tuple(holder.took_ns[stage] for stage, holder in enumerate(holders)),
+        idle_ns=tuple(holder.idle_ns[stage] for stage, holder in enumerate(holders)),
+        hosts=tuple(step.host for step in steps),
+        around_ns=tuple(step.around_ns for step in steps),
         hop_ns=0,
         bytes=0,
         hides_host=hidden,
     )
-    layers = [own.layers for own in holders if own.layers is not None]
+    layers = [holder.layers for holder in holders if holder.layers is not None]
     if not all(counts) or len(layers) < len(holders):
         return shape
-    outer = [(is_layer(stage.units[0]), is_layer(stage.units[-1])) for stage in known.stages]
+    outer = [(is_layer(stage.units[0]), is_layer(stage.units[-1])) for stage in plan.stages]
     return shape.with_labelled_layers(counts, layers, outer)
 
 
-def _averages(run: Run, found: Sequence[Sequence[int]]) -> tuple[tuple[Bucket, ...], ...]:
-    """Of each rank along the pipeline the buckets that it averages with its replicas, in order of launch."""
+def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[AveragedBucket, ...], ...]:
+    """The buckets that each rank along the pipeline averages with its replicas, in order of launch."""
     rows = arrivals(run)
     axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
-    own = rows[(axes == "dp") & (rows["kind"] == "all_reduce") & (rows["last_ns"] != UNKNOWN_NS)]
+    averages = rows[(axes == "dp") & (rows["kind"] == "all_reduce") & (rows["last_ns"] != UNKNOWN_NS)]
     buckets = []
-    for members in zip(*found, strict=True):
+    for members in zip(*pipeline_places, strict=True):
         by_step = [
             launched[["bytes", "took_ns"]].to_numpy()
             for place in members
             for window in step_windows(run.traces[place])
-            if len(launched := _launched(own, place, window, int(corrections(run)[place])))
+            if len(launched := _rows_in_step(averages, place, window, int(corrections(run)[place])))
         ]
         if not by_step or len({len(each) for each in by_step}) > 1:
             raise OverlaplabError("its traces do not tell all averages of its replicas", path=run.path)
-        buckets.append(tuple(Bucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
+        buckets.append(tuple(AveragedBucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
     return tuple(buckets)
 
 
-def _launched(rows: pd.DataFrame, place: int, window: Window, offset: int) -> pd.DataFrame:
+def _rows_in_step(rows: pd.DataFrame, place: int, window: Window, offset: int) -> pd.DataFrame:
     """The rows of a trace that began in a step, with `took_ns`."""
     begun = rows["start_ns"] + offset
-    own = rows[(rows["trace"] == place) & (begun >= window.start_ns) & (begun < window.end_ns)]
-    return own.assign(took_ns=own["end_ns"] - own["last_ns"]).sort_values("start_ns")
+    in_step = rows[(rows["trace"] == place) & (begun >= window.start_ns) & (begun < window.end_ns)]
+    return in_step.assign(took_ns=in_step["end_ns"] - in_step["last_ns"]).sort_values("start_ns")
 
 
-def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, known: Pipeline, rank: int) -> Iterator[_Step]:
-    """Of each of a rank's steps in which all actions are there."""
+def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline, rank: int) -> Iterator[_RankStep]:
+    """A rank's steps, in which all actions have to be there."""
     place = places[rank]
     trace, rows, offset = run.traces[place], arrivals(run), int(corrections(run)[place])
-    own = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
+    messages = rows[(rows["trace"] == place) & rows["message"] & (rows["start_ns"] != UNKNOWN_NS)]
     averaging = [label for label in engine_labels(trace) if label.word == "wait"] if len(pipelines(run)) > 1 else []
     blocked = union(
-        [*(own["start_ns"] + offset), *(label.start_ns for label in averaging)],
-        [*(own["end_ns"] + offset), *(label.end_ns for label in averaging)],
+        [*(messages["start_ns"] + offset), *(label.start_ns for label in averaging)],
+        [*(messages["end_ns"] + offset), *(label.end_ns for label in averaging)],
     )
-    stages = [number for number, stage in enumerate(known.stages) if stage.rank == rank]
-    unit_of = {unit: number for number in stages for unit in known.stages[number].units}
-    bare = _bare_moves(known, rank)
+    stages = [number for number, stage in enumerate(plan.stages) if stage.rank == rank]
+    unit_of = {unit: number for number in stages for unit in plan.stages[number].units}
+    bare = _bare_moves(plan, rank)
     for window in step_windows(trace):
         step = table[table["stage"].isin(stages) & (table["step"] == window.step)].sort_values("start_ns")
         starts = step["begun_ns"].to_numpy(np.int64) + run.traces[0].origin_ns + offset
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - within(activity(trace).compute, starts, ends)
-        took, idles = _took(run, known, stages, step, ends - starts, idle)
+        took, idles = _stage_times(run, plan, stages, step, ends - starts, idle)
         updates = labels_within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
-        found = _followed(bare, window, own, offset, places, list(zip(starts.tolist(), ends.tolist(), strict=True)))
-        if found is None:
+        host_times = _follow_host(
+            bare, window, messages, offset, places, list(zip(starts.tolist(), ends.tolist(), strict=True))
+        )
+        if host_times is None:
             between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
-            found = Hosted(
+            host_times = Hosted(
                 Host(begin_ns=round(between)), _free(blocked, window.start_ns, int(starts[0])), int(ends[-1])
             )
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
-        after = max(_free(blocked, found.last_ns, window.end_ns) - updated_ns, 0)
-        layers = labelled_layers(trace, window, known, took)
-        yield _Step(took, idles, layers, found.host, (found.before_ns, after))
+        after = max(_free(blocked, host_times.last_ns, window.end_ns) - updated_ns, 0)
+        layers = labelled_layers(trace, window, plan, took)
+        yield _RankStep(took, idles, layers, host_times.host, (host_times.before_ns, after))
 
 
-def _took(
+def _stage_times(
     run: Run,
-    known: Pipeline,
+    plan: Pipeline,
     stages: Sequence[int],
     step: pd.DataFrame,
     took_ns: NDArray[np.int64],
     idle_ns: NDArray[np.int64],
 ) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
-    """Of each stage what its actions take in the mean, by kind, and what of it is idle; updates are 0."""
-    kinds = (FORWARD, INPUT, WEIGHT) if known.schedule == "zbv" else (FORWARD, BACKWARD)
+    """What each stage's actions take in the mean, by kind, and what of it is idle; updates are 0."""
+    kinds = (FORWARD, INPUT, WEIGHT) if plan.schedule == "zbv" else (FORWARD, BACKWARD)
     took: dict[int, dict[str, int]] = {}
     idles: dict[int, dict[str, int]] = {}
     for stage in stages:
         at = (step["stage"] == stage).to_numpy(dtype=bool)
-        if at.sum() != len(kinds) * known.microbatches:
+        if at.sum() != len(kinds) * plan.microbatches:
             raise OverlaplabError(
-                f"stage {stage} has {at.sum()} of {len(kinds) * known.microbatches} actions in a step",
+                f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step",
                 path=run.path,
             )
         of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
-        took[stage] = {kind: round(took_ns[own].mean()) for kind, own in of.items()} | {UPDATE: 0}
-        idles[stage] = {kind: round(idle_ns[own].mean()) for kind, own in of.items()}
+        took[stage] = {kind: round(took_ns[chosen].mean()) for kind, chosen in of.items()} | {UPDATE: 0}
+        idles[stage] = {kind: round(idle_ns[chosen].mean()) for kind, chosen in of.items()}
     return took, idles
 
 
-def _bare_moves(known: Pipeline, rank: int) -> list[Move]:
+def _bare_moves(plan: Pipeline, rank: int) -> list[Move]:
     """What the rank does in a step, in the schedule's order."""
-    kinds = (FORWARD, INPUT, WEIGHT) if known.schedule == "zbv" else (FORWARD, BACKWARD)
-    nothing = (dict.fromkeys((*kinds, UPDATE), 0),) * len(known.stages)
-    ranks = 1 + max(stage.rank for stage in known.stages)
+    kinds = (FORWARD, INPUT, WEIGHT) if plan.schedule == "zbv" else (FORWARD, BACKWARD)
+    nothing = (dict.fromkeys((*kinds, UPDATE), 0),) * len(plan.stages)
+    ranks = 1 + max(stage.rank for stage in plan.stages)
     shape = Shape(
-        schedule=known.schedule,
-        microbatches=known.microbatches,
+        schedule=plan.schedule,
+        microbatches=plan.microbatches,
         took_ns=nothing,
         idle_ns=nothing,
         hosts=(Host(),) * ranks,
@@ -231,7 +233,7 @@ def _bare_moves(known: Pipeline, rank: int) -> list[Move]:
     return bare_moves(shape, rank)
 
 
-def _followed(
+def _follow_host(
     bare: Sequence[Move],
     window: Window,
     rows: pd.DataFrame,
@@ -241,15 +243,17 @@ def _followed(
 ) -> Hosted | None:
     """What the host took in the step; None where the rank's messages, `rows`, are not labelled as these moves post."""
     begun = rows["launch_ns"] + offset
-    own = rows[(rows["launch_ns"] != UNKNOWN_NS) & (begun >= window.start_ns) & (begun < window.end_ns)]
-    own = own.sort_values("launch_ns", kind="stable")
+    posted_rows = rows[(rows["launch_ns"] != UNKNOWN_NS) & (begun >= window.start_ns) & (begun < window.end_ns)]
+    posted_rows = posted_rows.sort_values("launch_ns", kind="stable")
     lanes = [move.lane for move in bare if isinstance(move, Launch) and move.lane is not None]
     named = [{"{}-{}".format(*lane), "{}-{}".format(*(places[end] for end in lane))} for lane in lanes]
-    told = own["group"].str.extract(r":(\d+-\d+)", expand=False)
-    if len(told) != len(lanes) or any(name not in either for name, either in zip(told, named, strict=True)):
+    recorded_lanes = posted_rows["group"].str.extract(r":(\d+-\d+)", expand=False)
+    if len(recorded_lanes) != len(lanes) or any(
+        name not in either for name, either in zip(recorded_lanes, named, strict=True)
+    ):
         return None
-    posted = zip((own["launch_ns"] + offset).tolist(), (own["end_ns"] + offset).tolist(), strict=True)
-    return hosted(bare, window.start_ns, list(posted), actions)
+    posted = zip((posted_rows["launch_ns"] + offset).tolist(), (posted_rows["end_ns"] + offset).tolist(), strict=True)
+    return follow_moves(bare, window.start_ns, list(posted), actions)
 
 
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:

@@ -41,7 +41,7 @@ PLAYED = tuple(PER_RANK)
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class AveragedBucket:
     """Gradients that a rank averages with its replicas, after the last action."""
 
     bytes: int
@@ -77,26 +77,26 @@ class Shape:
     schedule: str
     microbatches: int
     took_ns: tuple[Mapping[str, int], ...]
-    """Of each stage, how long its actions take, by kind, and the optimizer's updates (`update`)."""
+    """How long the actions of each stage take, by kind, and the optimizer's updates (`update`)."""
     idle_ns: tuple[Mapping[str, int], ...]
     """What of each action nothing is computed in, by kind: the host's own."""
     hosts: tuple[Host, ...]
-    """Of each rank."""
+    """The host of each rank."""
     around_ns: tuple[tuple[int, int], ...]
-    """Of each rank, what it does in the step before the first post or action, and beside the updates at the end."""
+    """What each rank does in the step before the first post or action, and beside the updates at the end."""
     hop_ns: int
     """How long a message occupies the link."""
     bytes: int
-    """Of a message."""
+    """The size of a message."""
     link: Link | None = None
     layers: tuple[int, ...] = ()
-    """Of each stage; empty where that, or what a layer takes, is not known."""
+    """The layers of each stage; empty where that, or what a layer takes, is not known."""
     layer_ns: tuple[Mapping[str, int], ...] = ()
-    """Of each stage, what one of its layers takes, by the keys of `took_ns`; backward passes are whole."""
+    """What a layer of each stage takes, by the keys of `took_ns`; backward passes are whole."""
     hides_host: bool = False
     """Whether the device makes up for what the host takes; see [Note: a device that keeps a schedule]."""
-    buckets: tuple[tuple[Bucket, ...], ...] = ()
-    """Of each rank; empty without replicas."""
+    buckets: tuple[tuple[AveragedBucket, ...], ...] = ()
+    """The buckets of each rank; empty without replicas."""
 
     @property
     def ranks(self) -> int:
@@ -105,7 +105,7 @@ class Shape:
 
     @property
     def holders(self) -> list[int]:
-        """Of each stage its rank."""
+        """The rank of each stage."""
         return ranks_of_stages(self.schedule, self.ranks, len(self.took_ns))
 
     def with_schedule(self, schedule: str, layers: Sequence[int]) -> Shape:
@@ -116,14 +116,14 @@ class Shape:
         cut = bool(layers) and tuple(layers) != self.layers
         if schedule == self.schedule and not cut:
             return self
-        shape = self._by_itself()
+        shape = self._add_host_time()
         if cut or schedule != "zbv":
-            shape = shape._halved(False)
+            shape = shape._split_backward(False)
         if cut and len(layers) == len(self.took_ns):
             shape = shape.with_layers(layers)
         elif cut:
             shape = shape._cut_anew(ranks_of_stages(schedule, self.ranks, len(layers)), layers)
-        return replace(shape._halved(schedule == "zbv"), schedule=schedule)._by_itself(-1)
+        return replace(shape._split_backward(schedule == "zbv"), schedule=schedule)._add_host_time(-1)
 
     def with_labelled_layers(
         self, counts: tuple[int, ...], labelled: Sequence[Labelled], outer: Sequence[tuple[bool, bool]]
@@ -134,22 +134,22 @@ class Shape:
         an action makes up for the host, before the action and in it. Where labels tell no backward passes, a rank's
         layers have the same share of those as of its forward passes.
         """
-        whole, holders, hosts = self._by_itself()._halved(False), self.holders, self._host_ns()
+        whole, holders, hosts = self._add_host_time()._split_backward(False), self.holders, self._host_ns()
         layer_ns = []
         for stage, holder in enumerate(holders):
-            own = [other for other, rank in enumerate(holders) if rank == holder]
-            number, layer = sum(counts[other] for other in own), dict(labelled[stage].layer_ns)
+            stages = [other for other, rank in enumerate(holders) if rank == holder]
+            number, layer = sum(counts[other] for other in stages), dict(labelled[stage].layer_ns)
             for kind, end in ((FORWARD, 0), (BACKWARD, 1)):
                 if self.hides_host and kind in layer:
                     host_ns = hosts[stage] + labelled[stage].beside_ns[kind]
-                    layer[kind] += sum(outer[other][end] for other in own) * host_ns // number
-            forward, backward = (sum(whole.took_ns[other][kind] for other in own) for kind in (FORWARD, BACKWARD))
+                    layer[kind] += sum(outer[other][end] for other in stages) * host_ns // number
+            forward, backward = (sum(whole.took_ns[other][kind] for other in stages) for kind in (FORWARD, BACKWARD))
             layer.setdefault(BACKWARD, round(layer[FORWARD] * backward / max(forward, 1)))
             layer_ns.append({UPDATE: 0} | layer)
         return replace(self, layers=counts, layer_ns=tuple(layer_ns))
 
     def _host_ns(self) -> list[int]:
-        """Of each stage, what its rank's host takes between two actions in the mean, without waits."""
+        """What the host of each stage's rank takes between two actions in the mean, without waits."""
         holders = self.holders
         posts, actions = ([0] * self.ranks for _ in range(2))
         for stage, (rank, took) in enumerate(zip(holders, self.took_ns, strict=True)):
@@ -157,28 +157,28 @@ class Shape:
             posts[rank] += 2 * sum(other != rank for other in neighbours)
             actions[rank] += len(took) - (UPDATE in took)
         means = [
-            host.begin_ns + host.post_ns * sent // max(own, 1)
-            for host, sent, own in zip(self.hosts, posts, actions, strict=True)
+            host.begin_ns + host.post_ns * sent // max(count, 1)
+            for host, sent, count in zip(self.hosts, posts, actions, strict=True)
         ]
         return [means[rank] for rank in holders]
 
-    def _by_itself(self, sign: int = 1) -> Shape:
-        """With what the device takes by itself as actions; `sign` -1: the other way round."""
+    def _add_host_time(self, sign: int = 1) -> Shape:
+        """Count the host's time into actions on a device that makes up for it; `sign` -1 takes it out again."""
         if not self.hides_host:
             return self
         took_ns = []
-        for own, host in zip(self.took_ns, self._host_ns(), strict=True):
-            took = {kind: ns if kind == UPDATE else ns + sign * host for kind, ns in own.items()}
+        for stage_took, host in zip(self.took_ns, self._host_ns(), strict=True):
+            took = {kind: ns if kind == UPDATE else ns + sign * host for kind, ns in stage_took.items()}
             if took.get(INPUT, 0) < 0:  # of the first stage, which makes up for it in the other half
                 took[WEIGHT] += took[INPUT]
             took_ns.append({kind: max(ns, 0) for kind, ns in took.items()})
         idle_ns = tuple(
-            {kind: min(ns, took[kind]) for kind, ns in own.items()}
-            for own, took in zip(self.idle_ns, took_ns, strict=True)
+            {kind: min(ns, took[kind]) for kind, ns in stage_idle.items()}
+            for stage_idle, took in zip(self.idle_ns, took_ns, strict=True)
         )
         return replace(self, took_ns=tuple(took_ns), idle_ns=idle_ns)
 
-    def _halved(self, halves: bool) -> Shape:
+    def _split_backward(self, halves: bool) -> Shape:
         """With whole backward passes, or their halves."""
         parts = [
             split_backward(took, idle, halves, stage == 0, hidden=self.hides_host)
@@ -191,16 +191,18 @@ class Shape:
         """With another number of stages."""
         layer_of = dict(zip(self.holders, self.layer_ns, strict=True))  # of each rank
         rests = [
-            {kind: ns - count * layer.get(kind, 0) for kind, ns in own.items()}
-            for own, layer, count in zip(self.took_ns, self.layer_ns, self.layers, strict=True)
+            {kind: ns - count * layer.get(kind, 0) for kind, ns in stage_took.items()}
+            for stage_took, layer, count in zip(self.took_ns, self.layer_ns, self.layers, strict=True)
         ]
-        idle = mean_times([dict.fromkeys(own, 0) if self.hides_host else own for own in self.idle_ns])
+        idle = mean_times(
+            [dict.fromkeys(stage_idle, 0) if self.hides_host else stage_idle for stage_idle in self.idle_ns]
+        )
         between = mean_times(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
         took, idles = [], []
         for stage, (holder, count) in enumerate(zip(holders, layers, strict=True)):
-            rest = rests[0] if stage == 0 else rests[-1] if stage == len(layers) - 1 else between
+            outer_ns = rests[0] if stage == 0 else rests[-1] if stage == len(layers) - 1 else between
             layer = layer_of[holder]
-            took.append({kind: max(ns + count * layer.get(kind, 0), 0) for kind, ns in rest.items()})
+            took.append({kind: max(ns + count * layer.get(kind, 0), 0) for kind, ns in outer_ns.items()})
             idles.append({kind: min(ns, took[-1][kind]) for kind, ns in idle.items()})
         return replace(
             self,
@@ -211,20 +213,20 @@ class Shape:
         )
 
     def with_microbatches(self, number: int) -> Shape:
-        """As many samples in other microbatches: computation and messages change in proportion."""
+        """The same samples in other microbatches: computation and messages change in proportion."""
         scale = self.microbatches / number
         size = round(self.bytes * scale)
-        own = self._by_itself()
-        fixed = [{} for _ in own.idle_ns] if self.hides_host else own.idle_ns
-        took = tuple(scaled_times(times, idle, scale) for times, idle in zip(own.took_ns, fixed, strict=True))
+        shape = self._add_host_time()
+        fixed = [{} for _ in shape.idle_ns] if self.hides_host else shape.idle_ns
+        took = tuple(scaled_times(times, idle, scale) for times, idle in zip(shape.took_ns, fixed, strict=True))
         return replace(
-            own,
+            shape,
             microbatches=number,
             took_ns=took,
             layer_ns=tuple(scaled_times(times, {}, scale) for times in self.layer_ns),
             hop_ns=self._hop_ns(size, self.link),
             bytes=size,
-        )._by_itself(-1)
+        )._add_host_time(-1)
 
     def with_link(self, link: Link) -> Shape:
         """Behind another link."""
@@ -232,14 +234,16 @@ class Shape:
             self,
             hop_ns=self._hop_ns(self.bytes, link),
             link=link,
-            buckets=tuple(tuple(self._averaged(bucket, link) for bucket in own) for own in self.buckets),
+            buckets=tuple(
+                tuple(self._retime_bucket(bucket, link) for bucket in rank_buckets) for rank_buckets in self.buckets
+            ),
         )
 
     def with_layers(self, layers: Sequence[int]) -> Shape:
         """Other numbers of layers in the stages; a layer takes as long as the others of its new stage."""
         took = tuple(
-            {kind: max(ns + (new - old) * layer[kind], 0) for kind, ns in own.items()}
-            for own, layer, new, old in zip(self.took_ns, self.layer_ns, layers, self.layers, strict=True)
+            {kind: max(ns + (new - old) * layer[kind], 0) for kind, ns in stage_took.items()}
+            for stage_took, layer, new, old in zip(self.took_ns, self.layer_ns, layers, self.layers, strict=True)
         )
         return replace(self, took_ns=took, layers=tuple(layers))
 
@@ -247,9 +251,9 @@ class Shape:
     def even(self) -> tuple[int, ...]:
         """The numbers of layers with which the slowest stage is fastest; one layer after the other moves there."""
         layers = list(self.layers)
-        per_layer = [actions_ns(own) for own in self.layer_ns]
+        per_layer = [actions_ns(stage_layer) for stage_layer in self.layer_ns]
         while True:
-            times = [actions_ns(own) for own in self.with_layers(layers).took_ns]
+            times = [actions_ns(stage_took) for stage_took in self.with_layers(layers).took_ns]
             slow = times.index(max(times))
             fast = min(range(len(layers)), key=lambda stage: times[stage] + per_layer[stage])
             if layers[slow] == 1 or times[fast] + per_layer[fast] >= times[slow]:
@@ -263,7 +267,7 @@ class Shape:
             return self.hop_ns
         return max(self.hop_ns - message_ns(self.bytes, self.link) + message_ns(size, link), 0)
 
-    def _averaged(self, bucket: Bucket, link: Link) -> Bucket:
+    def _retime_bucket(self, bucket: AveragedBucket, link: Link) -> AveragedBucket:
         """Behind another link, as late as it was. `world_size` of links is the number of replicas."""
         if self.link is None:
             return bucket

@@ -21,7 +21,7 @@ _Times: TypeAlias = Mapping[str, int]
 
 def mean_times(tables: Sequence[_Times]) -> dict[str, int]:
     """The mean of each kind."""
-    return {kind: round(fmean(own[kind] for own in tables)) for kind in tables[0]}
+    return {kind: round(fmean(table[kind] for table in tables)) for kind in tables[0]}
 
 
 def split_backward(took: _Times, idle: _Times, halves: bool, first: bool, *, hidden: bool) -> tuple[_Times, _Times]:
@@ -30,22 +30,24 @@ def split_backward(took: _Times, idle: _Times, halves: bool, first: bool, *, hid
     `hidden`: the device makes up for the host's.
     """
     if halves and BACKWARD in took:
-        own = 0 if hidden else idle[BACKWARD]
-        inputs = 0 if first else (took[BACKWARD] - own) // 2 + own
-        rest = took[BACKWARD] - inputs + (0 if first else own)
+        host_ns = 0 if hidden else idle[BACKWARD]
+        inputs = 0 if first else (took[BACKWARD] - host_ns) // 2 + host_ns
+        weight_ns = took[BACKWARD] - inputs + (0 if first else host_ns)
         return (
-            _without(took, BACKWARD) | {INPUT: inputs, WEIGHT: rest},
-            _without(idle, BACKWARD) | {INPUT: min(idle[BACKWARD], inputs), WEIGHT: min(idle[BACKWARD], rest)},
+            _drop_kinds(took, BACKWARD) | {INPUT: inputs, WEIGHT: weight_ns},
+            _drop_kinds(idle, BACKWARD) | {INPUT: min(idle[BACKWARD], inputs), WEIGHT: min(idle[BACKWARD], weight_ns)},
         )
     if not halves and INPUT in took:
-        own = idle[WEIGHT if first else INPUT]
+        host_ns = idle[WEIGHT if first else INPUT]
         both = took[INPUT] + took[WEIGHT]
-        whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + own
-        return _without(took, INPUT, WEIGHT) | {BACKWARD: whole}, _without(idle, INPUT, WEIGHT) | {BACKWARD: own}
+        whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + host_ns
+        return _drop_kinds(took, INPUT, WEIGHT) | {BACKWARD: whole}, _drop_kinds(idle, INPUT, WEIGHT) | {
+            BACKWARD: host_ns
+        }
     return took, idle
 
 
-def _without(took: _Times, *kinds: str) -> dict[str, int]:
+def _drop_kinds(took: _Times, *kinds: str) -> dict[str, int]:
     return {kind: ns for kind, ns in took.items() if kind not in kinds}
 
 

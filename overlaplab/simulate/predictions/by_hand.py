@@ -23,34 +23,34 @@ class Hop:
     number: int
     """From 0; a rank may have nothing to do in some."""
     kind: str
-    """Of the half that the hop belongs to."""
+    """The collective that the hop's half makes."""
     sends: tuple[int, int] | None = None
     """A chunk, and the rank that it goes to."""
     receives: tuple[int, int] | None = None
     """A chunk, and the rank that it comes from."""
 
 
-def hops_of(launch: Launch, rank: int, ranks: int) -> Iterator[Hop]:
+def rank_hops(launch: Launch, rank: int, ranks: int) -> Iterator[Hop]:
     """One rank's hops of a collective by hand, in order."""
     match launch.hops:
         case "ring":
             for hop in range(2 * (ranks - 1)):
-                gathers, own = divmod(hop, ranks - 1)
-                sends = (rank - own - 1 + gathers) % ranks
+                gathers, half_hop = divmod(hop, ranks - 1)
+                sends = (rank - half_hop - 1 + gathers) % ranks
                 kind = "all_gather" if gathers else "reduce_scatter"
                 yield Hop(hop, kind, (sends, (rank + 1) % ranks), ((sends - 1) % ranks, (rank - 1) % ranks))
         case "tree":
-            yield from _of_tree(rank, ranks)
+            yield from _tree_hops(rank, ranks)
 
 
-def _of_tree(rank: int, ranks: int) -> Iterator[Hop]:
+def _tree_hops(rank: int, ranks: int) -> Iterator[Hop]:
     """Up a binomial tree to rank 0, each odd multiple of a distance sending to the rank so far before it; then down."""
     distances = [1 << power for power in range((ranks - 1).bit_length())]
     for hop, distance in enumerate((*distances, *reversed(distances))):
         up = hop < len(distances)
-        times, rest = divmod(rank, distance)
+        times, remainder = divmod(rank, distance)
         peer = rank - distance if times % 2 else rank + distance
-        if rest or peer >= ranks:
+        if remainder or peer >= ranks:
             continue
         sends = (times % 2 == 1) == up
         kind = "reduce" if up else "broadcast"
@@ -58,7 +58,7 @@ def _of_tree(rank: int, ranks: int) -> Iterator[Hop]:
 
 
 def chunk_bytes(launch: Launch, chunk: int, ranks: int, item: int) -> int:
-    """Of a ring's chunk, whose elements of `item` bytes differ by one in number; else of the whole tensor."""
+    """The bytes of a ring's chunk, whose elements of `item` bytes differ by one in number; else of the whole tensor."""
     if launch.hops != "ring":
         return launch.bytes
     each, more = divmod(launch.bytes // item, ranks)
@@ -73,12 +73,12 @@ class HopEvents:
         self._rank, self._ranks, self._dtype, self._item, self._link = rank, ranks, dtype, item, link
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def of(self, launch: Launch, ran: tuple[int, int]) -> Iterator[Event]:
+    def events(self, launch: Launch, ran: tuple[int, int]) -> Iterator[Event]:
         """Those of a collective that ran from start to end, made by a thread beside the one that computes."""
         start, end = ran
         count = hop_count(self._ranks, launch.hops or "")
-        for hop in hops_of(launch, self._rank, self._ranks):
-            own = start + (end - start) * hop.number // count, start + (end - start) * (hop.number + 1) // count
+        for hop in rank_hops(launch, self._rank, self._ranks):
+            hop_ns = start + (end - start) * hop.number // count, start + (end - start) * (hop.number + 1) // count
             sends, receives = (
                 message and (message[0], message[1], chunk_bytes(launch, message[0], self._ranks, self._item))
                 for message in (hop.sends, hop.receives)
@@ -86,11 +86,11 @@ class HopEvents:
             sends, receives = (message if message and message[2] else None for message in (sends, receives))
             if sends is None and receives is None:
                 continue
-            yield Event(BY_HAND, _label(launch, hop, sends, receives), *own)
+            yield Event(BY_HAND, _label(launch, hop, sends, receives), *hop_ns)
             if sends is not None:
-                yield from self._message(own, (self._rank, sends[1]), sends[2])
+                yield from self._message(hop_ns, (self._rank, sends[1]), sends[2])
             if receives is not None:
-                yield from self._message(own, (receives[1], self._rank), receives[2])
+                yield from self._message(hop_ns, (receives[1], self._rank), receives[2])
 
     def _message(self, ran: tuple[int, int], lane: tuple[int, int], num_bytes: int) -> Iterator[Event]:
         number = self._numbers.get(lane, 0)

@@ -24,10 +24,10 @@ from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
 from overlaplab.simulate.assign import MIB
-from overlaplab.simulate.gpus.buckets import Recut, recut
-from overlaplab.simulate.gpus.edit import Edit
-from overlaplab.simulate.gpus.gathers import prefetched
-from overlaplab.simulate.gpus.slowdown import slowed
+from overlaplab.simulate.gpus.buckets import DeviceEdits, recut
+from overlaplab.simulate.gpus.edit import RankEdit
+from overlaplab.simulate.gpus.gathers import prefetch_edits
+from overlaplab.simulate.gpus.slowdown import with_slowdowns
 from overlaplab.simulate.gpus.streams import (
     DevicePrograms,
     device_programs,
@@ -36,7 +36,7 @@ from overlaplab.simulate.gpus.streams import (
     noted_times,
 )
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
-from overlaplab.simulate.predictions.error import Interval, interval_of
+from overlaplab.simulate.predictions.error import Interval, prediction_interval
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import edited_on_devices
 from overlaplab.simulate.programs.setting import Setting
@@ -55,11 +55,11 @@ class DevicePrediction:
     recorded: DevicePrograms
     changed: DevicePrograms
     recorded_ns: NDArray[np.int64]
-    """As the recorded programs give them."""
+    """What the recorded programs give."""
     predicted_ns: NDArray[np.int64]
     played: Played
     """The changed programs."""
-    cut: Recut
+    cut: DeviceEdits
     """Its other buckets, or other prefetching."""
 
     @property
@@ -74,7 +74,7 @@ class DevicePrediction:
 
     def events(self, rank: int) -> list[Event]:
         """What the rank at this place does."""
-        edit = self.cut.edits[rank] if self.cut.edits else Edit()
+        edit = self.cut.edits[rank] if self.cut.edits else RankEdit()
         return list(_events(self.run.traces[rank], self.changed, self.played, rank, edit))
 
 
@@ -84,11 +84,11 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     link, cut = setting.link, _recut(run, setting)
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
     if link is not None:
-        changed = replace(changed, programs=tuple(_behind(run, changed, link)))
+        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link)))
     changed = edited_on_devices(run, changed, setting.edits)
-    after = _played(run, changed)
-    if (beside := slowed(run, changed)) is not changed:
-        changed, after = beside, _played(run, beside)
+    after = _play_or_refuse(run, changed)
+    if (beside := with_slowdowns(run, changed)) is not changed:
+        changed, after = beside, _play_or_refuse(run, beside)
     return DevicePrediction(
         run=run,
         recorded=programs,
@@ -104,7 +104,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
 def _recorded_steps(run: Run) -> NDArray[np.int64]:
     """How long all steps take as the recorded programs give them."""
     programs = require_device(run)
-    return _spans(programs, _played(run, programs))
+    return _spans(programs, _play_or_refuse(run, programs))
 
 
 def device_manifest(run: Run) -> Manifest:
@@ -120,8 +120,8 @@ def device_interval(
     caps: pd.DataFrame,
     far: Mapping[str, float],
 ) -> Interval:
-    """Around a predicted mean step: see `DevicePrediction` and `interval_of`."""
-    return replace(interval_of(run, mean_ns, replayed_ns, caps, far), transfers_ns=transfers_ns)
+    """Around a predicted mean step: see `DevicePrediction` and `prediction_interval`."""
+    return replace(prediction_interval(run, mean_ns, replayed_ns, caps, far), transfers_ns=transfers_ns)
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:
@@ -147,17 +147,17 @@ def require_device(run: Run) -> DevicePrograms:
     return programs
 
 
-def _recut(run: Run, setting: Setting) -> Recut:
+def _recut(run: Run, setting: Setting) -> DeviceEdits:
     """The buckets that the setting's caps give, or the prefetching that it asks for; as recorded where it does not."""
     if setting.prefetch is not None:
         if setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None:
             raise OverlaplabError("FSDP2 sends no buckets: it has no cap", path=run.path)
-        return Recut(edits=prefetched(run, setting.prefetch), doubt_ns={})
-    own = run.manifest.bucket_cap_mb if run.manifest else None
-    cap = own if setting.bucket_cap_mb is None else setting.bucket_cap_mb
+        return DeviceEdits(edits=prefetch_edits(run, setting.prefetch), doubt_ns={})
+    recorded_cap_mb = run.manifest.bucket_cap_mb if run.manifest else None
+    cap = recorded_cap_mb if setting.bucket_cap_mb is None else setting.bucket_cap_mb
     first = cap if setting.first_bucket_mb is None else setting.first_bucket_mb
     if setting.bucket_cap_mb is None and setting.first_bucket_mb is None:
-        return Recut(edits=(), doubt_ns={})
+        return DeviceEdits(edits=(), doubt_ns={})
     if cap is None or first is None:
         raise OverlaplabError(
             "the cap of its other buckets is not known", path=run.path, remedy="Name --bucket-cap-mb."
@@ -183,27 +183,27 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
     means = [mean_step_ns(run, spans_ns)]
     for sign in (-1, 1):
 
-        def moved(move: Move, sign: int = sign) -> Move:
+        def shift(move: Move, sign: int = sign) -> Move:
             if not isinstance(move, Launch):
                 return move
             return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
 
-        other = replace(programs, programs=tuple(tuple(map(moved, program)) for program in programs.programs))
-        means.append(mean_step_ns(run, _spans(other, _played(run, other))))
+        other = replace(programs, programs=tuple(tuple(map(shift, program)) for program in programs.programs))
+        means.append(mean_step_ns(run, _spans(other, _play_or_refuse(run, other))))
     return round(max(abs(mean - means[0]) for mean in means))
 
 
-def _played(run: Run, programs: DevicePrograms) -> Played:
+def _play_or_refuse(run: Run, programs: DevicePrograms) -> Played:
     try:
         return play(programs.programs)
     except StuckError:
         raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
 
 
-def _behind(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Move, ...]]:
+def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Move, ...]]:
     """With T by the link's formula, as of a ring of so many ranks as each collective has."""
 
-    def moved(move: Move) -> Move:
+    def retime(move: Move) -> Move:
         if not isinstance(move, Launch) or not is_played_together(move):
             return move
         if move.kind not in ROUNDS or move.bytes <= 0:
@@ -215,10 +215,10 @@ def _behind(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Mo
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 
     for program in programs.programs:
-        yield tuple(map(moved, program))
+        yield tuple(map(retime, program))
 
 
-def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: Edit) -> Iterator[Event]:
+def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:
     """One rank's, in order of start."""
     noted = noted_times(programs, played, rank)
     ends = played.ends_ns[programs.steps[rank]]
@@ -229,19 +229,19 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, e
     yield from sorted((*steps, *_device_events(trace, noted, edit)), key=lambda event: (event.start_ns, -event.end_ns))
 
 
-def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: Edit) -> Iterator[Event]:
+def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: RankEdit) -> Iterator[Event]:
     main, names = main_stream(trace), trace.events["name"].tolist()
     collectives, row_of = recorded_collectives(trace), recorded_of_events(trace)
     events = device_events(trace)
-    for place, own in enumerate(events):
+    for place, event in enumerate(events):
         if place in edit.gone:
             continue
         begin, end = noted["begun", place], noted["done", place]
-        if not own.communicates:
-            thread = COMPUTES if own.stream == main else _LAUNCHES + 1 + own.stream
-            yield Event(thread, f"{PREDICTED}{names[own.row]}", begin, end)
+        if not event.communicates:
+            thread = COMPUTES if event.stream == main else _LAUNCHES + 1 + event.stream
+            yield Event(thread, f"{PREDICTED}{names[event.row]}", begin, end)
             continue
-        row = collectives.iloc[int(row_of[own.row])]
+        row = collectives.iloc[int(row_of[event.row])]
         yield from _collective(place, row["kind"], row["dtype"], int(row["bytes"]), (begin, end))
     dtype = next((collectives["dtype"].iloc[int(row_of[events[place].row])] for place in edit.gone), "")
     for place, sent in enumerate(edit.sent, start=len(events)):

@@ -21,7 +21,7 @@ from overlaplab.intervals import Intervals, clip, subtract, union
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
-from overlaplab.simulate.gpus.gathers import prefetched
+from overlaplab.simulate.gpus.gathers import prefetch_edits
 from overlaplab.simulate.predictions.device import (
     DevicePrediction,
     device_interval,
@@ -29,7 +29,7 @@ from overlaplab.simulate.predictions.device import (
     predict_device,
     require_device,
 )
-from overlaplab.simulate.predictions.error import Interval, extrapolated
+from overlaplab.simulate.predictions.error import Interval, extrapolations
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
@@ -39,8 +39,8 @@ Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
 DEPTHS = (1, 2, 3, 4)
 """Units gathered ahead that are tried."""
 _STEP = "ProfilerStep#"
-_DRAWN = 1000
-"""Of a step's length: stretches that are nearer to each other are drawn as one."""
+_MAX_STRETCHES = 1000
+"""Stretches of a step that are nearer to each other than its length divided by this are drawn as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class DeviceAnswer:
     transfers_ns: int
     """See `DevicePrediction`."""
     far: dict[str, float]
-    """What is extrapolated: see `error.extrapolated`."""
+    """What is extrapolated: see `error.extrapolations`."""
     span_ns: int
     """The median of all ranks' steps, the lower of two."""
     lanes: pd.DataFrame
@@ -65,10 +65,10 @@ class DeviceAnswer:
 
 def option(run: Run) -> Option:
     """What can be changed of a run on GPUs. Raises `OverlaplabError` with the reason where it is nothing."""
-    kept = option_or_why(run)
-    if isinstance(kept, OverlaplabError):
-        raise kept
-    return kept
+    option_or_error = option_or_why(run)
+    if isinstance(option_or_error, OverlaplabError):
+        raise option_or_error
+    return option_or_error
 
 
 @once_per_run
@@ -79,7 +79,7 @@ def option_or_why(run: Run) -> Option | OverlaplabError:
     except OverlaplabError as error:
         return error
     try:
-        prefetched(run, 1)
+        prefetch_edits(run, 1)
     except OverlaplabError:
         pass
     else:
@@ -105,20 +105,20 @@ def least_cap_mb(run: Run) -> float:
 
 def answer(run: Run, setting: Setting) -> DeviceAnswer:
     """The run under the setting. Raises `OverlaplabError` where it cannot be played."""
-    kept = _answers(run)
-    if setting not in kept:
-        found = predict_device(run, setting)
-        rank, step, span_ns = _typical(found)
-        kept[setting] = DeviceAnswer(
-            mean_ns=mean_step_ns(run, found.predicted_ns),
-            replayed_ns=found.recorded_ns.mean(axis=0).tolist(),
-            transfers_ns=found.transfers_ns,
-            far=extrapolated(device_manifest(run), setting, *found.moves),
+    answers = _answers(run)
+    if setting not in answers:
+        prediction = predict_device(run, setting)
+        rank, step, span_ns = _median_step(prediction)
+        answers[setting] = DeviceAnswer(
+            mean_ns=mean_step_ns(run, prediction.predicted_ns),
+            replayed_ns=prediction.recorded_ns.mean(axis=0).tolist(),
+            transfers_ns=prediction.transfers_ns,
+            far=extrapolations(device_manifest(run), setting, *prediction.moves),
             span_ns=span_ns,
-            lanes=lanes(found.events(rank), step),
-            spans_ns=found.predicted_ns,
+            lanes=lanes(prediction.events(rank), step),
+            spans_ns=prediction.predicted_ns,
         )
-    return kept[setting]
+    return answers[setting]
 
 
 @once_per_run
@@ -127,12 +127,12 @@ def _answers(run: Run) -> dict[Setting, DeviceAnswer]:
     return {}
 
 
-def sure(run: Run, found: DeviceAnswer, caps: pd.DataFrame) -> Interval:
+def interval(run: Run, played: DeviceAnswer, caps: pd.DataFrame) -> Interval:
     """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`."""
-    return device_interval(run, found.mean_ns, found.replayed_ns, found.transfers_ns, caps, found.far)
+    return device_interval(run, played.mean_ns, played.replayed_ns, played.transfers_ns, caps, played.far)
 
 
-def by_cap(run: Run, setting: Setting, caps: Sequence[float]) -> pd.DataFrame:
+def steps_by_cap(run: Run, setting: Setting, caps: Sequence[float]) -> pd.DataFrame:
     """The setting with each of these caps, in MiB: columns `bucket_cap_mb` (float64), `step_ns` (int64, the mean)."""
     rows = [(cap, round(answer(run, replace(setting, bucket_cap_mb=cap)).mean_ns)) for cap in caps]
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype({"bucket_cap_mb": "float64"})
@@ -153,15 +153,15 @@ def least_ns(run: Run) -> int | None:
     return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
 
 
-def by_depth(run: Run, setting: Setting) -> pd.DataFrame:
+def steps_by_depth(run: Run, setting: Setting) -> pd.DataFrame:
     """The setting with each of `DEPTHS`: columns `prefetch`, `step_ns` (the mean; both int64)."""
     rows = [(ahead, round(answer(run, replace(setting, prefetch=ahead)).mean_ns)) for ahead in DEPTHS]
     return pd.DataFrame(rows, columns=["prefetch", "step_ns"])
 
 
-def _typical(found: DevicePrediction) -> tuple[int, int, int]:
+def _median_step(prediction: DevicePrediction) -> tuple[int, int, int]:
     """The rank and the step, by their places, of the median of all ranks' steps, and how long it took."""
-    spans = found.predicted_ns
+    spans = prediction.predicted_ns
     place = int(np.argsort(spans, axis=None, kind="stable")[(spans.size - 1) // 2])
     rank, step = divmod(place, spans.shape[1])
     return rank, step, int(spans[rank, step])
@@ -171,35 +171,35 @@ def lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
     """What one rank's main stream and its collectives did in a step, by its place: rows as `what_if.lanes` has them."""
     window = [event for event in events if event.name.startswith(_STEP)][step]
     begin, end = window.start_ns, window.end_ns
-    grain_ns = (end - begin) // _DRAWN
+    grain_ns = (end - begin) // _MAX_STRETCHES
     computes = _stretches(event for event in events if event.thread == COMPUTES and event is not window)
     works = clip(computes, begin, end)
-    rows: list[Any] = [("rank", "", False, *each) for each in _joined(works, grain_ns)]
+    rows: list[Any] = [("rank", "", False, *each) for each in _join_near(works, grain_ns)]
     for event in events:
         if event.thread == LINK and event.start_ns < end and event.end_ns > begin:
-            own = clip(_stretches([event]), begin, end)
-            alone = subtract(own, works)
-            rows += [("link", _kind(event), False, *each) for each in _joined(subtract(own, alone), grain_ns)]
-            rows += [("link", _kind(event), True, *each) for each in _joined(alone, grain_ns)]
+            carried = clip(_stretches([event]), begin, end)
+            alone = subtract(carried, works)
+            rows += [("link", _kind(event), False, *each) for each in _join_near(subtract(carried, alone), grain_ns)]
+            rows += [("link", _kind(event), True, *each) for each in _join_near(alone, grain_ns)]
     table = pd.DataFrame(rows, columns=["lane", "what", "exposed", "start_ns", "end_ns"])
     table[["start_ns", "end_ns"]] -= begin
     return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})
 
 
 def _stretches(events: Any) -> Intervals:
-    kept = [(event.start_ns, event.end_ns) for event in events if not event.name.startswith(_STEP)]
-    return union([start for start, _ in kept], [end for _, end in kept])
+    spans = [(event.start_ns, event.end_ns) for event in events if not event.name.startswith(_STEP)]
+    return union([start for start, _ in spans], [end for _, end in spans])
 
 
-def _joined(stretches: Intervals, grain_ns: int) -> list[list[int]]:
+def _join_near(stretches: Intervals, grain_ns: int) -> list[list[int]]:
     """Without gaps that nobody would see."""
-    found: list[list[int]] = []
+    joined: list[list[int]] = []
     for start, end in stretches.tolist():
-        if found and start - found[-1][1] < grain_ns:
-            found[-1][1] = end
+        if joined and start - joined[-1][1] < grain_ns:
+            joined[-1][1] = end
         else:
-            found.append([start, end])
-    return found
+            joined.append([start, end])
+    return joined
 
 
 def _kind(event: Event) -> str:

@@ -21,7 +21,7 @@ from overlaplab.events import Run
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Move
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import undisturbed_spans_ns, undisturbed_steps
 
 REPEATS_DIFFER = 0.027
@@ -31,10 +31,10 @@ DIFFERENCES_MISS = 0.031
 """By how much the predicted difference between two caps misses that of their recordings' means, as a share of the step:
 root mean square over the 12 ordered pairs of caps in `traces/sweep`. It contains the error of these means."""
 EXTRAPOLATION_MISSES = 0.014
-"""Of a predicted step, for each doubling of what was recorded that it lies outside: the mean error of 3, 4 and 8 ranks
+"""Share of a predicted step for each doubling of what was recorded that it lies outside: mean error of 3, 4 and 8 ranks
 that were predicted from two (`benchmarks/predictions.py`)."""
-_PRIOR_WEIGHT = 4
-"""As many degrees of freedom this prior has beside a sweep's own repeats."""
+_PRIOR_DEGREES = 4
+"""The degrees of freedom of this prior, beside those of a sweep's own repeats."""
 _Z = NormalDist().inv_cdf(0.975)
 
 
@@ -69,20 +69,20 @@ def interval(
     """
     mean = fmean(recorded)
     spread = stdev(recorded) / sqrt(len(recorded)) * students_t(len(recorded) - 1) if len(recorded) > 1 else 0.0
-    off = [own - truth for own, truth in zip(replayed, recorded, strict=True)]
+    off = [replayed_ns - truth for replayed_ns, truth in zip(replayed, recorded, strict=True)]
     model = abs(fmean(off)) + fmean(map(abs, off))
     scale = step_ns / mean
     between = _Z * sqrt(2) * repeats_deviation(repeats) * step_ns
     return Interval(steps_ns=round(spread * scale), recordings_ns=round(between), model_ns=round(model * scale))
 
 
-def interval_of(
+def prediction_interval(
     run: Run, step_ns: float, replayed: Sequence[float], caps: pd.DataFrame, far: Mapping[str, float]
 ) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
     `replayed`: the recorded run's steps, played unchanged, all of them. `caps`: rows of `recorded_caps`. `far`: what is
-    extrapolated, see `extrapolated`; sizes of messages do not count behind a link, whose formula is of any size.
+    extrapolated, see `extrapolations`; sizes of messages do not count behind a link, whose formula is of any size.
     """
     by_formula = run.manifest is not None and run.manifest.link is not None
     repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
@@ -95,7 +95,7 @@ def replay_interval(
     run: Run, step_ns: float, replayed: Sequence[float], repeats: Sequence[Sequence[float]] = ()
 ) -> Interval:
     """`interval` of the steps that nothing disturbed; `replayed` has all steps."""
-    left = [own for own, is_left in zip(replayed, undisturbed_steps(run), strict=True) if is_left]
+    left = [replayed_ns for replayed_ns, is_left in zip(replayed, undisturbed_steps(run), strict=True) if is_left]
     return interval(step_ns, measured_steps(run), left, repeats)
 
 
@@ -111,31 +111,31 @@ def gain_half_ns(measured_ns: float, sure: Interval) -> int:
     return round(hypot(*off))
 
 
-def by_step(ranks: Iterable[Sequence[int]]) -> list[float]:
+def mean_steps(ranks: Iterable[Sequence[int]]) -> list[float]:
     """The mean over the ranks of each step; takes each rank's steps."""
     return [fmean(step) for step in zip(*ranks, strict=True)]
 
 
 def measured_steps(run: Run) -> list[float]:
     """How long each step took that nothing disturbed, the mean over the ranks, in ns."""
-    return by_step(undisturbed_spans_ns(run).tolist())
+    return mean_steps(undisturbed_spans_ns(run).tolist())
 
 
-def recorded_caps(own: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
+def recorded_caps(manifest: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
     """The mean step, by run.json alone, of those recordings that differ from `own` in nothing but the cap.
 
     Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out. What
     else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded. There are
     none of runs on GPUs, of which run.json has the host's time, which is ahead of the device.
     """
-    if own.device not in (None, "cpu"):
+    if manifest.device not in (None, "cpu"):
         others = ()
-    elif own.by_recorder and own.swept is None:
-        others = (own,)
+    elif manifest.by_recorder and manifest.swept is None:
+        others = (manifest,)
     rows = [
         (other.bucket_cap_mb, fmean(took))
         for other in others
-        if same_but_cap(own, other)
+        if same_but_cap(manifest, other)
         and (took := [row.took_ns for row in other.link_steps or other.machine or () if row.took_ns])
     ]
     return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype("float64")
@@ -146,7 +146,7 @@ def repeats_deviation(repeats: Sequence[Sequence[float]] = ()) -> float:
 
     The mean difference of two normal values is 2/√π of their standard deviation.
     """
-    squares, freedom = _PRIOR_WEIGHT * (REPEATS_DIFFER * sqrt(pi) / 2) ** 2, _PRIOR_WEIGHT
+    squares, freedom = _PRIOR_DEGREES * (REPEATS_DIFFER * sqrt(pi) / 2) ** 2, _PRIOR_DEGREES
     for times in repeats:
         if len(times) > 1:
             squares += (len(times) - 1) * (stdev(times) / fmean(times)) ** 2
@@ -154,23 +154,24 @@ def repeats_deviation(repeats: Sequence[Sequence[float]] = ()) -> float:
     return sqrt(squares / freedom)
 
 
-def extrapolated(
+def extrapolations(
     manifest: Manifest, setting: Setting, recorded: Iterable[Move], predicted: Iterable[Move]
 ) -> dict[str, float]:
-    """What of a setting lies far outside of the recording, and how many times as far (see `beyond`): of `bytes` (the
-    sizes of messages), `bandwidth`, `latency`, `ranks`.
+    """What of a setting lies far outside of the recording, and how many times as far (see `times_beyond`).
+
+    Keys are `bytes` (the sizes of messages), `bandwidth`, `latency` and `ranks`.
 
     Takes the moves of any ranks that launch all collectives.
     """
     measured = manifest.calibration.collectives if manifest.calibration else ()
-    known = [*_sizes(recorded), *(row.bytes for row in measured if row.bytes)]
-    found = {"bytes": beyond(_sizes(predicted), known)}
+    recorded_sizes = [*_sizes(recorded), *(row.bytes for row in measured if row.bytes)]
+    times_as_far = {"bytes": times_beyond(_sizes(predicted), recorded_sizes)}
     if setting.link and manifest.link:
-        found["bandwidth"] = beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
-        found["latency"] = beyond([setting.link.latency_us], [manifest.link.latency_us])
+        times_as_far["bandwidth"] = times_beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
+        times_as_far["latency"] = times_beyond([setting.link.latency_us], [manifest.link.latency_us])
     if setting.ranks:
-        found["ranks"] = beyond([setting.ranks], [manifest.world_size])
-    return {name: round(times, 2) for name, times in found.items() if times is not None}
+        times_as_far["ranks"] = times_beyond([setting.ranks], [manifest.world_size])
+    return {name: round(times, 2) for name, times in times_as_far.items() if times is not None}
 
 
 def _sizes(moves: Iterable[Move]) -> list[float]:

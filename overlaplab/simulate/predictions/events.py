@@ -19,19 +19,19 @@ from overlaplab.simulate.predictions.by_hand import HopEvents
 from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
 from overlaplab.simulate.predictions.instants import (
     NAME_FIELDS,
-    dtype_of,
     freed_labels,
-    label_fields_of,
+    move_label_fields,
     ordered_fields,
     ready_labels,
+    sent_dtype,
     silent_waits,
-    unit_of,
+    unit_name,
 )
 from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
 
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
-_PART_NS = 1_000_000
-"""Of work in which the rank is idle now and then, an operator is no longer."""
+_MAX_PART_NS = 1_000_000
+"""Work with idle time is split into operators of at most 1 ms."""
 _SENDERS = {
     "bucket": "bucket_launch",
     "parameters": "param_gather_launch",
@@ -47,20 +47,20 @@ _DONE = {"bucket": "bucket_done", "scatter": "scatter_done"}
 def played_events(
     programs: Sequence[Program], played: Played, manifest: Manifest, steps: Sequence[int | None], *, taken_ns: int = 0
 ) -> list[list[Event]]:
-    """Of each rank all events in order of start.
+    """Each rank's events, in order of start.
 
     `manifest` is the predicted run's, `steps` has the profiler's number of each step. `taken_ns`: the link's thread
     takes a collective up so long after it could, which is not in T.
     """
     groups = _groups(programs)
-    dtype, link = dtype_of(manifest, "bucket"), manifest.emulated_link
+    dtype, link = sent_dtype(manifest, "bucket"), manifest.emulated_link
     by_hand = [HopEvents(rank, len(programs), dtype, DTYPE_BYTES.get(dtype, 1), link) for rank in range(len(programs))]
     return [
         sorted(
-            _Rank(program, over_ns, played.carried, manifest, steps, groups, taken_ns, own).events(),
+            _RankEvents(program, over_ns, played.carried, manifest, steps, groups, taken_ns, hop_events).events(),
             key=lambda event: event.start_ns,
         )
-        for program, over_ns, own in zip(programs, played.over_ns, by_hand, strict=True)
+        for program, over_ns, hop_events in zip(programs, played.over_ns, by_hand, strict=True)
     ]
 
 
@@ -70,21 +70,23 @@ def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
     Of a mesh of several axes it is always its ranks, as one axis may have all of them.
     """
     members: dict[Hashable, list[int]] = {}
-    found: dict[Hashable, str] = {}
+    names: dict[Hashable, str] = {}
     for rank, program in enumerate(programs):
         for move in program:
             if isinstance(move, Launch) and move.lane is not None:
-                found[move.key] = quote("0:{}-{}".format(*move.lane))
+                names[move.key] = quote("0:{}-{}".format(*move.lane))
             elif isinstance(move, Launch) and move.group is not None:
-                found[move.key] = "-".join(map(str, move.group))
+                names[move.key] = "-".join(map(str, move.group))
             elif isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
     everybody = len(programs)
-    return found | {key: "0" if len(own) == everybody else "-".join(map(str, own)) for key, own in members.items()}
+    return names | {
+        key: "0" if len(ranks) == everybody else "-".join(map(str, ranks)) for key, ranks in members.items()
+    }
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankEvents:
     """One rank's moves, and what is under way as its events are made of them in turn."""
 
     program: Program
@@ -138,8 +140,8 @@ class _Rank:
                     if step >= 0:
                         yield Event(COMPUTES, f"ProfilerStep#{self.steps[step] or 0}", begun, now)
                     begun, step = now, step + 1
-            for own in (*ready.get(place, ()), *freed.get(place, ())):
-                yield _instant(now, own)
+            for text in (*ready.get(place, ()), *freed.get(place, ())):
+                yield _instant(now, text)
             now = over
         yield from self.waits(labelled=True)
         yield from self.comms()
@@ -156,28 +158,28 @@ class _Rank:
             case "gradient" | "kept_gradient":
                 yield _instant(now, label_text("gradient_ready", parameter=quote(mark.name)))
             case "use" | "last_use":
-                self.unit = unit_of(mark.name) if mark.word == "use" else ""
+                self.unit = unit_name(mark.name) if mark.word == "use" else ""
                 word = "first_use" if mark.word == "use" else mark.word
-                yield _instant(now, label_text(word, **label_fields_of("gather", mark.name)))
+                yield _instant(now, label_text(word, **move_label_fields("gather", mark.name)))
             case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
             case word if word in STAGE_WORDS:  # after what was launched at the same moment
                 self.open[mark.word] = now + 2 * INSTANT_NS, mark.name
             case "backward":
-                yield from self.closed("forward", now)
+                yield from self.close_range("forward", now)
                 self.open["backward"] = now, mark.name
             case "backward_end" | "kept_end":
-                yield from self.closed("backward", self.computed_ns or now, sync=int(mark.word == "backward_end"))
+                yield from self.close_range("backward", self.computed_ns or now, sync=int(mark.word == "backward_end"))
                 self.computed_ns = 0
             case "optimizer_end" | "update_end":
-                yield from self.closed(mark.word.removesuffix("_end"), now)
+                yield from self.close_range(mark.word.removesuffix("_end"), now)
             case word if word.removesuffix("_end") in STAGE_WORDS:
                 action = mark.word.removesuffix("_end")
                 begun, name = self.open.pop(action)
                 stage, microbatch = name.split(" ")
                 yield Event(COMPUTES, label_text(action, stage=stage, microbatch=microbatch), begun, now)
 
-    def closed(self, word: str, now: int, **fields: int) -> Iterator[Event]:
+    def close_range(self, word: str, now: int, **fields: int) -> Iterator[Event]:
         """The range that began with the word."""
         if (begun := self.open.pop(word, None)) is not None:
             keys = {"forward": "microbatch", "backward": "microbatch", "update": "unit"}
@@ -232,12 +234,12 @@ class _Rank:
         lanes = sorted({launch.lane for launch, _, _ in self.launched.values() if launch.lane is not None})
         for key, (launch, at, number) in self.launched.items():
             if launch.hops is not None:
-                yield from self.by_hand.of(launch, self.carried[key])
+                yield from self.by_hand.events(launch, self.carried[key])
                 continue
             end = self.carried[key][1]
             fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
             fields |= {
-                "dtype": dtype_of(self.manifest, launch.role if launch.lane is None else "activations"),
+                "dtype": sent_dtype(self.manifest, launch.role if launch.lane is None else "activations"),
                 "bytes": launch.bytes,
                 "group": self.groups[key],
             }
@@ -251,7 +253,7 @@ class _Rank:
 def _operators(work: Work) -> Iterator[tuple[int, int]]:
     """When it computes, from its start: in equal parts that each end with their share of the idle time."""
     idle_ns = min(work.idle_ns, work.ns)
-    parts = -(-work.ns // _PART_NS) if idle_ns else 1
+    parts = -(-work.ns // _MAX_PART_NS) if idle_ns else 1
     for part in range(parts):
         start, end = (work.ns * at // parts for at in (part, part + 1))
         own_ns = idle_ns * (part + 1) // parts - idle_ns * part // parts

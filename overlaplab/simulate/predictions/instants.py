@@ -23,18 +23,18 @@ NAME_FIELDS = {
 
 def bucket_gradients(program: Program) -> dict[Hashable, tuple[str, ...]]:
     """The gradients of each bucket, by its launch's key: those named, else those that arrived since the one before."""
-    found: dict[Hashable, tuple[str, ...]] = {}
+    gradients: dict[Hashable, tuple[str, ...]] = {}
     arrived: list[str] = []
     for move in program:
         if isinstance(move, Mark) and move.word == "gradient":
             arrived.append(move.name)
         elif isinstance(move, Launch) and move.role == "bucket":
-            found[move.key] = move.parameters or tuple(arrived)
+            gradients[move.key] = move.parameters or tuple(arrived)
             arrived.clear()
-    return found
+    return gradients
 
 
-def label_fields_of(role: str, name: str) -> dict[str, str]:
+def move_label_fields(role: str, name: str) -> dict[str, str]:
     """The fields of a label, from the name of a move, in which units are encoded, too."""
     return ordered_fields(dict(zip(NAME_FIELDS[role], name.split(" "), strict=True)))
 
@@ -44,7 +44,7 @@ def ordered_fields(fields: dict[str, str]) -> dict[str, str]:
     return {key: fields[key] for key in ("bucket", "unit", "module", "phase", "microbatch") if key in fields}
 
 
-def dtype_of(manifest: Manifest, role: str) -> str:
+def sent_dtype(manifest: Manifest, role: str) -> str:
     """In which gradients, parameters, activations, or flags are sent."""
     if not role:
         return "int32"
@@ -55,18 +55,18 @@ def dtype_of(manifest: Manifest, role: str) -> str:
 
 
 def gradient_bytes(manifest: Manifest, names: Sequence[str]) -> int:
-    """Of these parameters' gradients as they are sent, without flags; 0 where one is not known."""
+    """The bytes of these parameters' gradients as they are sent, without flags; 0 where one is not known."""
     elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters}
-    if not all(name in elements for name in names) or dtype_of(manifest, "bucket") not in DTYPE_BYTES:
+    if not all(name in elements for name in names) or sent_dtype(manifest, "bucket") not in DTYPE_BYTES:
         return 0
-    return sum(elements[name] for name in names) * DTYPE_BYTES[dtype_of(manifest, "bucket")]
+    return sum(elements[name] for name in names) * DTYPE_BYTES[sent_dtype(manifest, "bucket")]
 
 
 def ready_labels(program: Program, manifest: Manifest) -> dict[int, list[str]]:
     """The labels of buckets that are ready with a move: with their last gradient, or else when they are launched."""
     gradients = bucket_gradients(program)
     arrived: dict[str, int] = {}
-    found: dict[int, list[str]] = {}
+    labels: dict[int, list[str]] = {}
     further = False
     for place, move in enumerate(program):
         if isinstance(move, Mark) and move.word == "gradient":
@@ -76,10 +76,10 @@ def ready_labels(program: Program, manifest: Manifest) -> dict[int, list[str]]:
             names = gradients[move.key]
             size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
             text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=names)
-            found.setdefault(last, []).append(text)
+            labels.setdefault(last, []).append(text)
         if not isinstance(move, Work):
             further = isinstance(move, Launch) and move.role == "bucket"
-    return found
+    return labels
 
 
 def freed_labels(program: Program) -> dict[int, list[str]]:
@@ -90,27 +90,27 @@ def freed_labels(program: Program) -> dict[int, list[str]]:
     for place, move in enumerate(program):
         match move:
             case Launch(role="gather", what=str(name)):
-                sizes[unit_of(name)] = move.bytes
-                freed += [last.pop(unit_of(name))] if unit_of(name) in last else []
+                sizes[unit_name(name)] = move.bytes
+                freed += [last.pop(unit_name(name))] if unit_name(name) in last else []
             case Mark("use", name):
-                last.pop(unit_of(name), None)
-            case Mark("last_use", name) if unit_of(name) in sizes:
-                last[unit_of(name)] = place, name
-    found: dict[int, list[str]] = {}
+                last.pop(unit_name(name), None)
+            case Mark("last_use", name) if unit_name(name) in sizes:
+                last[unit_name(name)] = place, name
+    labels: dict[int, list[str]] = {}
     for place, name in (*freed, *last.values()):
-        text = label_text("free", **label_fields_of("gather", name), bytes=sizes[unit_of(name)])
-        found.setdefault(place, []).append(text)
-    return found
+        text = label_text("free", **move_label_fields("gather", name), bytes=sizes[unit_name(name)])
+        labels.setdefault(place, []).append(text)
+    return labels
 
 
-def unit_of(name: str) -> str:
+def unit_name(name: str) -> str:
     """The unit in the name of a move."""
     return name.split(" ")[0]
 
 
 def silent_waits(program: Program) -> set[int]:
     """The places of waits within a backward pass after its last gradient, as DDP's, which no label shows."""
-    found: set[int] = set()
+    silent: set[int] = set()
     since: set[int] = set()
     inside = False
     for place, move in enumerate(program):
@@ -118,9 +118,9 @@ def silent_waits(program: Program) -> set[int]:
             inside = True
             since.clear()
         elif isinstance(move, Mark) and move.word in ("backward_end", "kept_end"):
-            found |= since
+            silent |= since
             inside = False
             since.clear()
         elif isinstance(move, Wait) and inside:
             since.add(place)
-    return found
+    return silent

@@ -15,7 +15,7 @@ from overlaplab.simulate.predictions.predict import manifests_beside, predict
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import Rule
 
-_MOST_RANKS = 100_000
+_MAX_RANKS = 100_000
 """More do not fit into memory at once."""
 
 
@@ -29,7 +29,7 @@ class PlannedStep:
     """The mean over all ranks' steps that nothing disturbed."""
     interval: Interval
     extrapolated: dict[str, float]
-    """See `error.extrapolated`."""
+    """See `error.extrapolations`."""
 
 
 def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -> PlannedStep:
@@ -40,19 +40,21 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     A run of the engine on CPUs is played by the wide player, which gives the same mean for a thousand ranks at once; of
     one on GPUs neither can be changed.
     """
-    if batch.ranks > _MOST_RANKS:
-        raise OverlaplabError(f"no more than {_MOST_RANKS:,} ranks are predicted", path=run.path)
+    if batch.ranks > _MAX_RANKS:
+        raise OverlaplabError(f"no more than {_MAX_RANKS:,} ranks are predicted", path=run.path)
     manifest = run.manifest
-    known = (manifest.accumulate if manifest else None) or 1
+    recorded_accumulate = (manifest.accumulate if manifest else None) or 1
     setting = Setting(
         ranks=None if batch.ranks == len(run.traces) else batch.ranks,
-        accumulate=None if batch.accumulate == known else batch.accumulate,
+        accumulate=None if batch.accumulate == recorded_accumulate else batch.accumulate,
     )
     if manifest is None or any(rule_of(trace) is Rule.GPU for trace in run.traces):
-        found = predict(run, setting, recorded)
-        return PlannedStep(run=run, step_ns=found.step_ns, interval=found.interval, extrapolated=found.extrapolated)
-    program, result = what_if.played(run, setting)
+        prediction = predict(run, setting, recorded)
+        return PlannedStep(
+            run=run, step_ns=prediction.step_ns, interval=prediction.interval, extrapolated=prediction.extrapolated
+        )
+    program, result = what_if.play_setting(run, setting)
     step_ns = what_if.mean_step_ns(run, result)
     caps = recorded_caps(manifest, manifests_beside(run.path)) if recorded is None else recorded
-    far = what_if.far(run, setting, program)
+    far = what_if.setting_extrapolations(run, setting, program)
     return PlannedStep(run=run, step_ns=step_ns, interval=what_if.interval(run, step_ns, caps, far), extrapolated=far)

@@ -22,16 +22,16 @@ from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
 from overlaplab.simulate.predictions.device import device_interval, device_manifest, predict_device
 from overlaplab.simulate.predictions.error import (
     Interval,
-    extrapolated,
-    interval_of,
+    extrapolations,
+    prediction_interval,
     recorded_caps,
 )
 from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.options import options_of
-from overlaplab.simulate.programs.pipelined import pipeline_of
+from overlaplab.simulate.programs.options import strategy_options
+from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
@@ -61,7 +61,7 @@ class Prediction:
     interval: Interval
     """Around `step_ns`."""
     extrapolated: dict[str, float]
-    """What lies far outside of what was recorded, and how many times as far; see `error.extrapolated`."""
+    """What lies far outside of what was recorded, and how many times as far; see `error.extrapolations`."""
 
 
 def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
@@ -70,18 +70,20 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     `caps`: rows of `recorded_caps`; those of the recordings beside the run where not given.
     """
     if any(rule_of(trace) is Rule.GPU for trace in run.traces):
-        return _on_device(run, setting, caps)
+        return _predict_on_device(run, setting, caps)
     if run.manifest is None:
         run = replace(run, manifest=device_manifest(run))
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
-    before, after = _played(run, recorded), _played(run, programs)
+    before, after = _play_or_refuse(run, recorded), _play_or_refuse(run, programs)
     assert run.manifest is not None
     step_ns = mean_step_ns(run, after.all_spans_ns())
     if caps is None:
         caps = recorded_caps(run.manifest, manifests_beside(run.path))
-    far = extrapolated(run.manifest, setting, *(chain.from_iterable(own) for own in (recorded, programs)))
-    error = interval_of(run, step_ns, before.all_spans_ns().mean(axis=0).tolist(), caps, far)
-    marked = _marked(run, setting, step_ns, error, far)
+    far = extrapolations(
+        run.manifest, setting, *(chain.from_iterable(rank_programs) for rank_programs in (recorded, programs))
+    )
+    error = prediction_interval(run, step_ns, before.all_spans_ns().mean(axis=0).tolist(), caps, far)
+    marked = _prediction_fields(run, setting, step_ns, error, far)
     raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
     numbers = [window.step for window in step_windows(run.traces[0])]
@@ -95,24 +97,32 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     )
 
 
-def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Prediction:
-    """Of a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
-    found = predict_device(run, setting)
-    step_ns = mean_step_ns(run, found.predicted_ns)
+def _predict_on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Prediction:
+    """Predict a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
+    prediction = predict_device(run, setting)
+    step_ns = mean_step_ns(run, prediction.predicted_ns)
     manifest = device_manifest(run)
     if caps is None:
         caps = recorded_caps(manifest, manifests_beside(run.path) if run.manifest else ())
-    far = extrapolated(manifest, setting, *found.moves)
-    error = device_interval(run, step_ns, found.recorded_ns.mean(axis=0).tolist(), found.transfers_ns, caps, far)
+    far = extrapolations(manifest, setting, *prediction.moves)
+    error = device_interval(
+        run, step_ns, prediction.recorded_ns.mean(axis=0).tolist(), prediction.transfers_ns, caps, far
+    )
     raw = {} if run.manifest is None else run.manifest.raw
-    own = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
+    fields = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
     if setting.bucket_cap_mb is not None:
-        own = {key: value for key, value in own.items() if key != "buckets"} | {"bucket_cap_mb": setting.bucket_cap_mb}
+        fields = {key: value for key, value in fields.items() if key != "buckets"} | {
+            "bucket_cap_mb": setting.bucket_cap_mb
+        }
     world: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
     link = {"link": asdict(replace(setting.link, world_size=len(run.traces)))} if setting.link else {}
     return Prediction(
-        manifest=world | own | link | {"device": "cpu"} | {"predicted": _marked(run, setting, step_ns, error, far)},
-        ranks=[found.events(rank) for rank in range(len(run.traces))],
+        manifest=world
+        | fields
+        | link
+        | {"device": "cpu"}
+        | {"predicted": _prediction_fields(run, setting, step_ns, error, far)},
+        ranks=[prediction.events(rank) for rank in range(len(run.traces))],
         step_ns=round(step_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=error,
@@ -120,7 +130,9 @@ def _on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Predict
     )
 
 
-def _marked(run: Run, setting: Setting, step_ns: float, error: Interval, far: dict[str, float]) -> dict[str, Any]:
+def _prediction_fields(
+    run: Run, setting: Setting, step_ns: float, error: Interval, far: dict[str, float]
+) -> dict[str, Any]:
     """What run.json says of the prediction."""
     return {
         "from": run.path,
@@ -133,18 +145,18 @@ def _marked(run: Run, setting: Setting, step_ns: float, error: Interval, far: di
 
 def changes(setting: Setting) -> dict[str, Any]:
     """What the setting changes, by name; a link and stages as the command takes them."""
-    given = {
+    changed = {
         name: value
         for name, value in asdict(setting).items()
         if value is not None and value is not True and value != ()
     }
     if setting.edits:
-        given["edits"] = [name if value is None else f"{name}={value}" for name, value in setting.edits]
+        changed["edits"] = [name if value is None else f"{name}={value}" for name, value in setting.edits]
     stages = {"stages": ",".join(map(str, setting.stages))} if setting.stages else {}
-    return given | stages | ({"link": str(setting.link)} if setting.link else {})
+    return changed | stages | ({"link": str(setting.link)} if setting.link else {})
 
 
-def _played(run: Run, programs: Sequence[Program]) -> Played:
+def _play_or_refuse(run: Run, programs: Sequence[Program]) -> Played:
     try:
         return play(programs)
     except StuckError:
@@ -154,8 +166,8 @@ def _played(run: Run, programs: Sequence[Program]) -> Played:
 def _taken_ns(run: Run) -> int:
     """How long after it could, the link's thread took a collective up, in the mean."""
     rows = numbered_arrivals(run)
-    known = rows[(rows["start_ns"] != UNKNOWN_NS) & (rows["arrived_ns"] != UNKNOWN_NS)]
-    return int((known["start_ns"] - known["arrived_ns"]).mean()) if len(known) else 0
+    rows_of_both = rows[(rows["start_ns"] != UNKNOWN_NS) & (rows["arrived_ns"] != UNKNOWN_NS)]
+    return int((rows_of_both["start_ns"] - rows_of_both["arrived_ns"]).mean()) if len(rows_of_both) else 0
 
 
 def manifests_beside(path: str) -> Iterator[Manifest]:
@@ -179,12 +191,12 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     if run.manifest.pipeline is not None:
         link = setting.link or run.manifest.link
         return raw | {
-            "pipeline": asdict(pipeline_of(run, run.manifest, setting)),
+            "pipeline": asdict(changed_pipeline(run, run.manifest, setting)),
             "link": asdict(link) if link else None,
         }
     if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but its link is predicted
         return raw | ({"link": asdict(setting.link)} if setting.link else {})
-    options = options_of(run, run.manifest, setting)
+    options = strategy_options(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
     raw |= {"buckets": _buckets(program, run.manifest)}
@@ -205,11 +217,11 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
 def _buckets(program: Program, manifest: Manifest) -> list[Mapping[str, Any]]:
     """The buckets of the first step that has any, in order of launch."""
     gradients = bucket_gradients(program)
-    found: dict[str, Mapping[str, Any]] = {}
+    buckets: dict[str, Mapping[str, Any]] = {}
     for move in program:
-        if isinstance(move, Launch) and move.role == "bucket" and move.what not in found:
+        if isinstance(move, Launch) and move.role == "bucket" and move.what not in buckets:
             names = gradients[move.key]
             size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
             row = {"index": int(move.what or 0), "bytes": size, "parameters": list(names)}
-            found[str(move.what)] = row
-    return list(found.values())
+            buckets[str(move.what)] = row
+    return list(buckets.values())

@@ -22,18 +22,18 @@ from overlaplab.manifest import Manifest, traits_of
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import Program, StuckError
-from overlaplab.simulate.programs.buckets import recutting
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import edited
-from overlaplab.simulate.programs.model import Model
-from overlaplab.simulate.programs.options import Options, options_of
+from overlaplab.simulate.programs.model import RecordedModel
+from overlaplab.simulate.programs.options import Options, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
-from overlaplab.simulate.programs.profile import Profile, Step, median_rank, profile_of
+from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
 from overlaplab.simulate.programs.required import require_plain_steps, require_ranks, require_recorded
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
-from overlaplab.simulate.programs.times import behind, transfer_of
+from overlaplab.simulate.programs.times import retime_program, transfer_times
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
 from overlaplab.simulate.recorded import MOST_RANKS
 from overlaplab.traits import TRAITS, Traits
@@ -110,7 +110,7 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     manifest, programs, displaced = require_recorded(run, setting)
     if manifest.strategy is None:
         return _of_unknown_strategy(run, setting, manifest, programs)
-    before, after = options_of(run, manifest, Setting()), options_of(run, manifest, setting)
+    before, after = strategy_options(run, manifest, Setting()), strategy_options(run, manifest, setting)
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
@@ -118,7 +118,7 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
         require_ranks(run, manifest, after)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
-        return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
+        return tuple(each if link == manifest.link else retime_program(each, manifest.link, link) for each in chosen)
     if after != before:
         _require_strategy(run, manifest, after)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
@@ -127,13 +127,15 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
         chosen = [*(programs if setting.straggler else [programs[median]] * len(programs))][: after.ranks]
-        return tuple(each if link == manifest.link else behind(each, manifest.link, link) for each in chosen)
-    profile = profile_of(programs, displaced, sharded="optimizer" in _traits(manifest).sharded, served=served)
-    ranks: Sequence[Sequence[Step]] = profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
+        return tuple(each if link == manifest.link else retime_program(each, manifest.link, link) for each in chosen)
+    profile = work_profile(programs, displaced, sharded="optimizer" in _traits(manifest).sharded, served=served)
+    ranks: Sequence[Sequence[StepProfile]] = (
+        profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
+    )
     if is_served(run, setting):
         ranks = _each_in_turn(run, ranks, after.ranks)
     model = _model(run, manifest, profile, after)
-    transfer = transfer_of(run, programs, link)
+    transfer = transfer_times(run, programs, link)
     make = _STRATEGIES[after.strategy]
     return tuple(
         tuple(make(after, model, profile, transfer, rank).program(steps))
@@ -146,7 +148,7 @@ def _of_unknown_strategy(
 ) -> tuple[Program, ...]:
     """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
     caps_mb = setting.caps_mb or ((setting.bucket_cap_mb,) if setting.bucket_cap_mb is not None else ())
-    cut = recutting(run) if caps_mb else None
+    cut = find_recutting(run) if caps_mb else None
     if cut is not None and all(0 < cap < inf for cap in caps_mb):
         programs = tuple(map(tuple, cut.programs(cut.cut(*(int(cap * MIB) for cap in caps_mb)))))
         setting = replace(setting, caps_mb=None, bucket_cap_mb=None)
@@ -163,7 +165,7 @@ def _of_unknown_strategy(
             remedy="overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
         )
     link = setting.link and replace(setting.link, world_size=manifest.world_size)
-    return tuple(behind(each, manifest.link, link) for each in programs) if link else programs
+    return tuple(retime_program(each, manifest.link, link) for each in programs) if link else programs
 
 
 def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
@@ -171,7 +173,7 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
 
     Raises `OverlaplabError` where a parameter cannot be left out.
     """
-    name, cut = setting.without_parameter, recutting(run)
+    name, cut = setting.without_parameter, find_recutting(run)
     other_caps = after.caps != before.caps
     if replace(after, caps=before.caps, ranks=before.ranks) != before:
         cut = None
@@ -187,7 +189,7 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
     return cut.programs([names for names in left if names])
 
 
-def _each_in_turn(run: Run, ranks: Sequence[Sequence[Step]], count: int) -> list[Sequence[Step]]:
+def _each_in_turn(run: Run, ranks: Sequence[Sequence[StepProfile]], count: int) -> list[Sequence[StepProfile]]:
     """So many ranks' steps: those beyond the recorded ones work as these in turn, but none as the first, a server."""
     if count > MOST_RANKS:
         raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
@@ -206,7 +208,7 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
     manifest, programs, _ = require_recorded(run, setting)
     if setting.link is None or setting.link == manifest.link:
         return programs
-    return tuple(behind(each, manifest.link, setting.link) for each in programs)
+    return tuple(retime_program(each, manifest.link, setting.link) for each in programs)
 
 
 def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
@@ -220,7 +222,7 @@ def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
         raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
 
 
-def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> Model:
+def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> RecordedModel:
     learnt = manifest.buckets if _traits(manifest) == TRAITS["torch-ddp"] else ()
     arrived = [name for bucket in learnt for name in bucket.parameters] or profile.order
     if TRAITS[options.strategy].gathers and not profile.uses:
@@ -230,7 +232,7 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
     policy = (manifest.raw or {}).get("unit_policy") or "by_block"
     if TRAITS[options.strategy].gathers == "units" and policy != "by_block":
         raise OverlaplabError(f"which units of the policy {policy} stay gathered is not known", path=run.path)
-    return Model.of(manifest, profile.uses, arrived)
+    return RecordedModel.from_manifest(manifest, profile.uses, arrived)
 
 
 def is_served(run: Run, setting: Setting) -> bool:

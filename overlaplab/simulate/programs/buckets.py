@@ -5,8 +5,8 @@ torch's DistributedDataParallel and by the engine's strategy `bucketed`.
 
 [Note: costs]
 A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
-interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. What is no longer launched saves that (`spared`). On a sleeping
-device that makes up for what the host takes (`Manifest.hides_host`) a launch costs nothing.
+interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. What is no longer launched saves that (`without_launches`). On a
+sleeping device that makes up for what the host takes (`Manifest.hides_host`) a launch costs nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from overlaplab.evidence.passes import ddp_gradients
 from overlaplab.manifest import Link, Manifest, traits_of
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
-from overlaplab.simulate.edits.collectives import spared
+from overlaplab.simulate.edits.collectives import without_launches
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.programs.profile import wake_ns
-from overlaplab.simulate.programs.times import transfer_of
+from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
-from overlaplab.simulate.transfers import beyond
+from overlaplab.simulate.transfers import times_beyond
 from overlaplab.traits import TRAITS, Traits
 
 Buckets = Sequence[Sequence[str]]
@@ -69,7 +69,7 @@ class Recutting:
         """The buckets by these caps in bytes; the last one applies to all further buckets."""
         return tuple(map(tuple, assign(self.order, self.sizes, caps)))
 
-    def by_arrival(self) -> tuple[tuple[str, ...], ...] | None:
+    def cut_by_arrival(self) -> tuple[tuple[str, ...], ...] | None:
         """The buckets that DDP makes once it has learnt in which order gradients arrive, with a first one of at most
         1 MiB; None where the recorded ones are in that order, or are not DDP's.
         """
@@ -83,7 +83,7 @@ class Recutting:
     def knows(self, buckets: Buckets) -> bool:
         """Whether T of these buckets is no extrapolation."""
         held = [sum(self.sent[name] for name in names) for names in buckets]
-        return self.measured is None or beyond(held, self.measured) is None
+        return self.measured is None or times_beyond(held, self.measured) is None
 
     def spans_ns(self, buckets: Buckets) -> npt.NDArray[np.int64]:
         """How long the steps would take with these buckets, of shape (ranks, steps). Raises `StuckError`."""
@@ -114,7 +114,7 @@ class Recutting:
 
 
 @once_per_run
-def recutting(run: Run) -> Recutting | None:
+def find_recutting(run: Run) -> Recutting | None:
     """None unless all-reduces average the gradients, their names and sizes are known, no rank is missing, and the run
     can be played.
     """
@@ -163,8 +163,8 @@ def _ddp_cap(manifest: Manifest | None) -> int | None:
 
 
 def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:
-    """T of an all-reduce of so many bytes behind a link; without one by what was measured, see `transfer_of`."""
-    return partial(transfer_of(run, recorded.programs, link), "all_reduce")
+    """T of an all-reduce of so many bytes behind a link; without one by what was measured, see `transfer_times`."""
+    return partial(transfer_times(run, recorded.programs, link), "all_reduce")
 
 
 def _order(run: Run, recorded: Recorded) -> tuple[str, ...] | None:
@@ -209,7 +209,7 @@ class _Recut:
         self._unused = _unused_by_pass(program)
         self._pass = 0
         self._begin()
-        for move in spared(program, {launch.key for launch in _buckets(program)}):
+        for move in without_launches(program, {launch.key for launch in _buckets(program)}):
             self._add(move)
 
     def _begin(self) -> None:

@@ -13,12 +13,12 @@ from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits import collectives
-from overlaplab.simulate.edits.hosts import balanced, evened, without_host_work, without_pauses
+from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
-from overlaplab.simulate.programs.buckets import recutting
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]
@@ -134,7 +134,7 @@ def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None
     late = _asked_rank(run, value)
     if late is not None and late >= len(programs):
         raise OverlaplabError(f"rank {run.traces[late].rank} is not among the predicted ranks", path=run.path)
-    return None if late is None or len(programs) < 2 else balanced(programs, late)
+    return None if late is None or len(programs) < 2 else balance_rank(programs, late)
 
 
 def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -> Programs | None:
@@ -163,7 +163,7 @@ def _merged(run: Run, programs: Programs, _value: str | None, link: Link | None)
     takes = (
         (lambda _kind, _bytes: None) if missing_ranks(run) else partial(takes_ns, transfers(run, run.traces[0], link))
     )
-    return collectives.merged(programs, takes)
+    return collectives.merge_collectives(programs, takes)
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
@@ -173,7 +173,7 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
     if missing_ranks(run):
         raise OverlaplabError("how long larger gathers take is not known with ranks missing", path=run.path)
     known = transfers(run, run.traces[0], link)
-    if any(known.by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
+    if any(known.times_by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
         raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
     return larger_units(programs, together, partial(takes_ns, known))
 
@@ -182,8 +182,8 @@ _FEWEST = 2
 
 
 def _by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
-    cut = recutting(run)
-    buckets = None if cut is None else cut.by_arrival()
+    cut = find_recutting(run)
+    buckets = None if cut is None else cut.cut_by_arrival()
     if cut is None or buckets is None:
         return None
     return replace(cut, alone=tuple(map(without_displaced, programs))).programs(buckets)
@@ -194,13 +194,15 @@ def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None)
         return None
     took = transfers(run, run.traces[0], link)
     kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
-    return collectives.halved(programs, {kind: takes for kind in kinds if (takes := took.by_size(kind)) is not None})
+    return collectives.halve_bytes(
+        programs, {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
+    )
 
 
 EDITS = {
     "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
-        apply=lambda _run, programs, _value, _link: evened(programs) if len(programs) > 1 else None,
+        apply=lambda _run, programs, _value, _link: even_out_work(programs) if len(programs) > 1 else None,
         on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
         nothing="it has one rank, or its ranks have different streams",
     ),
@@ -245,7 +247,7 @@ EDITS = {
     ),
     "async": Edit(
         remedy="asynchronous",
-        apply=lambda _run, programs, _value, _link: collectives.asynchronous(programs),
+        apply=lambda _run, programs, _value, _link: collectives.wait_at_step_end(programs),
         nothing="no such collective is waited for between the passes",
     ),
     "background": Edit(
@@ -255,7 +257,7 @@ EDITS = {
     ),
     "early": Edit(
         remedy="earlier",
-        apply=lambda _run, programs, _value, _link: collectives.earlier(programs),
+        apply=lambda _run, programs, _value, _link: collectives.launch_early(programs),
         nothing="no such collective takes long",
     ),
     "leave-out": Edit(

@@ -12,7 +12,7 @@ from overlaplab.vocabulary import layer_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class RecordedModel:
     """The model of a recorded run."""
 
     parameters: Mapping[str, Parameter]
@@ -28,8 +28,8 @@ class Model:
     reduce_dtype: str | None
 
     @classmethod
-    def of(cls, manifest: Manifest, uses: Sequence[str], arrived: Sequence[str]) -> Model:
-        """As run.json tells; `arrived` are gradients, those that did not arrive come last, in reverse order."""
+    def from_manifest(cls, manifest: Manifest, uses: Sequence[str], arrived: Sequence[str]) -> RecordedModel:
+        """Read what run.json tells; `arrived` are gradients, those that did not arrive come last, in reverse order."""
         return cls(
             parameters={parameter.name: parameter for parameter in manifest.parameters},
             units=_units(manifest, uses),
@@ -41,7 +41,7 @@ class Model:
         )
 
     def elements(self, name: str) -> int:
-        """Of a parameter."""
+        """The elements of a parameter."""
         return prod(self.parameters[name].shape)
 
     def gradient_item(self, name: str) -> int:
@@ -49,7 +49,7 @@ class Model:
         return element_bytes("float32") if self.main_grad else self.own_item(name)
 
     def gradient_bytes(self, name: str) -> int:
-        """Of a parameter's gradient, as it is kept and sent."""
+        """The bytes of a parameter's gradient, as it is kept and sent."""
         return self.elements(name) * self.gradient_item(name)
 
     def gathered_item(self, name: str) -> int:
@@ -70,7 +70,7 @@ class Model:
         """The places in `uses` of the layers."""
         return [place for place, unit in enumerate(self.uses) if layer_of(unit) is not None]
 
-    def kept(self, unit: str) -> bool:
+    def stays_gathered(self, unit: str) -> bool:
         """Whether the unit stays gathered into the backward pass: from the last layer on (`by_block` in
         engine/overlaplab_engine/models/units.py).
         """
@@ -89,31 +89,31 @@ class Model:
 
 
 def _units(manifest: Manifest, uses: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """As run.json tells, in order of definition; where FSDP2's root stands for several, they are told apart by name."""
-    found: dict[str, list[str]] = {}
+    """Each unit's parameters in order of definition; where FSDP2's root stands for several, names tell them apart."""
+    units: dict[str, list[str]] = {}
     home = {name: unit.name for unit in manifest.units for name in unit.parameters}
     for parameter in manifest.parameters:
-        own = home.get(parameter.name, "")
-        if own not in uses:
-            own = next((unit for unit in uses if parameter.name.startswith(f"{unit}.")), own)
-        found.setdefault(own, []).append(parameter.name)
-    return {unit: tuple(names) for unit, names in found.items()}
+        unit = home.get(parameter.name, "")
+        if unit not in uses:
+            unit = next((unit for unit in uses if parameter.name.startswith(f"{unit}.")), unit)
+        units.setdefault(unit, []).append(parameter.name)
+    return {unit: tuple(names) for unit, names in units.items()}
 
 
-def padded(elements: int, ranks: int) -> int:
+def padded_elements(elements: int, ranks: int) -> int:
     """Elements of a flat buffer that is cut into equal parts."""
     return -(-elements // ranks) * ranks
 
 
-def owned(model: Model, flats: Sequence[Sequence[str]], rank: int, ranks: int) -> dict[str, int]:
+def owned_elements(model: RecordedModel, flats: Sequence[Sequence[str]], rank: int, ranks: int) -> dict[str, int]:
     """Elements of each parameter that lie in a rank's parts of flat buffers, which hold these parameters in turn."""
-    found: dict[str, int] = {}
+    elements: dict[str, int] = {}
     for names in flats:
         sizes = [model.elements(name) for name in names]
-        chunk = padded(sum(sizes), ranks) // ranks
+        chunk = padded_elements(sum(sizes), ranks) // ranks
         for name, (begin, end) in zip(names, _places(sizes), strict=True):
-            found[name] = max(min(end, (rank + 1) * chunk) - max(begin, rank * chunk), 0)
-    return found
+            elements[name] = max(min(end, (rank + 1) * chunk) - max(begin, rank * chunk), 0)
+    return elements
 
 
 def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

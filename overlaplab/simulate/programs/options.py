@@ -29,9 +29,9 @@ class Options:
     overlap_param_gather: bool = True
     """Gather updated parameters during the next forward pass, or else before it."""
     keep_last: bool = False
-    """Of torch-fsdp2: the last layer stays gathered into the backward pass."""
+    """Whether the last layer of torch-fsdp2 stays gathered into the backward pass."""
     reshard_after_forward: bool = True
-    """Of torch-fsdp2: layers are freed between their forward and backward passes."""
+    """Whether torch-fsdp2 frees layers between their forward and backward passes."""
     accumulate: int = 1
     """Microbatches per step."""
     ranks: int = 1
@@ -44,27 +44,27 @@ def has_first_bucket(strategy: str, traits: Traits) -> bool:
     return traits.buckets and strategy != "torch-ddp"
 
 
-def options_of(run: Run, manifest: Manifest, setting: Setting) -> Options:
-    """As recorded, but for what is set. Raises `OverlaplabError` for an option that the strategy lacks."""
+def strategy_options(run: Run, manifest: Manifest, setting: Setting) -> Options:
+    """The recorded options, but for what is set. Raises `OverlaplabError` for an option that the strategy lacks."""
     strategy = setting.strategy or manifest.strategy or ""
     traits = TRAITS.get(strategy) or (traits_of(manifest) if strategy == manifest.strategy else None)
     if traits is None:
         raise OverlaplabError(f"no strategy {strategy} is known", path=run.path, remedy=f"Known: {', '.join(TRAITS)}")
     _require(run, setting, strategy, traits)
-    told: dict[str, Any] = {"strategy": strategy}
+    options: dict[str, Any] = {"strategy": strategy}
     if traits.buckets:
-        told["caps"] = _caps(manifest, setting, strategy)
+        options["caps"] = _caps(manifest, setting, strategy)
     if traits.gathers == "units":
-        told["prefetch"] = _first(setting.prefetch, manifest.prefetch, 1)
+        options["prefetch"] = _first(setting.prefetch, manifest.prefetch, 1)
     if traits.gathers == "updated_parameters":
-        told["overlap_param_gather"] = _first(manifest.overlap_param_gather, True)
+        options["overlap_param_gather"] = _first(manifest.overlap_param_gather, True)
     if strategy == "torch-fsdp2":
-        told["keep_last"] = strategy == manifest.strategy and bool(manifest.keep_last)
-        told["reshard_after_forward"] = strategy != manifest.strategy or manifest.reshard_after_forward is not False
-    told["clips"] = "optimizer" in traits.sharded and _clips(manifest)
-    told["accumulate"] = _first(setting.accumulate, manifest.accumulate, 1)
-    told["ranks"] = _first(setting.ranks, manifest.world_size)
-    return Options(**told)
+        options["keep_last"] = strategy == manifest.strategy and bool(manifest.keep_last)
+        options["reshard_after_forward"] = strategy != manifest.strategy or manifest.reshard_after_forward is not False
+    options["clips"] = "optimizer" in traits.sharded and _clips(manifest)
+    options["accumulate"] = _first(setting.accumulate, manifest.accumulate, 1)
+    options["ranks"] = _first(setting.ranks, manifest.world_size)
+    return Options(**options)
 
 
 def _clips(manifest: Manifest | None) -> bool:
@@ -105,10 +105,10 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
 def _caps(manifest: Manifest, setting: Setting, strategy: str) -> tuple[int, ...]:
     if setting.caps_mb is not None:
         return tuple(int(cap * MIB) for cap in setting.caps_mb)
-    given = _first(setting.bucket_cap_mb, manifest.bucket_cap_mb)
-    cap = CAP_MB if given is None else given
+    cap_mb = _first(setting.bucket_cap_mb, manifest.bucket_cap_mb)
+    cap = CAP_MB if cap_mb is None else cap_mb
     if strategy == "torch-ddp":
-        first = DDP_FIRST_MB if given is None else cap
+        first = DDP_FIRST_MB if cap_mb is None else cap
     else:
         first = _first(setting.first_bucket_mb, (manifest.raw or {}).get("first_bucket_mb"), cap)
     return tuple(dict.fromkeys((int(first * MIB), int(cap * MIB))))

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from overlaplab.simulate.assign import assign
-from overlaplab.simulate.programs.model import owned, padded
+from overlaplab.simulate.programs.model import owned_elements, padded_elements
 from overlaplab.simulate.programs.strategy import Strategy
 
 IN_FLIGHT = 2
@@ -22,7 +22,7 @@ class Zero1(Strategy):
         order = list(self.model.parameters)[::-1]
         self.buckets = assign(order, {name: self.model.gradient_bytes(name) for name in order}, self.options.caps)
         self._home = {name: number for number, names in enumerate(self.buckets) for name in names}
-        self._owned = owned(self.model, self.buckets, self.rank, self.options.ranks)
+        self._owned = owned_elements(self.model, self.buckets, self.rank, self.options.ranks)
         self._gathering: dict[int, Hashable] = {}
         self._expected: set[str] = set()
         self._flying: deque[Hashable] = deque()
@@ -48,7 +48,7 @@ class Zero1(Strategy):
         self.wait(*self._flying, used)
         self._flying.clear()
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """See `Strategy`: gather first what the next forward pass needs first."""
         self.settle()
         self._expected = set(self.model.units)
@@ -68,7 +68,7 @@ class Zero1(Strategy):
         self._flying.append(self.launch_bucket("reduce_scatter", num_bytes, number, self.buckets[number]))
 
     def _elements(self, number: int) -> int:
-        return padded(sum(map(self.model.elements, self.buckets[number])), self.options.ranks)
+        return padded_elements(sum(map(self.model.elements, self.buckets[number])), self.options.ranks)
 
 
 class Zero2(Zero1):
@@ -80,7 +80,7 @@ class Zero2(Zero1):
         self._missing = [len(names) for names in self.buckets]
         self._sent = 0
 
-    def arrived(self, gradient: str) -> None:
+    def after_gradient(self, gradient: str) -> None:
         self._missing[self._home[gradient]] -= 1
         while self._sent < len(self.buckets) and not self._missing[self._sent]:
             self._send()

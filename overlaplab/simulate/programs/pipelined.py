@@ -21,7 +21,7 @@ from overlaplab.simulate.programs.setting import Setting
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""
 _INTERLEAVED = "interleaved-1f1b"
-_MOST = 4096
+_MAX_MICROBATCHES = 4096
 """Microbatches of a step that are played."""
 
 
@@ -29,14 +29,14 @@ def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """One program per rank, over all recorded steps. Raises `OverlaplabError` for what cannot be played."""
     assert run.manifest is not None  # who calls has seen its pipeline
     assert run.manifest.pipeline is not None
-    known = run.manifest.pipeline
+    recorded_pipeline = run.manifest.pipeline
     _require(run, run.manifest, setting)
     recorded = recorded_shapes(run)
-    told = pipeline_of(run, run.manifest, setting)
-    layers, before = _layers(told), _layers(known)
+    pipeline = changed_pipeline(run, run.manifest, setting)
+    layers, before = _layers(pipeline), _layers(recorded_pipeline)
     if layers != before and not recorded[0][0].layers:
         raise OverlaplabError("its traces do not tell what a layer of each stage takes", path=run.path)
-    if recorded[0][0].buckets and told.stages != known.stages:
+    if recorded[0][0].buckets and pipeline.stages != recorded_pipeline.stages:
         raise OverlaplabError(
             "beside data parallelism the ranks keep their stages, as other buckets of gradients are not predicted",
             path=run.path,
@@ -45,35 +45,38 @@ def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     begins = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
     programs: dict[int, Program] = {}
     for number, (places, shapes) in enumerate(zip(pipelines(run), recorded, strict=True)):
-        changed = [_changed(shape, setting, told, layers if layers != before else ()) for shape in shapes]
+        changed = [_change_shape(shape, setting, pipeline, layers if layers != before else ()) for shape in shapes]
         replica = Replica(number, tuple(places))
         for rank, place in enumerate(places):
             programs[place] = pipeline_moves(changed, rank, begins[place] - min(begins), replica)
     return tuple(programs[place] for place in range(len(run.traces)))
 
 
-def _changed(shape: Shape, setting: Setting, told: Pipeline, layers: Sequence[int]) -> Shape:
-    own = shape.with_schedule(told.schedule, layers)
+def _change_shape(shape: Shape, setting: Setting, pipeline: Pipeline, layers: Sequence[int]) -> Shape:
+    changed = shape.with_schedule(pipeline.schedule, layers)
     if setting.link is not None:
-        own = own.with_link(replace(setting.link, world_size=own.link.world_size if own.link else 1))
-    return replace(own, microbatches=told.microbatches)
+        changed = changed.with_link(replace(setting.link, world_size=changed.link.world_size if changed.link else 1))
+    return replace(changed, microbatches=pipeline.microbatches)
 
 
 def _layers(pipeline: Pipeline) -> tuple[int, ...]:
-    """Of each stage, how many."""
+    """The number of layers of each stage."""
     return tuple(sum(map(is_layer, stage.units)) for stage in pipeline.stages)
 
 
-def pipeline_of(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
+def changed_pipeline(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
     """What run.json says of the pipeline under the setting. Raises `OverlaplabError` for what no pipeline can be."""
     assert manifest.pipeline is not None
-    known = manifest.pipeline
-    schedule, microbatches = setting.schedule or known.schedule, setting.microbatches or known.microbatches
-    ranks = 1 + max(stage.rank for stage in known.stages)
+    recorded_pipeline = manifest.pipeline
+    schedule, microbatches = (
+        setting.schedule or recorded_pipeline.schedule,
+        setting.microbatches or recorded_pipeline.microbatches,
+    )
+    ranks = 1 + max(stage.rank for stage in recorded_pipeline.stages)
     _require_microbatches(run, schedule, microbatches, ranks)
-    units = [unit for stage in known.stages for unit in stage.units]
+    units = [unit for stage in recorded_pipeline.stages for unit in stage.units]
     layers = [unit for unit in units if is_layer(unit)]
-    counts = setting.stages or _counts(run, known, schedule, ranks, len(layers))
+    counts = setting.stages or _counts(run, recorded_pipeline, schedule, ranks, len(layers))
     least = PER_RANK[schedule] * ranks
     fits = len(counts) == least or (schedule == _INTERLEAVED and len(counts) > least and len(counts) % ranks == 0)
     if not fits or min(counts) < 1 or sum(counts) != len(layers):
@@ -86,15 +89,15 @@ def pipeline_of(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
     cut[0] = [*units[:first], *cut[0]]
     cut[-1] = [*cut[-1], *units[last:]]
     holders = ranks_of_stages(schedule, ranks, len(counts))
-    stages = tuple(Stage(rank=rank, units=tuple(own)) for rank, own in zip(holders, cut, strict=True))
+    stages = tuple(Stage(rank=rank, units=tuple(stage_units)) for rank, stage_units in zip(holders, cut, strict=True))
     return Pipeline(schedule=schedule, microbatches=microbatches, stages=stages)
 
 
-def _counts(run: Run, known: Pipeline, schedule: str, ranks: int, layers: int) -> tuple[int, ...]:
+def _counts(run: Run, recorded_pipeline: Pipeline, schedule: str, ranks: int, layers: int) -> tuple[int, ...]:
     """The layers of each stage where nobody says: as recorded, or, in another number of stages, as many in each."""
-    number = len(known.stages)
-    if number == PER_RANK[schedule] * ranks or (schedule == known.schedule == _INTERLEAVED):
-        return _layers(known)
+    number = len(recorded_pipeline.stages)
+    if number == PER_RANK[schedule] * ranks or (schedule == recorded_pipeline.schedule == _INTERLEAVED):
+        return _layers(recorded_pipeline)
     number = PER_RANK[schedule] * ranks
     if layers % number:
         raise OverlaplabError(
@@ -127,5 +130,7 @@ def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
         raise OverlaplabError(
             f"the schedule {setting.schedule} is not predicted", path=run.path, remedy=f"Known: {', '.join(PLAYED)}"
         )
-    if setting.microbatches is not None and not 0 < setting.microbatches <= _MOST:
-        raise OverlaplabError(f"microbatches must be from 1 to {_MOST}, not {setting.microbatches}", path=run.path)
+    if setting.microbatches is not None and not 0 < setting.microbatches <= _MAX_MICROBATCHES:
+        raise OverlaplabError(
+            f"microbatches must be from 1 to {_MAX_MICROBATCHES}, not {setting.microbatches}", path=run.path
+        )

@@ -18,7 +18,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, W
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class StepProfile:
     """One rank's step; works and marks alone."""
 
     lead: list[Move] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Step:
     """What the optimizer takes for each whole unit; for "" where its updates were not recorded one by one."""
     overhead_ns: int = 0
     """The optimizer beside the updates."""
-    rest: list[Move] = field(default_factory=list)
+    after_optimizer: list[Move] = field(default_factory=list)
     """After the optimizer."""
 
 
@@ -37,7 +37,7 @@ class Step:
 class Profile:
     """What a recording tells of computation alone, and what communication costs the host; times in ns."""
 
-    ranks: tuple[tuple[Step, ...], ...]
+    ranks: tuple[tuple[StepProfile, ...], ...]
     """Each rank's steps."""
     host_ns: int
     """What a launch costs before it is out, and as much again after: the mean."""
@@ -60,7 +60,7 @@ class Profile:
         return [unit for unit, _, phase in names if phase == "forward"]
 
 
-def profile_of(programs: Sequence[Program], displaced: Displaced, *, sharded: bool, served: bool = False) -> Profile:
+def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: bool, served: bool = False) -> Profile:
     """The profile of recorded programs. Of a `sharded` optimizer the ranks' updates are added up to whole units.
 
     If they are `served`, the first rank alone updates; the others get its updates, as if each made them.
@@ -68,7 +68,7 @@ def profile_of(programs: Sequence[Program], displaced: Displaced, *, sharded: bo
     moves = [move for program in programs for move in program]
     launches = [move.host_ns for move in moves if isinstance(move, Launch) and move.host_ns]
     host_ns = round(fmean(launches)) if launches else 0
-    ranks = tuple(tuple(_steps(_worked(without_displaced(program), host_ns))) for program in programs)
+    ranks = tuple(tuple(_steps(_without_launches(without_displaced(program), host_ns))) for program in programs)
     if sharded:
         for steps in zip(*ranks, strict=True):
             _add_up(steps)
@@ -96,7 +96,7 @@ def median_rank(programs: Sequence[Program]) -> int:
     return worked.index(median_low(worked))
 
 
-def _add_up(steps: Sequence[Step]) -> None:
+def _add_up(steps: Sequence[StepProfile]) -> None:
     """Give each rank's step the updates of all ranks' parts."""
     whole: Counter[str] = Counter()
     for step in steps:
@@ -105,7 +105,7 @@ def _add_up(steps: Sequence[Step]) -> None:
         step.updates_ns = dict(whole)
 
 
-def _worked(program: Program, host_ns: int) -> list[Move]:
+def _without_launches(program: Program, host_ns: int) -> list[Move]:
     """Works, marks and ends. What a launch cost is taken from the work before it, and what follows.
 
     A rank that waits at once for what it launched loses the second part of the costs while it waits.
@@ -135,15 +135,15 @@ def _worked(program: Program, host_ns: int) -> list[Move]:
     return moves
 
 
-def _steps(moves: Sequence[Move]) -> Iterator[Step]:
+def _steps(moves: Sequence[Move]) -> Iterator[StepProfile]:
     """The moves of each step, sorted into its parts."""
     ends = [place for place, move in enumerate(moves) if isinstance(move, End)]
     for begin, end in pairwise(ends):
         yield _step(moves[begin + 1 : end])
 
 
-def _step(moves: Sequence[Move]) -> Step:
-    step = Step()
+def _step(moves: Sequence[Move]) -> StepProfile:
+    step = StepProfile()
     into = step.lead
     optimizer = updating = None
     for move in moves:
@@ -155,7 +155,7 @@ def _step(moves: Sequence[Move]) -> Step:
             case Mark("optimizer"):
                 optimizer = move
             case Mark("optimizer_end"):
-                optimizer, into = None, step.rest
+                optimizer, into = None, step.after_optimizer
             case Mark("update", unit):
                 updating = unit
             case Mark("update_end"):

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.assign import assign
 from overlaplab.simulate.player import Program, Work
-from overlaplab.simulate.programs.profile import Step
+from overlaplab.simulate.programs.profile import StepProfile
 from overlaplab.simulate.programs.strategy import Strategy
 
 
@@ -28,7 +28,7 @@ class InOrder(Strategy):
         raise NotImplementedError
 
     def num_bytes(self, names: Sequence[str]) -> int:
-        """Of a group as it is sent."""
+        """The bytes of a group as it is sent."""
         return sum(map(self.model.gradient_bytes, names))
 
     def begin_backward(self) -> None:
@@ -37,7 +37,7 @@ class InOrder(Strategy):
         self._missing = [len(names) for names in self._groups]
         self._keys: list[Hashable] = []
 
-    def arrived(self, gradient: str) -> None:
+    def after_gradient(self, gradient: str) -> None:
         self._missing[self._home[gradient]] -= 1
         while len(self._keys) < len(self._groups) and not self._missing[len(self._keys)]:
             self._send()
@@ -90,7 +90,7 @@ class Ring(Bucketed):
 
 
 class Tree(Bucketed):
-    """As `Ring`, up and down a tree."""
+    """The same as `Ring`, up and down a tree."""
 
     hops = "tree"
 
@@ -101,7 +101,7 @@ class ParameterServer(Strategy):
     It adds the others' gradients in the order of their ranks, waiting for each.
     """
 
-    def program(self, steps: Sequence[Step]) -> Program:
+    def program(self, steps: Sequence[StepProfile]) -> Program:
         """See `Strategy`; ranks begin as far apart as they get the parameters of the step before."""
         after = (self.rank or self.options.ranks - 1) - 1
         self.moves.append(Work(max(after, 0) * self._transfer(MESSAGE, self._values_bytes)))
@@ -115,12 +115,12 @@ class ParameterServer(Strategy):
         num_bytes = sum(self.model.gradient_bytes(name) + self.model.gradient_item(name) for name in names)
         self.wait(*[self.launch_message((worker, 0), num_bytes, names) for worker in self._workers])
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         self.wait(*[self.launch_message((0, worker), self._values_bytes) for worker in self._workers])
 
     @property
     def _values_bytes(self) -> int:
-        """Of all parameters."""
+        """The bytes of all parameters."""
         return sum(self.model.elements(name) * self.model.own_item(name) for name in self.model.parameters)
 
     @property

@@ -24,9 +24,9 @@ class Setting:
     accumulate: int | None = None
     """Microbatches per step."""
     schedule: str | None = None
-    """Of a pipeline: `gpipe` or `1f1b`."""
+    """The schedule of a pipeline, one of `pipelines.shape.PLAYED`."""
     microbatches: int | None = None
-    """Of a pipeline's step, each as large as recorded."""
+    """The number in a pipeline's step, each as large as recorded."""
     stages: tuple[int, ...] | None = None
     """The layers of each stage of a pipeline."""
     caps_mb: tuple[float, ...] | None = None

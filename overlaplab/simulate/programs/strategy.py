@@ -13,13 +13,13 @@ from dataclasses import replace
 from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.displaced import with_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
-from overlaplab.simulate.programs.model import Model
+from overlaplab.simulate.programs.model import RecordedModel
 from overlaplab.simulate.programs.options import Options
-from overlaplab.simulate.programs.profile import Profile, Step
+from overlaplab.simulate.programs.profile import Profile, StepProfile
 from overlaplab.simulate.programs.times import Transfer
 
 NORM_BYTES = 4
-"""Of the norm of all gradients (`Strategy.clip` in engine/overlaplab_engine/strategies/base.py)."""
+"""The bytes of the norm of all gradients (`Strategy.clip` in engine/overlaplab_engine/strategies/base.py)."""
 
 
 class Strategy:
@@ -30,7 +30,7 @@ class Strategy:
     hops: str | None = None
     """By which messages buckets are added up by hand; None: by the library."""
 
-    def __init__(self, options: Options, model: Model, profile: Profile, transfer: Transfer, rank: int) -> None:
+    def __init__(self, options: Options, model: RecordedModel, profile: Profile, transfer: Transfer, rank: int) -> None:
         """All ranks' programs must be made of the same but for `rank`."""
         self.options, self.model, self.profile, self.rank = options, model, profile, rank
         self.moves: list[Move] = []
@@ -59,13 +59,13 @@ class Strategy:
     def after_backward(self, unit: str) -> None:
         """All of a unit's gradients are there."""
 
-    def arrived(self, gradient: str) -> None:
+    def after_gradient(self, gradient: str) -> None:
         """A gradient is there, and will be sent."""
 
     def finish(self) -> None:
         """A backward pass whose gradients are sent is over."""
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """The optimizer has updated the parameters."""
 
     def settle(self) -> None:
@@ -102,8 +102,10 @@ class Strategy:
         self._launched[launch.lane] += 1  # all ranks launch in the same order
         key = *(launch.lane or ()), self._launched[launch.lane]
         host_ns = self.profile.host_ns
-        own = replace(launch, key=key, host_ns=host_ns, displaced_ns=self.profile.displaced(launch.kind, launch.bytes))
-        self.moves += [Work(host_ns), own, Work(host_ns)]
+        keyed = replace(
+            launch, key=key, host_ns=host_ns, displaced_ns=self.profile.displaced(launch.kind, launch.bytes)
+        )
+        self.moves += [Work(host_ns), keyed, Work(host_ns)]
         return key
 
     def wait(self, *keys: Hashable) -> None:
@@ -116,7 +118,7 @@ class Strategy:
 
     # The walk
 
-    def program(self, steps: Sequence[Step]) -> Program:
+    def program(self, steps: Sequence[StepProfile]) -> Program:
         """The moves over these steps."""
         self.moves.append(End())
         for self.step, step in enumerate(steps):
@@ -124,12 +126,12 @@ class Strategy:
             last = self.options.accumulate - 1
             for self.microbatch in range(last + 1):
                 self._sends = self.sends_every_microbatch or self.microbatch == last
-                self._pass(_chosen(step.passes, self.microbatch, last))
+                self._pass(_recorded_microbatch(step.passes, self.microbatch, last))
             if self.options.clips:
                 self.wait(self.launch("all_reduce", NORM_BYTES))
             self._update(step.updates_ns, step.overhead_ns)
-            self.updated()
-            self.moves += step.rest
+            self.after_update()
+            self.moves += step.after_optimizer
             if self.step == len(steps) - 1:
                 self.settle()
             self.moves.append(End())
@@ -161,7 +163,7 @@ class Strategy:
                 self.begin_backward()
             case "gradient" if self._sends:
                 self.moves.append(mark)
-                self.arrived(mark.name)
+                self.after_gradient(mark.name)
             case "backward_end" if self._sends:
                 self.moves.append(mark)
                 self.finish()
@@ -179,6 +181,6 @@ class Strategy:
         self.moves.append(Mark("optimizer_end"))
 
 
-def _chosen(passes: Sequence[list[Move]], microbatch: int, last: int) -> list[Move]:
+def _recorded_microbatch(passes: Sequence[list[Move]], microbatch: int, last: int) -> list[Move]:
     """The recorded microbatch that stands for this one: the last for the last, the others in turn."""
     return passes[-1] if microbatch == last else passes[microbatch % max(len(passes) - 1, 1)]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from overlaplab.simulate.programs.model import owned, padded
+from overlaplab.simulate.programs.model import owned_elements, padded_elements
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.vocabulary import FSDP2_ROOT, layer_of
 
@@ -22,19 +22,19 @@ class Units(Strategy):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._held: dict[str, Hashable | None] = {}  # with its gather, until that was waited for
-        self._owned = self.owned()
+        self._owned = self.owned_elements()
 
-    def owned(self) -> dict[str, int]:
+    def owned_elements(self) -> dict[str, int]:
         """Elements of each parameter that this rank owns."""
-        return owned(self.model, list(self.model.units.values()), self.rank, self.options.ranks)
+        return owned_elements(self.model, list(self.model.units.values()), self.rank, self.options.ranks)
 
     def members(self, unit: str) -> Sequence[str]:
         """The unit's parameters."""
         return self.model.units[unit]
 
     def elements(self, unit: str) -> int:
-        """Of the whole unit as it is sent."""
-        return padded(sum(map(self.model.elements, self.members(unit))), self.options.ranks)
+        """The elements of the whole unit as it is sent."""
+        return padded_elements(sum(map(self.model.elements, self.members(unit))), self.options.ranks)
 
     def share(self, unit: str) -> float:
         return self.model.share(self._owned, unit)
@@ -77,7 +77,7 @@ class Zero3(Units):
         self._used += 1
 
     def after_forward(self, unit: str) -> None:
-        if not self.model.kept(unit):
+        if not self.model.stays_gathered(unit):
             self.free(unit)
 
     def before_backward(self, unit: str) -> None:
@@ -119,24 +119,24 @@ class Zero3(Units):
 class TorchFSDP2(Units):
     """Layers, and the rest as the root; reductions block (engine/overlaplab_engine/strategies/torch_fsdp2.py)."""
 
-    def owned(self) -> dict[str, int]:
+    def owned_elements(self) -> dict[str, int]:
         """See `Units`: rows of each parameter."""
-        found = {}
+        elements = {}
         for name, parameter in self.model.parameters.items():
             rows, *_ = parameter.shape or (1,)
-            chunk = padded(rows, self.options.ranks) // self.options.ranks
-            own = max(min(rows - self.rank * chunk, chunk), 0)
-            found[name] = own * self.model.elements(name) // max(rows, 1)
-        return found
+            chunk = padded_elements(rows, self.options.ranks) // self.options.ranks
+            owned_rows = max(min(rows - self.rank * chunk, chunk), 0)
+            elements[name] = owned_rows * self.model.elements(name) // max(rows, 1)
+        return elements
 
     def members(self, unit: str) -> Sequence[str]:
         if unit != FSDP2_ROOT:
             return self.model.units[unit]
-        return [name for own, names in self.model.units.items() if layer_of(own) is None for name in names]
+        return [name for each_unit, names in self.model.units.items() if layer_of(each_unit) is None for name in names]
 
     def elements(self, unit: str) -> int:
         """See `Units`: each parameter is padded to equal numbers of rows."""
-        return sum(map(self._padded, self.members(unit)))
+        return sum(map(self._padded_elements, self.members(unit)))
 
     def begin_forward(self) -> None:
         """See `Strategy`: the root is gathered first."""
@@ -181,6 +181,6 @@ class TorchFSDP2(Units):
         self.free(unit)
         self.wait(self.scatter(unit))
 
-    def _padded(self, name: str) -> int:
+    def _padded_elements(self, name: str) -> int:
         rows, *_ = self.model.parameters[name].shape or (1,)
-        return padded(rows, self.options.ranks) * self.model.elements(name) // max(rows, 1)
+        return padded_elements(rows, self.options.ranks) * self.model.elements(name) // max(rows, 1)

@@ -17,7 +17,7 @@ from overlaplab.simulate import OPTIONS, advise, best_cap_mb, fits, gains_miss_n
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs.buckets import recutting
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
 
 SAMPLES = Path(__file__).parents[3] / "traces"
@@ -50,7 +50,7 @@ def test_the_best_cap_alone_is_that_of_the_table(name: str) -> None:
 
 def test_a_list_of_caps_gives_its_buckets() -> None:
     run = sample_run("bucketed")
-    cut = recutting(run)
+    cut = find_recutting(run)
     assert cut is not None
     own = advise(run)
     (row,) = own[(own["option"] == "buckets") & own["best"]].to_dict("records")

@@ -77,7 +77,7 @@ def test_depths_of_fsdp2(tmp_path: Path) -> None:
 
 
 def test_what_would_take_long_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_MOST_STRETCHES", 10)
+    monkeypatch.setattr(devices, "_MAX_STRETCHES", 10)
     large = made(tmp_path)
     assert device_settings(large) == ()
     assert [*device_remedies(large)] == []

@@ -17,12 +17,12 @@ from overlaplab.folders import run_folders
 from overlaplab.manifest import traits_of
 from overlaplab.simulate import advise, best_cap_mb, bound, gains, remedies
 from overlaplab.simulate.buckets import search as module
-from overlaplab.simulate.buckets.least import least_of
+from overlaplab.simulate.buckets.least import least_steps
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs.buckets import Recutting, recutting
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded
 from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns
@@ -48,7 +48,7 @@ def test_bound_best_found_and_every_cap_are_in_order(name: str) -> None:
     search = bucket_search(run)
     if search is None:
         return
-    played = search.played(search.caps)
+    played = search.play_candidates(search.caps)
     assert search.best_found is not None
     assert search.best_cap is not None
     shortest = min(each.mean_ns for each in played)
@@ -83,7 +83,7 @@ def test_a_cap_has_one_figure_whoever_is_asked(name: str) -> None:
         has_first = (run.manifest.raw or {}).get("first_bucket_mb") is not None
         setting = Setting(bucket_cap_mb=cap_mb, first_bucket_mb=cap_mb if has_first else None)
         assert predict(run, setting).step_ns == expected
-        assert what_if.mean_step_ns(run, what_if.played(run, setting)[1]) == expected
+        assert what_if.mean_step_ns(run, what_if.play_setting(run, setting)[1]) == expected
 
 
 def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:
@@ -97,7 +97,7 @@ def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:
 
 def test_a_played_cap_takes_as_long_as_its_programs() -> None:
     search = search_of("sweep/cap-4")
-    own = search.played(search.caps)[20]
+    own = search.play_candidates(search.caps)[20]
     played = play(search.cut.programs(search.cut.cut(*(int(cap * (1 << 20)) for cap in own.caps_mb))))
     assert own.spans_ns.tolist() == [played.spans_ns(rank) for rank in range(2)]
 
@@ -112,9 +112,9 @@ def test_the_recorded_buckets_take_as_long_as_they_took() -> None:
 
 def test_where_all_caps_would_take_long_the_best_are_still_played(monkeypatch: pytest.MonkeyPatch) -> None:
     search = search_of("sweep/cap-25")
-    every = search.played(search.caps)
-    monkeypatch.setattr(module, "_MOST_MOVES", 4_000)
-    some = search.played(search.caps)
+    every = search.play_candidates(search.caps)
+    monkeypatch.setattr(module, "_MAX_MOVES", 4_000)
+    some = search.play_candidates(search.caps)
     assert 0 < len(some) < len(every) / 4
     assert min(each.mean_ns for each in some) == min(each.mean_ns for each in every)
 
@@ -147,7 +147,7 @@ def test_what_is_unknown_is_not_played_and_refused(monkeypatch: pytest.MonkeyPat
 
 def test_first_buckets_are_smaller_than_the_others() -> None:
     search = search_of("sweep/cap-4")
-    played = search.played(search.first_caps(4.0))
+    played = search.play_candidates(search.first_caps(4.0))
     firsts = [own.caps_mb[0] for own in played]
     assert firsts == sorted(firsts)
     assert all(own.caps_mb[1] == 4.0 and own.caps_mb[0] <= 4.0 for own in played)
@@ -209,7 +209,7 @@ def test_of_a_small_run_no_cutting_is_below_the_bound_nor_much_below_the_best_fo
     works: list[list[int]], sizes: list[int], other_ns: int, host_ns: int
 ) -> None:
     cut = small(works, sizes, other_ns, host_ns)
-    least = least_of(cut)
+    least = least_steps(cut)
     assert least is not None
     search = BucketSearch(least, np.array([True]))
     spans = []
@@ -243,5 +243,5 @@ def test_behind_a_slower_link_other_buckets_are_best() -> None:
 
 
 def test_without_gradients_in_buckets_there_is_nothing_to_search() -> None:
-    assert recutting(sample_run("zero3")) is None
+    assert find_recutting(sample_run("zero3")) is None
     assert bucket_search(sample_run("zero3")) is None

@@ -19,7 +19,7 @@ from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate import gains
 from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.replayed import replayed
+from overlaplab.simulate.replayed import replay_steps
 from overlaplab.words import to_ms
 
 Event = dict[str, Any]
@@ -34,7 +34,7 @@ def played_us(run: Run, name: str, value: str | None = None) -> list[list[float]
 
 def test_launching_in_no_time_leaves_the_device_alone(tmp_path: Path) -> None:
     slow = run_of(tmp_path, loop(), backend="nccl")
-    assert replayed(slow)["span_ns"].tolist() == [300_000, 280_000]
+    assert replay_steps(slow)["span_ns"].tolist() == [300_000, 280_000]
     assert played_us(slow, "no-launch-overhead") == [[100, 100]]
 
 
@@ -54,9 +54,9 @@ def test_a_host_that_does_not_wait_runs_ahead(tmp_path: Path) -> None:
     free = run_of(tmp_path / "free", loop(op_us=8), backend="nccl")
     assert longest_wait(waiting) == "aten::item"
     assert longest_wait(free) is None
-    took = replayed(free)["span_ns"].tolist()
+    took = replay_steps(free)["span_ns"].tolist()
     assert sum(played_us(waiting, "no-device-waits")[0]) == pytest.approx(sum(took) / 1000, abs=4)
-    assert sum(replayed(waiting)["span_ns"]) > sum(took)
+    assert sum(replay_steps(waiting)["span_ns"]) > sum(took)
     with pytest.raises(OverlaplabError, match="the host does not wait for its device"):
         predict_device(free, Setting(edits=(("no-device-waits", None),)))
 
@@ -74,7 +74,7 @@ def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
     """Each pass waits for 300 µs of its last bucket after the backward pass; the first no longer does."""
     events = accumulating(made_gpu.bucketed(steps=2))
     run = run_of(tmp_path, events, events, backend="nccl")
-    recorded = replayed(run)["span_ns"].to_numpy() / 1000
+    recorded = replay_steps(run)["span_ns"].to_numpy() / 1000
     (own, *_), _ = played_us(run, "last-pass")
     exposed = overlaplab.summary(run)["exposed_comm_ns"].to_numpy() / 1000
     assert recorded[0] - own == pytest.approx(exposed[0] / 2, abs=20)
@@ -92,9 +92,9 @@ def test_what_sending_costs_the_host_falls_away_too(tmp_path: Path, backward_us:
         ranks = [accumulating(events, "Optimizer.step#AdamW.step") for events in ddp_ranks([2 * MIB], **how)]
         return run_of(tmp_path / name, *ranks, backend="nccl")
 
-    (truth, *_), _ = replayed(made("silent", 1)).groupby("rank")["span_ns"].apply(list)
+    (truth, *_), _ = replay_steps(made("silent", 1)).groupby("rank")["span_ns"].apply(list)
     (found, *_), _ = played_us(made("sends", 0), "last-pass")
-    recorded = replayed(made("sends", 0))["span_ns"].iloc[0] / 1000
+    recorded = replay_steps(made("sends", 0))["span_ns"].iloc[0] / 1000
     assert found == pytest.approx(truth / 1000, abs=40)
     assert recorded - found > 200
 
@@ -115,7 +115,7 @@ def alone(tmp_path: Path) -> Run:
 
 
 def test_where_ranks_are_missing_collectives_last_as_recorded(alone: Run) -> None:
-    table = replayed(alone)
+    table = replay_steps(alone)
     assert table["replayed_ns"].tolist() == table["span_ns"].tolist()
     without = predict_device(alone, Setting(edits=(("no-launch-overhead", None),)))
     assert sum(without.predicted_ns[0]) <= sum(without.recorded_ns[0])

@@ -17,7 +17,7 @@ from overlaplab.simulate.gpus.streams import device_programs
 from overlaplab.simulate.player import End, Note, Wait, Work, play
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.replayed import replayed
+from overlaplab.simulate.replayed import replay_steps
 
 
 def synchronize(start: float, end: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_host_waits_while_its_queue_is_full(tmp_path: Path) -> None:
     run = run_of(tmp_path, queued(10), backend="nccl")
     full = full_queues(run.traces[0])
     assert full
-    assert replayed(run)["replayed_ns"].tolist() == [20_000_000]
+    assert replay_steps(run)["replayed_ns"].tolist() == [20_000_000]
     programs = device_programs(run)
     assert programs is not None
     (host, stream, _) = programs.programs
@@ -101,7 +101,7 @@ def test_a_graph_is_one_launch(tmp_path: Path) -> None:
 
 
 def test_recorded_steps_are_played_to_the_nanosecond(tmp_path: Path) -> None:
-    table = replayed(run_of(tmp_path, EVENTS, backend="nccl"))
+    table = replay_steps(run_of(tmp_path, EVENTS, backend="nccl"))
     assert table["span_ns"].tolist() == table["replayed_ns"].tolist() == [280_000]
 
 
@@ -125,7 +125,7 @@ def test_notes_are_waited_for() -> None:
 
 @pytest.mark.parametrize("make", [made_gpu.bucketed, lambda: made_gpu.zero3(1), made_gpu.fsdp2])
 def test_ranks_that_wait_for_each_other_replay(tmp_path: Path, make: Any) -> None:
-    table = replayed(run_of(tmp_path, make(), make(), backend="nccl"))
+    table = replay_steps(run_of(tmp_path, make(), make(), backend="nccl"))
     assert ((table["replayed_ns"] / table["span_ns"] - 1).abs() < 0.01).all()
 
 

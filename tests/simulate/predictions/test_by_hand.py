@@ -10,7 +10,7 @@ import pytest
 from overlaplab.analyses import chunks_after_hops
 from overlaplab.costs import hop_count
 from overlaplab.simulate.player import Launch
-from overlaplab.simulate.predictions.by_hand import HopEvents, chunk_bytes, hops_of
+from overlaplab.simulate.predictions.by_hand import HopEvents, chunk_bytes, rank_hops
 from overlaplab.vocabulary import label_fields
 
 RING, TREE = (Launch("bucket", 600, "all_reduce", 56, what="3", hops=hops) for hops in ("ring", "tree"))
@@ -20,7 +20,7 @@ def rows(launch: Launch, ranks: int) -> pd.DataFrame:
     """As `analyses.hops` has them."""
     found: list[dict[str, Any]] = []
     for rank in range(ranks):
-        for hop in hops_of(launch, rank, ranks):
+        for hop in rank_hops(launch, rank, ranks):
             sends, to = hop.sends or (None, None)
             receives, source = hop.receives or (None, None)
             row = {"rank": rank, "hop": hop.number, "kind": hop.kind, "sends": sends, "to": to}
@@ -52,7 +52,7 @@ def test_chunks_of_a_ring_hold_the_whole(ranks: int) -> None:
 
 def test_hops_share_the_time_of_their_collective() -> None:
     """Three ranks: four hops of 150 ns around a ring, each of two messages on lanes of their own."""
-    events = list(HopEvents(0, 3, "float32", 4, None).of(RING, (1000, 1600)))
+    events = list(HopEvents(0, 3, "float32", 4, None).events(RING, (1000, 1600)))
     told = [(event, label_fields(event.name)) for event in events]
     hops = [(event.start_ns, event.end_ns) for event, label in told if label and label[0] == "hop"]
     assert hops == [(1000, 1150), (1150, 1300), (1300, 1450), (1450, 1600)]
@@ -70,5 +70,5 @@ def test_hops_share_the_time_of_their_collective() -> None:
 def test_a_chunk_without_elements_is_not_sent() -> None:
     """One element for three ranks: chunk 0 alone is sent."""
     tiny = Launch("bucket", 600, "all_reduce", 4, what="0", hops="ring")
-    names = [event.name for event in HopEvents(1, 3, "float32", 4, None).of(tiny, (0, 600))]
+    names = [event.name for event in HopEvents(1, 3, "float32", 4, None).events(tiny, (0, 600))]
     assert {label[1]["bytes"] for name in names if (label := label_fields(name)) and label[0] == "comm"} == {"4"}

@@ -47,16 +47,16 @@ def test_figures_are_those_of_predict(
     for setting in settings:
         found, expected = device_what_if.answer(own, setting), predict(own, setting)
         assert round(found.mean_ns) == expected.step_ns
-        assert device_what_if.sure(own, found, NONE_RECORDED) == expected.interval
+        assert device_what_if.interval(own, found, NONE_RECORDED) == expected.interval
         assert found.far == expected.extrapolated
 
 
 def test_curves(ddp: Run, fsdp2: Run) -> None:
-    caps = device_what_if.by_cap(ddp, Setting(), [1.0, 64.0])
+    caps = device_what_if.steps_by_cap(ddp, Setting(), [1.0, 64.0])
     expected = [predict(ddp, Setting(bucket_cap_mb=cap)).step_ns for cap in (1.0, 64.0)]
     assert (caps["bucket_cap_mb"].tolist(), caps["step_ns"].tolist()) == ([1.0, 64.0], expected)
     assert expected[0] < expected[1]
-    depths = device_what_if.by_depth(fsdp2, Setting())
+    depths = device_what_if.steps_by_depth(fsdp2, Setting())
     assert depths["prefetch"].tolist() == [1, 2, 3, 4]
     assert depths["step_ns"].iloc[0] < predict(fsdp2, Setting()).step_ns
 

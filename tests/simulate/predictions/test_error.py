@@ -19,15 +19,15 @@ from overlaplab.simulate.predictions.error import (
     DIFFERENCES_MISS,
     REPEATS_DIFFER,
     Interval,
-    extrapolated,
+    extrapolations,
     gain_half_ns,
     interval,
-    interval_of,
     measured_steps,
+    prediction_interval,
     recorded_caps,
     repeats_deviation,
 )
-from overlaplab.simulate.predictions.what_if import by_cap
+from overlaplab.simulate.predictions.what_if import steps_by_cap
 from overlaplab.simulate.programs.setting import Setting
 
 SWEEP = Path(__file__).parents[3] / "traces" / "sweep"
@@ -82,9 +82,9 @@ def test_what_a_setting_extrapolates() -> None:
     link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
     manifest = Manifest(format_version=1, world_size=2, link=link)
     near, far = ([Launch("a", 1, bytes=size), End()] for size in (1000, 250))
-    assert extrapolated(manifest, Setting(), near, near) == {}
+    assert extrapolations(manifest, Setting(), near, near) == {}
     asked = Setting(ranks=5, link=replace(link, bandwidth_gbps=0.4, latency_us=1000.0))
-    assert extrapolated(manifest, asked, near, far) == {"bytes": 4.0, "bandwidth": 2.5, "ranks": 2.5}
+    assert extrapolations(manifest, asked, near, far) == {"bytes": 4.0, "bandwidth": 2.5, "ranks": 2.5}
 
 
 def test_gains_do_not_depend_on_how_recordings_differ() -> None:
@@ -104,7 +104,7 @@ def test_predicted_differences_miss_recorded_ones_by_what_is_said() -> None:
 
 def _missed(run: Run, own: float, means: dict[float, float]) -> list[float]:
     """The predicted less the recorded difference between the run's cap and each other, as shares of its step."""
-    table = by_cap(run, Setting(), [cap for cap in means if cap != own])
+    table = steps_by_cap(run, Setting(), [cap for cap in means if cap != own])
     step_ns = fmean(measured_steps(run))
     return [row["step_ns"] / step_ns - means[row["bucket_cap_mb"]] / means[own] for row in table.to_dict("records")]
 
@@ -129,7 +129,8 @@ def test_what_is_extrapolated_widens_the_interval_and_the_gains() -> None:
     caps = recorded_caps(run.manifest, []) if run.manifest else None
     assert caps is not None
     near, far = (
-        interval_of(run, 1e9, measured, caps, beyond) for beyond in ({}, {"ranks": 8.0, "latency": 4.0, "bytes": 64.0})
+        prediction_interval(run, 1e9, measured, caps, beyond)
+        for beyond in ({}, {"ranks": 8.0, "latency": 4.0, "bytes": 64.0})
     )
     assert near.extrapolation_ns == 0
     assert far.extrapolation_ns == pytest.approx(1.96 * 0.014 * (3 + 2) * 1e9, rel=1e-3)

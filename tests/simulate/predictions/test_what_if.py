@@ -41,7 +41,7 @@ def median_step(programs: tuple[Program, ...]) -> int:
 def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
     run = sample_run(name)
     measured = what_if.measured_step(run)
-    found = what_if.typical_step(what_if.played(run, Setting())[1])
+    found = what_if.typical_step(what_if.play_setting(run, Setting())[1])
     assert found.span_ns == pytest.approx(measured.span_ns, rel=0.001)
     spans = overlaplab.summary(run)["span_ns"]
     assert measured.span_ns == median_low(spans)
@@ -61,7 +61,7 @@ def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
 def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(setting: Setting) -> None:
     run = sample_run("bucketed")
     expected = median_step(programs_of(run, setting))
-    assert what_if.typical_step(what_if.played(run, setting)[1]).span_ns == pytest.approx(expected, rel=1e-4)
+    assert what_if.typical_step(what_if.play_setting(run, setting)[1]).span_ns == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
     run = sample_run(name)
     result = play(programs_of(run, setting))
-    found = what_if.played(run, setting)[1]
+    found = what_if.play_setting(run, setting)[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
     assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]
 
@@ -86,7 +86,7 @@ def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
     run = sample_run("bucketed")
     link = linked(run)
     faster = replace(link, bandwidth_gbps=4.0, latency_us=10.0)
-    before, after = (what_if.played(run, Setting(link=other))[0] for other in (None, faster))
+    before, after = (what_if.play_setting(run, Setting(link=other))[0] for other in (None, faster))
     for old, new in zip(before.moves, after.moves, strict=True):
         if isinstance(old, Launch) and isinstance(new, Launch) and old.role == "bucket":
             beyond = old.transfer_ns - transfer_ns("all_reduce", old.bytes, link)
@@ -96,7 +96,7 @@ def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
 def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
     run = sample_run("bucketed")
     ring, chosen = (
-        what_if.typical_step(what_if.played(run, Setting(ranks=10_000), algorithm=how)[1]).span_ns
+        what_if.typical_step(what_if.play_setting(run, Setting(ranks=10_000), algorithm=how)[1]).span_ns
         for how in ("ring", "auto")
     )
     assert ring > 100e9  # 7 buckets of 20 s
@@ -105,10 +105,10 @@ def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
 
 def test_by_cap_and_ranks() -> None:
     run = sample_run("bucketed")
-    caps = what_if.by_cap(run, Setting(), [0.25, 4.0, 64.0])
+    caps = what_if.steps_by_cap(run, Setting(), [0.25, 4.0, 64.0])
     assert caps["buckets"].tolist() == [34, 7, 1]
     assert caps["step_ns"].iloc[1] == pytest.approx(overlaplab.summary(run)["span_ns"].mean(), rel=0.001)
-    ranks = what_if.by_ranks(run, Setting(bucket_cap_mb=1.0), [2, 8, 64])
+    ranks = what_if.steps_by_ranks(run, Setting(bucket_cap_mb=1.0), [2, 8, 64])
     assert ranks["step_ns"].is_monotonic_increasing
     assert ranks["throughput"].tolist() == pytest.approx((ranks["step_ns"].iloc[0] / ranks["step_ns"]).tolist())
     assert ranks["held_bytes"].nunique() == 1
@@ -119,9 +119,11 @@ def test_no_cap_beats_the_best_buckets_found() -> None:
     best = what_if.best_found_ns(run, Setting(bucket_cap_mb=1.0))
     assert best is not None
     alone = overlaplab.summary(run).eval("span_ns - exposed_comm_ns").mean()
-    assert alone < best < what_if.by_cap(run, Setting(), [0.25, 0.5, 1.0, 2.0, 25.0])["step_ns"].min()
+    assert alone < best < what_if.steps_by_cap(run, Setting(), [0.25, 0.5, 1.0, 2.0, 25.0])["step_ns"].min()
     more = Setting(ranks=8)
-    assert best < (what_if.best_found_ns(run, more) or 0) < what_if.mean_step_ns(run, what_if.played(run, more)[1])
+    assert (
+        best < (what_if.best_found_ns(run, more) or 0) < what_if.mean_step_ns(run, what_if.play_setting(run, more)[1])
+    )
     slower = replace(linked(run), bandwidth_gbps=linked(run).bandwidth_gbps / 4)
     assert (what_if.best_found_ns(run, Setting(link=slower)) or 0) > best
     assert what_if.best_found_ns(run, Setting(strategy="zero1")) is None
@@ -144,7 +146,7 @@ def test_lanes_in_literals() -> None:
         [[Work(100), End(), Work(10), Launch("a", 5, role="bucket", what="0"), Work(10),
           Launch("b", 10, kind="all_reduce"), Work(4), Wait("b", 2), Work(3), End()]]
     )  # fmt: skip
-    table = what_if.lanes(program, play_wide(program), what_if.Step(rank=0, step=0, span_ns=35))
+    table = what_if.lanes(program, play_wide(program), what_if.StepPlace(rank=0, step=0, span_ns=35))
     assert [tuple(row) for row in table.itertuples(index=False)] == [
         ("rank", "", False, 0, 24),
         ("rank", "", False, 32, 35),
@@ -156,7 +158,7 @@ def test_lanes_in_literals() -> None:
 
 def test_lanes_of_a_recorded_step_add_up() -> None:
     run = sample_run("bucketed")
-    program, result = what_if.played(run, Setting())
+    program, result = what_if.play_setting(run, Setting())
     step = what_if.typical_step(result)
     table = what_if.lanes(program, result, step)
     took = (table["end_ns"] - table["start_ns"]).groupby([table["lane"], table["exposed"]]).sum()
@@ -170,16 +172,16 @@ def test_what_cannot_be_told() -> None:
     foreign = sample_run("ddp-lessons/one-order")
     assert what_if.why_not(foreign) is None  # of its actions it can be told
     with pytest.raises(OverlaplabError, match="what its strategy is has not been recorded: only actions"):
-        what_if.played(foreign, Setting(bucket_cap_mb=1.0))
+        what_if.play_setting(foreign, Setting(bucket_cap_mb=1.0))
     mesh = "its ranks share the model (dp 2 × tp 2). overlaplab predict takes --link of it, and no other change"
     assert str(what_if.why_not(sample_run("dp-tp"))).startswith(mesh)
     run = sample_run("bucketed")
     with pytest.raises(OverlaplabError, match="overlaplab predict takes --link and --ranks of a parameter server"):
-        what_if.played(run, Setting(strategy="parameter-server"))
+        what_if.play_setting(run, Setting(strategy="parameter-server"))
     assert run.manifest is not None
     bare = replace(run, manifest=replace(run.manifest, link=None))
     with pytest.raises(OverlaplabError, match="without a link"):
-        what_if.played(bare, Setting(ranks=4))
+        what_if.play_setting(bare, Setting(ranks=4))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +196,8 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     run = sample_run("sweep/cap-25")
     assert run.manifest is not None
     beside = [other for file in (SAMPLES / "sweep").iterdir() if (other := sample_run(f"sweep/{file.name}").manifest)]
-    program, played = what_if.played(run, setting)
-    found, far = what_if.mean_step_ns(run, played), what_if.far(run, setting, program)
+    program, played = what_if.play_setting(run, setting)
+    found, far = what_if.mean_step_ns(run, played), what_if.setting_extrapolations(run, setting, program)
     expected = predict(run, setting)
     assert found == expected.step_ns
     assert far == expected.extrapolated
@@ -207,7 +209,7 @@ def test_a_cap_gains_what_advise_tells(cap: float) -> None:
     """To the nanosecond, as far as the recorded steps are those that are played."""
     run = sample_run("sweep/cap-25")
     row = advise(run).set_index(["option", "bucket_cap_mb"]).loc[("cap", cap)]
-    found = what_if.mean_step_ns(run, what_if.played(run, Setting(bucket_cap_mb=cap))[1])
+    found = what_if.mean_step_ns(run, what_if.play_setting(run, Setting(bucket_cap_mb=cap))[1])
     assert found == row["step_ns"] == predict(run, Setting(bucket_cap_mb=cap)).step_ns
     measured = fmean(measured_steps(run))
     assert measured - found == pytest.approx(row["gain_ns"], abs=2)

@@ -20,9 +20,9 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Parameter
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
 from overlaplab.simulate.programs import made_programs, programs_of
-from overlaplab.simulate.programs.model import Model, owned
-from overlaplab.simulate.programs.options import options_of
-from overlaplab.simulate.programs.profile import profile_of
+from overlaplab.simulate.programs.model import RecordedModel, owned_elements
+from overlaplab.simulate.programs.options import strategy_options
+from overlaplab.simulate.programs.profile import work_profile
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
 
@@ -114,7 +114,7 @@ def test_a_clipped_run_predicts_no_server(bucketed: overlaplab.Run) -> None:
     assert bucketed.manifest is not None
     clipped = replace(bucketed.manifest, raw=bucketed.manifest.raw | {"command": ["--clip-norm", "1"]})
     with pytest.raises(OverlaplabError, match="also sends the norm by which gradients are clipped"):
-        options_of(replace(bucketed, manifest=clipped), clipped, Setting(strategy="parameter-server"))
+        strategy_options(replace(bucketed, manifest=clipped), clipped, Setting(strategy="parameter-server"))
 
 
 def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
@@ -174,7 +174,7 @@ PROGRAM: list[Move] = [
 
 def test_a_profile_is_the_work_without_its_communication() -> None:
     """Of the launch's 2 x 3 ns, 3 are taken from what is before it."""
-    profile = profile_of([PROGRAM], nothing, sharded=False)
+    profile = work_profile([PROGRAM], nothing, sharded=False)
     (step,) = profile.ranks[0]
     assert step.lead == [Work(7)]
     assert step.passes == [
@@ -183,13 +183,13 @@ def test_a_profile_is_the_work_without_its_communication() -> None:
             *(Work(1), Work(3), Mark("backward_end"), Work(1)),
         ]
     ]
-    assert (step.updates_ns, step.overhead_ns, step.rest) == ({"u": 8}, 1, [Work(9)])
+    assert (step.updates_ns, step.overhead_ns, step.after_optimizer) == ({"u": 8}, 1, [Work(9)])
     assert (profile.host_ns, profile.wake_ns, profile.order) == (3, 2, ["w"])
 
 
 def test_a_launch_that_is_waited_for_at_once_costs_half() -> None:
     moves = [End(), Mark("forward", "0"), Work(9), Launch("a", 30, host_ns=3), Work(1), Wait("a"), Work(9), End()]
-    (step,) = profile_of([moves], nothing, sharded=False).ranks[0]
+    (step,) = work_profile([moves], nothing, sharded=False).ranks[0]
     assert step.passes == [[Mark("forward", "0"), Work(6), Work(0), Work(9)]]
 
 
@@ -197,18 +197,18 @@ def test_a_profile_is_without_what_collectives_displaced() -> None:
     """T is 30, of which 10 are displaced: a third of 6 until the wait, and nothing after it."""
     launch = Launch("a", 30, displaced_ns=10)
     moves = [End(), Mark("forward", "0"), Work(9), launch, Work(6), Wait("a"), Work(9), End()]
-    (step,) = profile_of([moves], nothing, sharded=False).ranks[0]
+    (step,) = work_profile([moves], nothing, sharded=False).ranks[0]
     assert step.passes == [[Mark("forward", "0"), Work(9), Work(4), Work(9)]]
 
 
 def test_updates_of_a_server_are_everybodys() -> None:
     worker = [move for move in PROGRAM if move != Work(8) and not (isinstance(move, Mark) and "update" in move.word)]
-    profile = profile_of([PROGRAM, worker], nothing, sharded=False, served=True)
+    profile = work_profile([PROGRAM, worker], nothing, sharded=False, served=True)
     assert [(steps[0].updates_ns, steps[0].overhead_ns) for steps in profile.ranks] == [({"u": 8}, 1)] * 2
 
 
 def test_updates_of_parts_add_up() -> None:
-    profile = profile_of([PROGRAM, PROGRAM], nothing, sharded=True)
+    profile = work_profile([PROGRAM, PROGRAM], nothing, sharded=True)
     assert [steps[0].updates_ns for steps in profile.ranks] == [{"u": 16}] * 2
 
 
@@ -218,7 +218,7 @@ def test_what_a_rank_owns_of_flat_buffers() -> None:
     parameters = {
         name: Parameter(name=name, shape=(count,), dtype="float32", bytes=4 * count) for name, count in sizes.items()
     }
-    model = Model(
+    model = RecordedModel(
         parameters=parameters,
         units={"u": ("a", "b"), "v": ("c",)},
         uses=["u", "v"],
@@ -227,7 +227,7 @@ def test_what_a_rank_owns_of_flat_buffers() -> None:
         param_dtype=None,
         reduce_dtype=None,
     )
-    parts = [owned(model, [["a", "b"], ["c"]], rank, 3) for rank in range(3)]
+    parts = [owned_elements(model, [["a", "b"], ["c"]], rank, 3) for rank in range(3)]
     assert parts == [{"a": 3, "b": 1, "c": 1}, {"a": 0, "b": 4, "c": 1}, {"a": 0, "b": 2, "c": 1}]
     assert [model.share(part, "u") for part in parts] == [0.4, 0.4, 0.2]
     assert model.share(parts[0], "") == 5 / 13
@@ -247,7 +247,7 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         (bucketed, Setting(first_bucket_mb=0.5), (MIB // 2, int(recorded * MIB))),
     ):
         assert run.manifest is not None
-        assert options_of(run, run.manifest, setting).caps == caps
+        assert strategy_options(run, run.manifest, setting).caps == caps
 
 
 @pytest.mark.parametrize(
