@@ -180,5 +180,5 @@ def test_hops_by_hand_need_no_link(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     document = json.loads((SAMPLES / "ring" / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(document | {"link": None}))
-    table = replayed(overlaplab.load_run(tmp_path))
+    table = replay_steps(overlaplab.load_run(tmp_path))
     assert (table["replayed_ns"] / table["span_ns"] - 1).abs().max() < 0.01

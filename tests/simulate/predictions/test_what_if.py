@@ -171,7 +171,7 @@ def test_what_cannot_be_told() -> None:
     assert what_if.why_not(sample_run("bucketed")) is None
     foreign = sample_run("ddp-lessons/one-order")
     assert what_if.why_not(foreign) is None  # of its actions it can be told
-    with pytest.raises(OverlaplabError, match="what its strategy is has not been recorded: only actions"):
+    with pytest.raises(OverlaplabError, match="what its strategy is has not been recorded, so that its options"):
         what_if.play_setting(foreign, Setting(bucket_cap_mb=1.0))
     mesh = "its ranks share the model (dp 2 × tp 2). overlaplab predict takes --link of it, and no other change"
     assert str(what_if.why_not(sample_run("dp-tp"))).startswith(mesh)
