@@ -47,8 +47,8 @@ def mark_name(name: str) -> str:
         begin = kind_word(unquote(fields.pop("kind")))
         if "bytes" in fields:
             begin += f" of {size_exact(int(fields.pop('bytes')))}"
-    said = [_said(key, value) for key, value in fields.items() if key not in _SILENT]
-    return shorten(", ".join([begin, *said]), _LONGEST)
+    parts = [_field_words(key, value) for key, value in fields.items() if key not in _SILENT]
+    return shorten(", ".join([begin, *parts]), _LONGEST)
 
 
 def group_name(name: str) -> str:
@@ -59,7 +59,7 @@ def group_name(name: str) -> str:
     return f"{kind_word(kind)} on the link" if word == "comm" and kind else word.replace("_", " ")
 
 
-def _said(key: str, value: str) -> str:
+def _field_words(key: str, value: str) -> str:
     """One field of a label in words."""
     if key == "seq":
         return f"number {value}"

@@ -30,7 +30,7 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
 
 
 def kinds_finding(table: pd.DataFrame) -> str | None:
-    """Which kinds of steps there are in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
+    """Name the kinds of steps in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
     steps; None where there is one.
 
     Kinds of a single step that is much unlike the others are outliers, see `outliers_finding`.
@@ -53,7 +53,7 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
 
 
 _MOST_NAMED = 4
-"""Steps."""
+"""Steps of a kind that are named by number."""
 
 
 def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:
