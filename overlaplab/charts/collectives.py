@@ -70,10 +70,10 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     Takes rows of `overlaplab.analyses.each_collective`; those whose wait is unknown are left out.
     """
     tones = palette(dark)
-    known = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
-    shown = known.assign(
-        wait_ms=to_ms(known["wait_ns"].astype("float64")).clip(lower=LEAST_MS),
-        transfer_ms=to_ms(known["transfer_ns"].astype("float64")).clip(lower=LEAST_MS),
+    measured = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
+    shown = measured.assign(
+        wait_ms=to_ms(measured["wait_ns"].astype("float64")).clip(lower=LEAST_MS),
+        transfer_ms=to_ms(measured["transfer_ns"].astype("float64")).clip(lower=LEAST_MS),
     )
     rows = _points(shown, "transfer_ms", "wait_ms")
     x_domain, y_domain = log_domain(rows["x"]), log_domain(rows["y"])
@@ -81,13 +81,13 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
     lines = tooltip({"part": _KIND.header, "y:Q": _WAIT.title, "x:Q": _TRANSFER.title, "who": "collectives"})
     layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, lines, bounds=False)]
-    title = waits_title(table, known)
+    title = waits_title(table, measured)
     reading = f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
     return finish(
         layers,
         title=title,
-        subtitle=[reading if len(known) else None, note],
-        description=f"{count(len(known), 'collective')} as points, wait against transfer. {title}.",
+        subtitle=[reading if len(measured) else None, note],
+        description=f"{count(len(measured), 'collective')} as points, wait against transfer. {title}.",
         dark=dark,
         height=_HEIGHT,
     )

@@ -29,7 +29,7 @@ _PHASES = {
 """Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
 _NAMED = (Mark.STEP.value, *(mark.value for mark in _PHASES))
 _COLUMNS = 5
-"""Of the legend: so many causes in words fit into a line."""
+"""Columns of the legend: so many causes in words fit into a line."""
 _ON_GROUND = (Mark.STEP.value, Mark.FORWARD.value)
 """Marks whose names have the colour of text on the background."""
 _ON_LIGHT = (Mark.BACKWARD.value, Mark.ALL_GATHER.value)

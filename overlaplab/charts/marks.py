@@ -23,7 +23,7 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     neither meet nor leave the chart.
     """
     tones = palette(dark)
-    marks = _placed(table)
+    marks = _place_marks(table)
     dots, inks = (
         alt.when("datum.measured").then(alt.value(tone)).otherwise(alt.value(tones.soft))
         for tone in (tones.exposed, tones.ink)
@@ -44,9 +44,9 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     ]
     sides: tuple[tuple[Literal["left", "right"], int], ...] = (("left", 5), ("right", -5))
     for side, dx in sides:
-        own = marks[marks["align"] == side]
-        if len(own):
-            drawn = Layer(own).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
+        on_side = marks[marks["align"] == side]
+        if len(on_side):
+            drawn = Layer(on_side).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
             layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
     return finish(
         layers,
@@ -58,7 +58,7 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     )
 
 
-def _placed(table: pd.DataFrame) -> pd.DataFrame:
+def _place_marks(table: pd.DataFrame) -> pd.DataFrame:
     """Each mark in ms with its words, and the level of those: 1 is the first line above the dots, -1 that below."""
     at = to_ms(table["ns"].astype("float64"))
     left = at <= (at.min() + at.max()) / 2

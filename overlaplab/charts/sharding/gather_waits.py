@@ -21,9 +21,9 @@ def gather_waits(steps: pd.DataFrame, *, dark: bool = False, note: str | None = 
 
     Rows without a rank, a step or a known wait are left out.
     """
-    known = steps.dropna(subset=["rank", "step", "wait_ns"])
+    complete = steps.dropna(subset=["rank", "step", "wait_ns"])
     what = "Compute's waits for gathers."
-    return _strip(known, "wait_ns", "waited", gather_waits_title(known), [what, note], dark=dark)
+    return _strip(complete, "wait_ns", "waited", gather_waits_title(complete), [what, note], dark=dark)
 
 
 def scatters_exposed(steps: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -31,21 +31,21 @@ def scatters_exposed(steps: pd.DataFrame, *, dark: bool = False, note: str | Non
 
     Rows without a rank or a step are left out.
     """
-    known = steps.dropna(subset=["rank", "step"])
+    complete = steps.dropna(subset=["rank", "step"])
     what = "Exposed time of reduce-scatters."
-    return _strip(known, "exposed_ns", "exposed", scatters_exposed_title(known), [what, note], dark=dark)
+    return _strip(complete, "exposed_ns", "exposed", scatters_exposed_title(complete), [what, note], dark=dark)
 
 
 def _strip(
-    known: pd.DataFrame, column: str, word: str, title: str, subtitle: list[str | None], *, dark: bool
+    complete: pd.DataFrame, column: str, word: str, title: str, subtitle: list[str | None], *, dark: bool
 ) -> alt.LayerChart:
     tones = palette(dark)
     cells = pd.DataFrame(
         {
-            "rank": known["rank"].astype("int64"),
-            "step": known["step"].astype("int64"),
-            "row": known["rank"].map(rank_word),
-            "ms": to_ms(known[column].astype("float64")),
+            "rank": complete["rank"].astype("int64"),
+            "step": complete["step"].astype("int64"),
+            "row": complete["rank"].map(rank_word),
+            "ms": to_ms(complete[column].astype("float64")),
         }
     )
     cells["word"] = cells["ms"].map("{:,.1f}".format)

@@ -27,7 +27,7 @@ _TALL = 29
 _HATCHES = 120
 """How many strokes a bubble as long as the step would get."""
 _FITS = 0.011
-"""Of the chart's width: a narrower bar has no room for its microbatch's number."""
+"""Share of the chart's width: a narrower bar has no room for its microbatch's number."""
 
 
 def pipeline(
@@ -66,7 +66,7 @@ def pipeline(
     return finish(
         [
             bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
-            _hatched(drawn[bubble], to_ms(end) / _HATCHES, y, tones.soft, lines[:2] + lines[3:5]),
+            _draw_hatching(drawn[bubble], to_ms(end) / _HATCHES, y, tones.soft, lines[:2] + lines[3:5]),
             bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
             *(
                 _numbers(wide[wide["part"] == part], y, inks.get(part, tones.on_dark))
@@ -134,10 +134,10 @@ def _names(table: pd.DataFrame) -> dict[int, str]:
 def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
     """Where the rank of each stage does nothing, as rows of the part `bubble`."""
     rows = []
-    for rank, own in table.groupby("rank", dropna=False):
-        own = own.sort_values("start_ns")
-        begins, ends = [0, *own["end_ns"].tolist()], [*own["start_ns"].tolist(), end_ns]
-        for stage in own["stage"].unique():
+    for rank, actions in table.groupby("rank", dropna=False):
+        actions = actions.sort_values("start_ns")
+        begins, ends = [0, *actions["end_ns"].tolist()], [*actions["start_ns"].tolist(), end_ns]
+        for stage in actions["stage"].unique():
             rows += [
                 {"rank": rank, "stage": stage, "start_ns": begin, "end_ns": end, "part": "bubble"}
                 for begin, end in zip(begins, ends, strict=True)
@@ -150,7 +150,7 @@ def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
     )
 
 
-def _hatched(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: list[alt.Tooltip]) -> alt.Chart:
+def _draw_hatching(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: list[alt.Tooltip]) -> alt.Chart:
     """Slanted strokes over the bubbles; what sticks out of one is under the bars beside it, which are drawn later."""
     strokes = [
         {**row, "middle": number * apart_ms}
