@@ -12,8 +12,8 @@ from overlaplab.charts.theme import finish, palette
 from overlaplab.findings import marks_title
 from overlaplab.words import ms, to_ms
 
-_LEVEL = 18  # pixels from one line of words to the next
-_AIR = 0.04  # of what is marked, left free at both ends
+_LINE_PX = 18  # pixels from one line of words to the next
+_MARGIN_SHARE = 0.04  # of what is marked, left free at both ends
 
 
 def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -29,7 +29,7 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         for tone in (tones.exposed, tones.ink)
     )
     low, high = marks["at"].min(), marks["at"].max()
-    air = _AIR * (high - low)
+    air = _MARGIN_SHARE * (high - low)
     above, below = max(marks["level"].max(), 0), max(-marks["level"].min(), 0)
     x = alt.X("at:Q", scale=alt.Scale(domain=[low - air, high + air], nice=False), axis=None)
     ends = alt.Scale(domain=[-below - 0.5, above + 0.5], nice=False, zero=False)
@@ -54,7 +54,7 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         subtitle=[note],
         description=f"{marks_title(table)}.",
         dark=dark,
-        height=int(_LEVEL * (above + below + 1)),
+        height=int(_LINE_PX * (above + below + 1)),
     )
 
 

@@ -19,8 +19,8 @@ _, HIDDEN, EXPOSED, _ = STEP_PARTS
 _LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
 """The columns of `overlaplab.sweep` with the lengths of `STEP_PARTS`."""
 
-_ROW = 38  # pixels, the same in both charts; with as many lines above, their rows line up
-_LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
+_ROW_PX = 38  # pixels, the same in both charts; with as many lines above, their rows line up
+_LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _SLOTS = 400  # hidden and exposed time are distinguished in stretches of at least this fraction of the axis
 
 
@@ -60,8 +60,8 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
         description=f"Bars of the median step time by bucket_cap_mb, {count(len(table), 'cap')}, each made of compute,"
         f" hidden and exposed communication. {title}.",
         dark=dark,
-        height=alt.Step(_ROW),
-        line=_LINE,
+        height=alt.Step(_ROW_PX),
+        line=_LINE_CHARACTERS,
     )
 
 
@@ -96,8 +96,8 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
         description=f"A row per bucket_cap_mb, {count(table['bucket_cap_mb'].nunique(), 'cap')}: when its buckets were"
         " on the link in a typical step, hidden by compute or exposed.",
         dark=dark,
-        height=alt.Step(_ROW),
-        line=_LINE,
+        height=alt.Step(_ROW_PX),
+        line=_LINE_CHARACTERS,
     )
 
 

@@ -24,11 +24,11 @@ from overlaplab.findings import (
 from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import ms, to_ms, unit_of
 
-_HEIGHT = 190
-_LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
+_HEIGHT_PX = 190
+_LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _DASHES = [5, 4]
-_PALE = 0.35
-_ROOM = 0.15  # of a curve's height: as much as a word needs
+_PALE_OPACITY = 0.35
+_WORD_SHARE = 0.15  # of a curve's height: as much as a word needs
 _PARTS = ("works", "communication, hidden", "communication, exposed")
 _ROWS = ("measured: rank", "measured: link", "predicted: rank", "predicted: link")
 
@@ -194,7 +194,7 @@ def _curve(
     x = alt.X("at:Q", title=x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
     low = [value for _, value in levels]
     lowest = 0.0 if zero else min([(table["value"] - (0 if half is None else half)).min(), *low])
-    room = _ROOM * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
+    room = _WORD_SHARE * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
     values = alt.Scale(zero=zero, nice=True, **({"domainMin": lowest - room} if levels else {}))
     y = alt.Y("value:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
     shown = table[["at", "value"]].assign(what="predicted")
@@ -225,8 +225,8 @@ def _curve(
         subtitle=[reading, note],
         description=f"A dashed, predicted line over {x_title}. {title}.",
         dark=dark,
-        height=_HEIGHT,
-        line=_LINE,
+        height=_HEIGHT_PX,
+        line=_LINE_CHARACTERS,
     )
 
 
@@ -285,7 +285,7 @@ def step_lanes(
     tinted = colours(fills, left=labels_width(_ROWS))
     lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
     solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
-    dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE}
+    dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE_OPACITY}
     outline = alt.Stroke("part:N", scale=alt.Scale(domain=[*_PARTS], range=[tone for _, tone in fills]), legend=None)
     ends = pd.DataFrame(
         {

@@ -15,7 +15,7 @@ STRATEGIES = tuple(TRAITS)
 ASKED = "_OVERLAPLAB_COMPLETE"
 """The environment variable by which a shell asks for completions."""
 
-_MOST = 200
+_MOST_COMPLETIONS = 200
 _TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 """Where bash, and where zsh, fish and PowerShell, put the line so far."""
 
@@ -46,7 +46,7 @@ def runs_like(incomplete: str) -> list[str]:
     base = Path(folder + slash or ".").expanduser()
     try:
         names = sorted(entry.name for entry in base.iterdir() if entry.name.startswith(start))
-        return [path for name in names for path in _completions(folder + slash + name)][:_MOST]
+        return [path for name in names for path in _completions(folder + slash + name)][:_MOST_COMPLETIONS]
     except OSError:
         return []
 

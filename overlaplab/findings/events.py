@@ -7,13 +7,13 @@ from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
 from overlaplab.words import rank_word, shorten, size_exact
 
-_NAME = 400  # characters of a name
+_NAME_CHARACTERS = 400  # characters of a name
 
 
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
     """Pairs of a fact's name and value, the most asked for first; unknown facts are left out."""
     facts: list[tuple[str, object]] = [
-        ("name", shorten(mark_name(details["name"]), _NAME)),
+        ("name", shorten(mark_name(details["name"]), _NAME_CHARACTERS)),
         ("counts as", f"{details['counts_as']} ({shorten(details['category'], 40)})"),
         ("rank", rank_word(details["rank"])),
         ("step", details["step"]),
@@ -45,8 +45,8 @@ def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
         return []
     around = launch["operator"]
     return [
-        ("launched by", shorten(launch["name"], _NAME)),
-        ("in operator", None if around is None else shorten(around, _NAME)),
+        ("launched by", shorten(launch["name"], _NAME_CHARACTERS)),
+        ("in operator", None if around is None else shorten(around, _NAME_CHARACTERS)),
         ("launch began", f"{_exact_ms(launch['start_ns'])}, {_exact_ms(launch['delay_ns'])} before the event"),
         ("launch thread", shorten(launch["thread"], 60)),
     ]

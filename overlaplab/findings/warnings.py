@@ -38,7 +38,7 @@ from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, joined, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
-_NAME = 60  # characters of a kernel's name
+_NAME_CHARACTERS = 60  # characters of a kernel's name
 _SEEN = "see with `overlaplab doctor` whether the profiler sees the device"
 _REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and {_SEEN}"
 _ENDS_ONLY = (
@@ -164,8 +164,8 @@ def _unmarked_warnings(run: Run) -> list[str]:
     name, times = unmarked[0][1]
     where = _rank_words(run, [trace for trace, _ in unmarked])
     return [
-        f"the trace has no ProfilerStep{where}, so all of it is one window, although {shorten(name, _NAME)} ran"
-        f" {times:,} times: prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
+        f"the trace has no ProfilerStep{where}, so all of it is one window, although {shorten(name, _NAME_CHARACTERS)}"
+        f" ran {times:,} times: prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
     ]
 
 
@@ -246,7 +246,7 @@ def _nothing_counts(run: Run, silent: Sequence[Trace]) -> str:
     categories: Counter[str] = Counter()
     for trace in silent:
         categories.update(map(str, trace.events["category"]))
-    named = [shorten(category or "(none)", _NAME) for category, _ in categories.most_common(MOST_KERNELS)]
+    named = [shorten(category or "(none)", _NAME_CHARACTERS) for category, _ in categories.most_common(MOST_KERNELS)]
     more = ", …" if len(categories) > len(named) else ""
     return (
         f"{start}of {count(events, 'event')} none is a kernel, a copy or an operator that computes"
@@ -396,5 +396,5 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
 def _longest_kernels(trace: Trace) -> str:
     """The names with the most time, among which a reader may recognise communication."""
     longest = longest_names(trace)[:MOST_KERNELS]
-    names = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in longest]
+    names = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in longest]
     return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

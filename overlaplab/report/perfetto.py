@@ -53,7 +53,7 @@ _COLLECTIVE_ARGUMENTS = (
 _OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
 
 
-_LINES = 4096
+_LINES_AT_ONCE = 4096
 """So many are made at once."""
 
 
@@ -63,7 +63,7 @@ def write_perfetto(
     """Write the run to a binary file or pipe, gzipped where it is to be packed."""
     with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) if packed else nullcontext(file) as to:
         text = _lines(run, progress)
-        while lines := list(islice(text, _LINES)):
+        while lines := list(islice(text, _LINES_AT_ONCE)):
             to.write("".join(lines).encode())
 
 
@@ -192,8 +192,8 @@ class _Writer:
         columns = [events[column].cat.codes.to_numpy() for column in ("name", "category", "phase")]
         columns += [starts, events["dur_ns"].to_numpy(), places.pids, places.tids]
         columns += [events[column].to_numpy() for column in _ARGUMENTS]
-        for begin in range(0, len(events), _LINES):
-            part = (column[begin : begin + _LINES].tolist() for column in columns)
+        for begin in range(0, len(events), _LINES_AT_ONCE):
+            part = (column[begin : begin + _LINES_AT_ONCE].tolist() for column in columns)
             for row, values in enumerate(zip(*part, strict=True), begin):
                 name, category, phase = (words[code] for words, code in zip(texts, values[:3], strict=True))
                 start, took, pid, tid = values[3:7]

@@ -12,8 +12,8 @@ from overlaplab.words import count, rank_word, to_ms
 
 CELL = "cell"
 """The name of the chart's selection parameter: the `rank` and `step` of the chosen cell."""
-_DEEP = 0.85  # of the deepest shade: from there on the other ink reads better, in both themes
-_NAMED = 24  # so many steps leave room for numbers in the cells
+_DEEP_SHARE = 0.85  # of the deepest shade: from there on the other ink reads better, in both themes
+_MOST_NUMBERED_STEPS = 24  # so many steps leave room for numbers in the cells
 
 
 def gather_waits(steps: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -63,8 +63,8 @@ def _strip(
         .add_params(chosen)
     )
     layers = [drawn]
-    if cells["step"].nunique() <= _NAMED and len(cells):
-        deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP!r}"
+    if cells["step"].nunique() <= _MOST_NUMBERED_STEPS and len(cells):
+        deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP_SHARE!r}"
         ink = alt.condition(deep, alt.value(tones.on_dark), alt.value(tones.ink))
         layers.append(Layer(cells).mark_text(fontSize=12).encode(x=x, y=y, text="word:N", color=ink))
     return finish(

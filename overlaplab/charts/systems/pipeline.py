@@ -21,12 +21,12 @@ _PARTS = {
     "backward_input": "backward, inputs",
     "backward_weight": "backward, weights",
 }
-_STEP = 46
-_TALL = 29
+_ROW_PX = 46
+_BAR_PX = 29
 """Pixels: how tall bars are, which take 0.7 of a row's band."""
-_HATCHES = 120
+_STROKES_PER_STEP = 120
 """How many strokes a bubble as long as the step would get."""
-_FITS = 0.011
+_NUMBERED_SHARE = 0.011
 """Share of the chart's width: a narrower bar has no room for its microbatch's number."""
 
 
@@ -60,13 +60,13 @@ def pipeline(
     x = time_axis((0, end), line)
     colour = colours(fills, columns=5, left=labels_width(labels))
     bubble = drawn["part"] == "bubble"
-    wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _FITS * to_ms(end))]
+    wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _NUMBERED_SHARE * to_ms(end))]
     lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
     inks = {"forward": tones.ink, "backward, weights": tones.on_light}
     return finish(
         [
             bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
-            _draw_hatching(drawn[bubble], to_ms(end) / _HATCHES, y, tones.soft, lines[:2] + lines[3:5]),
+            _draw_hatching(drawn[bubble], to_ms(end) / _STROKES_PER_STEP, y, tones.soft, lines[:2] + lines[3:5]),
             bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
             *(
                 _numbers(wide[wide["part"] == part], y, inks.get(part, tones.on_dark))
@@ -81,7 +81,7 @@ def pipeline(
         ],
         description=f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}.",
         dark=dark,
-        height=alt.Step(_STEP),
+        height=alt.Step(_ROW_PX),
         line=line,
     )
 
@@ -159,7 +159,7 @@ def _draw_hatching(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, l
     ]
     table = pd.DataFrame(strokes, columns=list(bubbles.columns))
     mark = Layer(table).mark_point(
-        shape="M-0.7,1L0.7,-1", size=_TALL**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
+        shape="M-0.7,1L0.7,-1", size=_BAR_PX**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
     )
     chart: alt.Chart = mark.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)
     return chart

@@ -42,7 +42,7 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     for _, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
-        named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_NAMED else ""
+        named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_STEPS_NAMED else ""
         span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
         unknown = (
             "" if often.startswith("one step in") or _fills(rows, kind_rows) else ", how often they come is not known"
@@ -52,7 +52,7 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
 
 
-_MOST_NAMED = 4
+_MOST_STEPS_NAMED = 4
 """Steps of a kind that are named by number."""
 
 
