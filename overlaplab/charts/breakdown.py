@@ -76,10 +76,10 @@ def _fills(tones: Palette) -> dict[str, str]:
 def _parts(table: pd.DataFrame) -> pd.DataFrame:
     """One row per rank and part: ms, share of the rank's span and its place on the bar, both in percent."""
     grouped = table.groupby("rank", dropna=False, sort=True)
-    known = table["exposed_wait_ns"].notna().groupby(table["rank"], dropna=False, sort=True).all()
+    waits_known = table["exposed_wait_ns"].notna().groupby(table["rank"], dropna=False, sort=True).all()
     sums = grouped[[*PARTS, "span_ns"]].sum()
     rows = []
-    for (rank, row), split in zip(sums.iterrows(), known, strict=True):
+    for (rank, row), split in zip(sums.iterrows(), waits_known, strict=True):
         whole, done = int(row["span_ns"]), 0
         if whole <= 0:
             continue

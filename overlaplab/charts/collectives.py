@@ -25,8 +25,8 @@ LEAST_MS = 0.001  # shorter times are drawn here: a logarithmic axis has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
 _SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
 ALONE, SHARED = "avoided if it came with the last but one", "avoided only if others came earlier, too"
-_HEIGHT = 320
-_GRID = 40  # cells per decade; collectives in one cell share a point
+_HEIGHT_PX = 320
+_CELLS_PER_DECADE = 40  # cells per decade; collectives in one cell share a point
 
 
 def bus_bandwidth(
@@ -60,7 +60,7 @@ def bus_bandwidth(
         subtitle=[reading if len(shown) else None, *bandwidth_remarks(table, shown), note],
         description=f"{count(len(shown), 'collective')} as points, bus bandwidth against bytes. {title}.",
         dark=dark,
-        height=_HEIGHT,
+        height=_HEIGHT_PX,
     )
 
 
@@ -70,10 +70,10 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     Takes rows of `overlaplab.analyses.each_collective`; those whose wait is unknown are left out.
     """
     tones = palette(dark)
-    known = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
-    shown = known.assign(
-        wait_ms=to_ms(known["wait_ns"].astype("float64")).clip(lower=LEAST_MS),
-        transfer_ms=to_ms(known["transfer_ns"].astype("float64")).clip(lower=LEAST_MS),
+    measured = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
+    shown = measured.assign(
+        wait_ms=to_ms(measured["wait_ns"].astype("float64")).clip(lower=LEAST_MS),
+        transfer_ms=to_ms(measured["transfer_ns"].astype("float64")).clip(lower=LEAST_MS),
     )
     rows = _points(shown, "transfer_ms", "wait_ms")
     x_domain, y_domain = log_domain(rows["x"]), log_domain(rows["y"])
@@ -81,15 +81,15 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
     lines = tooltip({"part": _KIND.header, "y:Q": _WAIT.title, "x:Q": _TRANSFER.title, "who": "collectives"})
     layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, lines, bounds=False)]
-    title = waits_title(table, known)
+    title = waits_title(table, measured)
     reading = f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
     return finish(
         layers,
         title=title,
-        subtitle=[reading if len(known) else None, note],
-        description=f"{count(len(known), 'collective')} as points, wait against transfer. {title}.",
+        subtitle=[reading if len(measured) else None, note],
+        description=f"{count(len(measured), 'collective')} as points, wait against transfer. {title}.",
         dark=dark,
-        height=_HEIGHT,
+        height=_HEIGHT_PX,
     )
 
 
@@ -158,7 +158,7 @@ def _points(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     )
     if len(rows) <= MOST_POINTS:
         return rows.assign(number=1, who=[f"number {index}" for index in rows["index"]]).drop(columns="index")
-    cells = {f"{name}_cell": np.round(np.log10(rows[name]) * _GRID) for name in ("x", "y")}
+    cells = {f"{name}_cell": np.round(np.log10(rows[name]) * _CELLS_PER_DECADE) for name in ("x", "y")}
     by = rows.assign(**cells).groupby([*cells, "part", "bound"], sort=False)
     points = by.agg(x=("x", "median"), y=("y", "median"), number=("x", "size"), first=("index", "min")).reset_index()
     points["who"] = [

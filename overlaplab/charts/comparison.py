@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, bars, row_axis, stacked, step_fills, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, bars, row_axis, stack_parts, step_fills, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import compare_title, run_labels
 from overlaplab.words import count, duration
@@ -28,8 +28,8 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     lines = tooltip({"run": "", "part": "what", "ms:Q": "median ms"})
     layers = [bars(rows, x, y, colours(step_fills(tones), left=labels_width(labels)), lines, 0.72)]
     for fastest, weight in ((False, "normal"), (True, "bold")):
-        own = ends[ends["fastest"] == fastest]
-        layers.append(words(own, "end", y, tones.ink, align="left", dx=6, fontWeight=weight))
+        weighted_ends = ends[ends["fastest"] == fastest]
+        layers.append(words(weighted_ends, "end", y, tones.ink, align="left", dx=6, fontWeight=weight))
     title = compare_title(table, labels, by_cap=axis == "bucket_cap_mb")
     return finish(
         layers,
@@ -52,7 +52,7 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
         step, exposed = _number(run["step_ms_median"]), _number(run["exposed_ms_median"])
         hidden = max(_number(run["comm_ms_median"]) - exposed, 0.0)
         compute = max(_number(run["compute_ms_median"]) - hidden, 0.0)
-        parts = stacked((compute, hidden, exposed, step - compute - hidden - exposed))
+        parts = stack_parts((compute, hidden, exposed, step - compute - hidden - exposed))
         rows += [(label, *part) for part in parts]
         fastest = bool(run["fastest"])
         word = f"{duration(step)}, IQR {duration(_number(run['step_ms_iqr']))}" + (", fastest" if fastest else "")

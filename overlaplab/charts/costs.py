@@ -79,5 +79,5 @@ def _beside_theory(
 
 
 def _word(measured: int, theory: int | None) -> str:
-    known = "theory unknown" if theory is None or pd.isna(theory) else f"theory {size_exact(int(theory))}"
-    return f"{size_exact(int(measured))}, {known}"
+    theory_words = "theory unknown" if theory is None or pd.isna(theory) else f"theory {size_exact(int(theory))}"
+    return f"{size_exact(int(measured))}, {theory_words}"

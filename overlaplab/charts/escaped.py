@@ -21,17 +21,17 @@ class EscapedChart(alt.LayerChart):
     """Whether to validate charts against Vega-Lite's schema: only in tests, since it takes a third of a page's time."""
 
     def to_dict(self, validate: bool = True, **options: Any) -> dict[str, Any]:
-        """As Altair's, including the chart's tables."""
+        """Return Altair's dictionary, the chart's tables included, with the beginnings of tags escaped."""
         options["validate"] = validate and self.checked
-        quiet: dict[str, Any] = _quiet(super().to_dict(**options))
+        quiet: dict[str, Any] = _escape_tags(super().to_dict(**options))
         return quiet
 
 
-def _quiet(value: Any) -> Any:
+def _escape_tags(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("</", f"<{_JOINER}/").replace("<!", f"<{_JOINER}!") if "<" in value else value
     if isinstance(value, dict):
-        return {key: _quiet(member) for key, member in value.items()}
+        return {key: _escape_tags(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_quiet(member) for member in value]
+        return [_escape_tags(member) for member in value]
     return value

@@ -20,7 +20,7 @@ WINDOW = "window"
 
 POINTED = "pointed"
 """The name of the selection parameter that holds the collective under the pointer."""
-_ROOM = 0.0075  # share of the window that a name needs for each character
+_CHARACTER_SHARE = 0.0075  # share of the window that a name needs for each character
 _PHASES = {
     Mark.FORWARD: ("#C3C9D6", "#565D6B"),
     Mark.BACKWARD: ("#98A2B3", "#7C8494"),
@@ -28,16 +28,16 @@ _PHASES = {
 }
 """Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
 _NAMED = (Mark.STEP.value, *(mark.value for mark in _PHASES))
-_COLUMNS = 5
-"""Of the legend: so many causes in words fit into a line."""
+_LEGEND_COLUMNS = 5
+"""Columns of the legend: so many causes in words fit into a line."""
 _ON_GROUND = (Mark.STEP.value, Mark.FORWARD.value)
 """Marks whose names have the colour of text on the background."""
 _ON_LIGHT = (Mark.BACKWARD.value, Mark.ALL_GATHER.value)
 """Marks whose names have the colour of text on light marks. Both sets hold in either theme, because the reader of a
 report may switch themes."""
 _OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # the lane and the phase say this already
-_WIDE = 0.008  # share of the window: labels' marks at least this wide get an outline of their own
-_STEPS = 80  # more lines would hide what they separate
+_OUTLINED_SHARE = 0.008  # share of the window: labels' marks at least this wide get an outline of their own
+_MOST_STEP_LINES = 80  # more lines would hide what they separate
 _LEADS = "test(/^rank [0-9?]+ steps$/, {})"
 _SHORT = (
     f"{_LEADS.format('datum.label')} ? replace(datum.label, ' steps', '') : replace(datum.label, /^rank [0-9?]+ /, '')"
@@ -99,7 +99,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     )
     apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
     named = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names
-    wrapped: dict[str, Any] = {"values": named} | ({"columns": _COLUMNS} if len(named) > _COLUMNS else {})
+    wrapped: dict[str, Any] = {"values": named} | ({"columns": _LEGEND_COLUMNS} if len(named) > _LEGEND_COLUMNS else {})
     legend = alt.Legend(orient="top", labelLimit=0, symbolType="square", **wrapped)  # as the fill's: both are one
     titles = {"what": "", "part": "counts as", "events:Q": "events in this mark", "busy:Q": "busy ms"}
     domain = [word for word, _ in fills]
@@ -160,7 +160,7 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
                 "until": [lasts[rank] for rank in group[inside]],
             }
         )
-        if 0 < len(edges) <= _STEPS:
+        if 0 < len(edges) <= _MOST_STEP_LINES:
             rule = Layer(edges).mark_rule(color=tones.soft, strokeDash=[2, 3], strokeWidth=1, clip=True)
             lines.append(rule.encode(x=x, y=y.bandPosition(0), y2=alt.Y2("until", bandPosition=1)))
     return lines
@@ -185,8 +185,10 @@ def timeline_rows(view: View) -> pd.DataFrame:
     share = (marks["end_ns"] - marks["start_ns"]) / (view.end_ns - view.start_ns)
     kinds = marks["kind"] if "kind" in marks else [""] * len(marks)
     words = map(_word, marks["part"], kinds, marks["name"], marks["events"])
-    rows["apart"] = [kind == "labels" and room >= _WIDE for kind, room in zip(kinds, share, strict=True)]
-    rows["word"] = [word if room >= _ROOM * (len(word) + 1) else "" for word, room in zip(words, share, strict=True)]
+    rows["apart"] = [kind == "labels" and room >= _OUTLINED_SHARE for kind, room in zip(kinds, share, strict=True)]
+    rows["word"] = [
+        word if room >= _CHARACTER_SHARE * (len(word) + 1) else "" for word, room in zip(words, share, strict=True)
+    ]
     return rows
 
 

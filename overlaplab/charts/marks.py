@@ -12,8 +12,8 @@ from overlaplab.charts.theme import finish, palette
 from overlaplab.findings import marks_title
 from overlaplab.words import ms, to_ms
 
-_LEVEL = 18  # pixels from one line of words to the next
-_AIR = 0.04  # of what is marked, left free at both ends
+_LINE_PX = 18  # pixels from one line of words to the next
+_MARGIN_SHARE = 0.04  # of what is marked, left free at both ends
 
 
 def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -23,13 +23,13 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     neither meet nor leave the chart.
     """
     tones = palette(dark)
-    marks = _placed(table)
+    marks = _place_marks(table)
     dots, inks = (
         alt.when("datum.measured").then(alt.value(tone)).otherwise(alt.value(tones.soft))
         for tone in (tones.exposed, tones.ink)
     )
     low, high = marks["at"].min(), marks["at"].max()
-    air = _AIR * (high - low)
+    air = _MARGIN_SHARE * (high - low)
     above, below = max(marks["level"].max(), 0), max(-marks["level"].min(), 0)
     x = alt.X("at:Q", scale=alt.Scale(domain=[low - air, high + air], nice=False), axis=None)
     ends = alt.Scale(domain=[-below - 0.5, above + 0.5], nice=False, zero=False)
@@ -44,9 +44,9 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     ]
     sides: tuple[tuple[Literal["left", "right"], int], ...] = (("left", 5), ("right", -5))
     for side, dx in sides:
-        own = marks[marks["align"] == side]
-        if len(own):
-            drawn = Layer(own).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
+        on_side = marks[marks["align"] == side]
+        if len(on_side):
+            drawn = Layer(on_side).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
             layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
     return finish(
         layers,
@@ -54,11 +54,11 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         subtitle=[note],
         description=f"{marks_title(table)}.",
         dark=dark,
-        height=int(_LEVEL * (above + below + 1)),
+        height=int(_LINE_PX * (above + below + 1)),
     )
 
 
-def _placed(table: pd.DataFrame) -> pd.DataFrame:
+def _place_marks(table: pd.DataFrame) -> pd.DataFrame:
     """Each mark in ms with its words, and the level of those: 1 is the first line above the dots, -1 that below."""
     at = to_ms(table["ns"].astype("float64"))
     left = at <= (at.min() + at.max()) / 2

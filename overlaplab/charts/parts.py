@@ -35,7 +35,7 @@ def step_fills(tones: Palette) -> list[tuple[str, str]]:
     return list(zip(STEP_PARTS, (tones.compute, tones.hidden, tones.exposed, tones.idle), strict=True))
 
 
-def stacked(lengths: Iterable[float]) -> list[tuple[str, float, float, float]]:
+def stack_parts(lengths: Iterable[float]) -> list[tuple[str, float, float, float]]:
     """The `STEP_PARTS` with these lengths, one after the other: part, length, begin, end. Empty ones are left out."""
     bars, done = [], 0.0
     for part, length in zip(STEP_PARTS, lengths, strict=True):

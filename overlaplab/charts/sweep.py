@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stacked, step_fills, tooltip, words
+from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stack_parts, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import sweep_title
 from overlaplab.words import count, duration, percent, size, to_ms
@@ -19,8 +19,8 @@ _, HIDDEN, EXPOSED, _ = STEP_PARTS
 _LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
 """The columns of `overlaplab.sweep` with the lengths of `STEP_PARTS`."""
 
-_ROW = 38  # pixels, the same in both charts; with as many lines above, their rows line up
-_LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
+_ROW_PX = 38  # pixels, the same in both charts; with as many lines above, their rows line up
+_LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _SLOTS = 400  # hidden and exposed time are distinguished in stretches of at least this fraction of the axis
 
 
@@ -28,7 +28,7 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
     """One bar per cap, from `overlaplab.sweep(runs)`: the median step in ms, and its parts, which add up to it."""
     tones = palette(dark)
     rows, ends = _steps(table)
-    y = _by_cap(table)
+    y = _cap_axis(table)
     longest = max(ends["end"], default=1.0)
     scale = alt.Scale(domain=[0, longest * 1.55], nice=False)
     x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8, labelFlush=FLUSH))
@@ -60,8 +60,8 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
         description=f"Bars of the median step time by bucket_cap_mb, {count(len(table), 'cap')}, each made of compute,"
         f" hidden and exposed communication. {title}.",
         dark=dark,
-        height=alt.Step(_ROW),
-        line=_LINE,
+        height=alt.Step(_ROW_PX),
+        line=_LINE_CHARACTERS,
     )
 
 
@@ -76,7 +76,7 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
         [row for _, bucket in _buckets(table) for row in _stretches(bucket, (high - low) / _SLOTS)],
         columns=["cap", "what", "weight", "part", "begin", "end", "from", "to", "exposed"],
     )
-    y = _by_cap(table)
+    y = _cap_axis(table)
     scale = alt.Scale(zero=False, nice=False, domain=[low - (high - low) * 0.02, high + (high - low) * 0.02])
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=8, labelFlush=FLUSH))
     legend = colours(step_fills(tones)[1:3], columns=1)
@@ -96,12 +96,12 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
         description=f"A row per bucket_cap_mb, {count(table['bucket_cap_mb'].nunique(), 'cap')}: when its buckets were"
         " on the link in a typical step, hidden by compute or exposed.",
         dark=dark,
-        height=alt.Step(_ROW),
-        line=_LINE,
+        height=alt.Step(_ROW_PX),
+        line=_LINE_CHARACTERS,
     )
 
 
-def _by_cap(table: pd.DataFrame) -> alt.Y:
+def _cap_axis(table: pd.DataFrame) -> alt.Y:
     return row_axis("cap", [f"{cap:g}" for cap in table["bucket_cap_mb"].drop_duplicates()], "bucket_cap_mb")
 
 
@@ -110,7 +110,7 @@ def _steps(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows, ends = [], []
     for row in table.to_dict("records"):
         cap, step = f"{row['bucket_cap_mb']:g}", float(row["step_ms"])
-        parts = stacked(float(row[column]) for column in _LENGTHS)
+        parts = stack_parts(float(row[column]) for column in _LENGTHS)
         rows += [(cap, part, took, percent(took, step), begin, end) for part, took, begin, end in parts]
         buckets = "" if pd.isna(row["buckets"]) else f", {count(row['buckets'], 'bucket')}"
         end = parts[-1][-1] if parts else 0.0
@@ -144,9 +144,9 @@ def _stretches(bucket: pd.DataFrame, slot: float) -> list[tuple[object, ...]]:
     """
     begin, end = to_ms(float(bucket["start_ns"].min())), to_ms(float(bucket["end_ns"].max()))
     edges = np.linspace(begin, end, max(int((end - begin) / slot), 1) + 1)
-    own = bucket.sort_values("start_ns", kind="stable")
-    took = to_ms(np.where(own["part"] == "hidden", own["end_ns"] - own["start_ns"], 0))
-    times = to_ms(np.c_[own["start_ns"], own["end_ns"]].ravel())
+    ordered = bucket.sort_values("start_ns", kind="stable")
+    took = to_ms(np.where(ordered["part"] == "hidden", ordered["end_ns"] - ordered["start_ns"], 0))
+    times = to_ms(np.c_[ordered["start_ns"], ordered["end_ns"]].ravel())
     done = np.c_[np.cumsum(took) - took, np.cumsum(took)].ravel()
     mostly = np.diff(np.interp(edges, times, done)) * 2 >= np.diff(edges)
     borders = np.flatnonzero(np.r_[True, mostly[1:] != mostly[:-1], True])

@@ -176,11 +176,11 @@ def _columns(words: Sequence[str], most: int, left: int) -> str:
     the first would be cut.
     """
     room = f"min(width, (containerSize()[0] || 1e9) - {left})"
-    found = "1"
+    expression = "1"
     for number in range(2, min(most, len(words)) + 1):
         letters = sum(max(map(len, words[column::number])) for column in range(number))
-        found = f"{room} >= {number * _SYMBOL + letters * _LETTER:.0f} ? {number} : {found}"
-    return found
+        expression = f"{room} >= {number * _SYMBOL + letters * _LETTER:.0f} ? {number} : {expression}"
+    return expression
 
 
 def finish(
@@ -199,8 +199,8 @@ def finish(
     `line` is how many characters of a subtitle fit on a line; a title, which is larger, gets three quarters of it.
     """
     tones = palette(dark)
-    said = list(subtitle)
-    lines = [part for words in said if words for part in textwrap.wrap(words, line)]
+    texts = list(subtitle)
+    lines = [part for words in texts if words for part in textwrap.wrap(words, line)]
     wrapped = _wrap_title(title, line * 3 // 4)
     below = lines or alt.Undefined  # Vega leaves room for an empty subtitle, too
     head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=below)
@@ -213,7 +213,7 @@ def finish(
         height=height,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         background="transparent",
-        config=_config(tones, predicted=any(map(says_predicted, said))),
+        config=_config(tones, predicted=any(map(says_predicted, texts))),
     )
 
 

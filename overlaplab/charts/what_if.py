@@ -24,11 +24,11 @@ from overlaplab.findings import (
 from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import ms, to_ms, unit_of
 
-_HEIGHT = 190
-_LINE = 66  # characters of a line in half the dashboard's column at 1280 pixels
+_HEIGHT_PX = 190
+_LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _DASHES = [5, 4]
-_PALE = 0.35
-_ROOM = 0.15  # of a curve's height: as much as a word needs
+_PALE_OPACITY = 0.35
+_WORD_SHARE = 0.15  # of a curve's height: as much as a word needs
 _PARTS = ("works", "communication, hidden", "communication, exposed")
 _ROWS = ("measured: rank", "measured: link", "predicted: rank", "predicted: link")
 
@@ -70,7 +70,7 @@ def caps_predicted(
             *_level(BEST_FOUND, found_ns),
             *_level(BEST_POSSIBLE, least_ns),
         ],
-        reading=best_buckets_reading(found=found_ns is not None, possible=least_ns is not None),
+        reading=best_buckets_reading(is_found=found_ns is not None, possible=least_ns is not None),
     )
 
 
@@ -150,16 +150,16 @@ def throughput_predicted(
 
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """What each rank holds by formula: rows of `what_if.steps_by_ranks` that know it."""
-    known = table.dropna(subset=["held_bytes"])
-    unit, scale = unit_of(float(known["held_bytes"].max()) if len(known) else 0.0)
+    with_bytes = table.dropna(subset=["held_bytes"])
+    unit, scale = unit_of(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
     return _curve(
-        known.assign(at=known["ranks"], value=known["held_bytes"].astype("float64") / scale),
+        with_bytes.assign(at=with_bytes["ranks"], value=with_bytes["held_bytes"].astype("float64") / scale),
         half=None,
         dots=None,
         chosen=chosen,
         x_title="ranks",
         y_title=f"parameters, gradients, optimizer ({unit})",
-        title=held_predicted_title(known),
+        title=held_predicted_title(with_bytes),
         note=note,
         dark=dark,
         tone=palette(dark).memory,
@@ -195,7 +195,7 @@ def _curve(
     x = alt.X("at:Q", title=x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
     low = [value for _, value in levels]
     lowest = 0.0 if zero else min([(table["value"] - (0 if half is None else half)).min(), *low])
-    room = _ROOM * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
+    room = _WORD_SHARE * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
     values = alt.Scale(zero=zero, nice=True, **({"domainMin": lowest - room} if levels else {}))
     y = alt.Y("value:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
     shown = table[["at", "value"]].assign(what="predicted")
@@ -211,7 +211,7 @@ def _curve(
         at = alt.InlineData(values=[{"at": chosen}])
         layers.append(Layer(at).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
     for place, (name, level) in enumerate(levels):
-        layers += _named(name, level, y, tones, below=place == len(levels) - 1)
+        layers += _draw_named_line(name, level, y, tones, below=place == len(levels) - 1)
     layers.append(Layer(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
     layers.append(Layer(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
     falls = len(shown) > 1 and shown["value"].iloc[-1] < shown["value"].iloc[-2]
@@ -219,15 +219,15 @@ def _curve(
     last = shown.tail(1).assign(word="predicted")
     layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if below else -10, fontStyle="italic"))
     if dots is not None and len(dots):
-        layers += _measured(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines)
+        layers += _draw_dots(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines)
     return finish(
         layers,
         title=title,
         subtitle=[reading, note],
         description=f"A dashed, predicted line over {x_title}. {title}.",
         dark=dark,
-        height=_HEIGHT,
-        line=_LINE,
+        height=_HEIGHT_PX,
+        line=_LINE_CHARACTERS,
     )
 
 
@@ -236,7 +236,7 @@ def _level(name: str, ns: int | None) -> list[tuple[str, float]]:
     return [] if ns is None else [(f"{name}: {ms(ns)}", to_ms(float(ns)))]
 
 
-def _named(name: str, level: float, y: alt.Y, tones: Palette, *, below: bool) -> list[alt.Chart]:
+def _draw_named_line(name: str, level: float, y: alt.Y, tones: Palette, *, below: bool) -> list[alt.Chart]:
     """A line across the chart, and its name at the left end."""
     row = alt.InlineData(values=[{"value": level, "word": name}])
     rule: alt.Chart = Layer(row).mark_rule(color=tones.ink, strokeDash=[2, 3], strokeWidth=1.5)
@@ -251,7 +251,7 @@ def _inline(table: pd.DataFrame) -> Any:
     return alt.InlineData(values=rows)
 
 
-def _measured(
+def _draw_dots(
     dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip]
 ) -> list[alt.Chart]:
     """The dots, and a word below the lowest, or above it where it is under `low`."""
@@ -286,7 +286,7 @@ def step_lanes(
     tinted = colours(fills, left=labels_width(_ROWS))
     lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
     solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
-    dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE}
+    dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE_OPACITY}
     outline = alt.Stroke("part:N", scale=alt.Scale(domain=[*_PARTS], range=[tone for _, tone in fills]), legend=None)
     ends = pd.DataFrame(
         {

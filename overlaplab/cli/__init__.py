@@ -60,8 +60,8 @@ app.add_typer(watch.app)
 def main() -> None:
     """Run the command line; whatever the user did wrong is one line on stderr and exit code 2."""
     if ASKED in os.environ:
-        if importlib.util.find_spec("overlaplab_engine") and (asked := record_asked()) is not None:
-            os.execve(sys.executable, [*ENGINE], asked)
+        if importlib.util.find_spec("overlaplab_engine") and (environment := record_asked()) is not None:
+            os.execve(sys.executable, [*ENGINE], environment)
         # A shell waits. Where there is rich, typer loads it to strip markup, which our help texts do not have.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     if isinstance(sys.stdout, io.TextIOWrapper):

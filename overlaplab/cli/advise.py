@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from overlaplab.cli import engine, script, sweep
-from overlaplab.cli.options import OPENING, Json, Opening, RunPath, grouped
+from overlaplab.cli.options import OPENING, Json, Opening, RunPath, group_options
 from overlaplab.cli.shared import load, need_engine, print_json, show
 from overlaplab.errors import OverlaplabError
 
@@ -34,7 +34,7 @@ _PRESENT, _ADVISED, _NEIGHBOUR = "present", "advised", "neighbour"
     epilog="Example: overlaplab advise runs/bucketed --verify; or: overlaplab advise runs/mine --verify -- torchrun"
     " --nproc-per-node 2 train.py --cap {bucket_cap_mb}",
 )
-@grouped
+@group_options
 def advise(
     context: typer.Context,
     run: RunPath,
@@ -65,23 +65,23 @@ def advise(
         raise OverlaplabError(refused[0], path=run, remedy=refused[1])
     if not as_json:
         show(*terminal.advise(loaded))
-    found = _verified(loaded, out or _beside(run), repeats, context.args) if verify else None
+    verified = _verify_advice(loaded, out or _folder_beside(run), repeats, context.args) if verify else None
     if as_json:
-        print_json(documents.advice_document(loaded, found))
-    elif found is not None:
-        show(found["sentence"], *terminal.warnings(found["warnings"]))
-    if found is not None and not found["confirmed"]:
+        print_json(documents.advice_document(loaded, verified))
+    elif verified is not None:
+        show(verified["sentence"], *terminal.warnings(verified["warnings"]))
+    if verified is not None and not verified["confirmed"]:
         raise typer.Exit(1)
 
 
-def _beside(run: str) -> Path:
+def _folder_beside(run: str) -> Path:
     """Where recordings go unless the user says; raises `OverlaplabError` for a run that is no folder."""
     if not Path(run).is_dir():
         raise OverlaplabError("--verify would record beside the run", path=run, remedy="Name a folder with --out.")
     return Path(f"{run.rstrip('/')}-verify")
 
 
-def _verified(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
+def _verify_advice(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
     """Record the settings in turn, by the user's command or else the run's own: is the advised one's gain confirmed?"""
     from overlaplab import findings
     from overlaplab.analyses.across_runs.verified import verify_gain
@@ -93,41 +93,41 @@ def _verified(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str
         raise OverlaplabError("there is nothing to verify: no option is known to gain enough", path=run.path)
     other = findings.neighbour(tables.advice, row)
     rows = {_PRESENT: None, _ADVISED: row} | ({} if other is None else {_NEIGHBOUR: other})
-    recorder, settings = _by_script(run, rows, command) if command else _by_engine(run, rows, tables.loop)
+    recorder, settings = _script_settings(run, rows, command) if command else _engine_settings(run, rows, tables.loop)
     rounds = sweep.in_rounds(settings, repeats, out, seed=0)
     if failed := sweep.record_all(rounds, recorder):
         raise OverlaplabError(failed[0], path=out)
     runs = {name: _recordings(rounds, name) for name in settings}
-    spans = {name: [_spans(own) for own in recorded] for name, recorded in runs.items()}
-    found = verify_gain(spans[_PRESENT], spans[_ADVISED])
+    spans = {name: [_spans(recording) for recording in recorded] for name, recorded in runs.items()}
+    gain = verify_gain(spans[_PRESENT], spans[_ADVISED])
     beside = verify_gain(spans[_ADVISED], spans[_NEIGHBOUR]) if other is not None else None
-    confirmed, said = findings.verified_finding(row, found, other, beside)
+    confirmed, sentence = findings.verified_finding(row, gain, other, beside)
     return {
         "confirmed": confirmed,
-        "sentence": said,
-        **asdict(found),
-        "gained_ms": found.gained_ms,
+        "sentence": sentence,
+        **asdict(gain),
+        "gained_ms": gain.gained_ms,
         "neighbour_ms": None if beside is None else beside.after_ms,
         "folder": str(out),
         "warnings": [
-            f"{own.path}: {refused[0]}"
+            f"{recording.path}: {refused[0]}"
             for recorded in runs.values()
-            for own in recorded
-            if (refused := findings.advice_refused(own)) is not None
+            for recording in recorded
+            if (refused := findings.advice_refused(recording)) is not None
         ],
     }
 
 
-def _by_engine(run: Run, rows: Mapping[str, Row | None], loop: Loop) -> tuple[sweep.Recorder, Settings]:
+def _engine_settings(run: Run, rows: Mapping[str, Row | None], loop: Loop) -> tuple[sweep.Recorder, Settings]:
     """The engine with the run's own options, and those of each setting; raises `OverlaplabError`."""
     from overlaplab import findings
 
     need_engine()
     options = {name: () if row is None else tuple(findings.record_options(row, loop)) for name, row in rows.items()}
-    return engine.Engine(engine.options_of(run)), options
+    return engine.Engine(engine.recorded_options(run)), options
 
 
-def _by_script(run: Run, rows: Mapping[str, Row | None], command: list[str]) -> tuple[sweep.Recorder, Settings]:
+def _script_settings(run: Run, rows: Mapping[str, Row | None], command: list[str]) -> tuple[sweep.Recorder, Settings]:
     """The user's command, which takes a cap, and the cap of each setting; raises `OverlaplabError`."""
     present = run.manifest.bucket_cap_mb if run.manifest else None
     if present is None or any(row["option"] != "cap" for row in rows.values() if row is not None):
@@ -137,10 +137,10 @@ def _by_script(run: Run, rows: Mapping[str, Row | None], command: list[str]) -> 
     return script.Script(command), {name: script.setting({script.CAP: f"{cap:.12g}"}) for name, cap in caps.items()}
 
 
-def _recordings(rounds: list[list[sweep.Recording]], name: str) -> list[Run]:
+def _recordings(rounds: list[list[sweep.PlannedRecording]], name: str) -> list[Run]:
     """The recordings of one setting."""
-    folders = [own.out for recordings in rounds for own in recordings]
-    return load([str(own) for own in folders if own.name.partition("-")[0] == name], OPENING)
+    folders = [recording.out for recordings in rounds for recording in recordings]
+    return load([str(folder) for folder in folders if folder.name.partition("-")[0] == name], OPENING)
 
 
 def _spans(run: Run) -> Any:

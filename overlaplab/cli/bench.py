@@ -77,8 +77,8 @@ def _print(measured: dict[str, Any], *, as_json: bool) -> None:
 
 def _sizes(text: str) -> str:
     """`1k,2M` as `1000,2000000`; raises `OverlaplabError`."""
-    found = [re.fullmatch(r"(\d{1,12})([kmg]?)", word.strip().lower()) for word in text.split(",")]
-    sizes = [int(match[1]) * _UNITS[match[2]] for match in found if match]
-    if len(sizes) < len(found) or not all(sizes):
+    matches = [re.fullmatch(r"(\d{1,12})([kmg]?)", word.strip().lower()) for word in text.split(",")]
+    sizes = [int(match[1]) * _UNITS[match[2]] for match in matches if match]
+    if len(sizes) < len(matches) or not all(sizes):
         raise OverlaplabError(f"--sizes {text}: not a list of bytes", remedy="As in --sizes 1k,64k,1M.")
     return ",".join(str(size) for size in sorted({*sizes}))

@@ -39,15 +39,17 @@ class Check:
 def checks(facts: Facts) -> list[Check]:
     """The verdict on each fact, in the order in which they are shown."""
     engine = facts["engine"]
-    found = [Check("overlaplab", Verdict.OK, f"{facts['overlaplab']}, Python {facts['python']}")]
+    verdicts = [Check("overlaplab", Verdict.OK, f"{facts['overlaplab']}, Python {facts['python']}")]
     if "failure" in engine:
-        found.append(Check("torch", Verdict.PROBLEM, f"asking torch failed: {engine['failure']}", "Reinstall torch."))
+        verdicts.append(
+            Check("torch", Verdict.PROBLEM, f"asking torch failed: {engine['failure']}", "Reinstall torch.")
+        )
     else:
         torch = engine["torch"]
-        found += [_torch(torch), _gpus(engine["nvidia"], torch)]
+        verdicts += [_torch(torch), _gpus(engine["nvidia"], torch)]
         if torch is not None and "error" not in torch:
-            found += [_profiler(torch), _nccl(torch), _gloo(torch)]
-    return [*found, _cores(facts), _loopback(facts), _port(facts), _extras(facts), _disk(facts), _cache(facts)]
+            verdicts += [_profiler(torch), _nccl(torch), _gloo(torch)]
+    return [*verdicts, _cores(facts), _loopback(facts), _port(facts), _extras(facts), _disk(facts), _cache(facts)]
 
 
 def _torch(torch: Facts | None) -> Check:
@@ -114,14 +116,14 @@ def _gloo(torch: Facts) -> Check:
 
 def _cores(facts: Facts) -> Check:
     cores, load = facts["cores"], facts["load"]
-    found = f"{count(cores, 'core')} usable" + ("" if load is None else f", load {load:.1f}")
+    fact = f"{count(cores, 'core')} usable" + ("" if load is None else f", load {load:.1f}")
     if cores < 2:
-        return Check("cores", Verdict.WARNING, found, "CPU ranks take turns on one core, so nothing overlaps: use two.")
+        return Check("cores", Verdict.WARNING, fact, "CPU ranks take turns on one core, so nothing overlaps: use two.")
     if load is not None and load >= cores:
         return Check(
-            "cores", Verdict.WARNING, found, "Other programs take time from the ranks: record when they are done."
+            "cores", Verdict.WARNING, fact, "Other programs take time from the ranks: record when they are done."
         )
-    return Check("cores", Verdict.OK, found)
+    return Check("cores", Verdict.OK, fact)
 
 
 def _loopback(facts: Facts) -> Check:
@@ -150,11 +152,11 @@ def _extras(facts: Facts) -> Check:
 
 def _disk(facts: Facts) -> Check:
     free = facts["free_bytes"]
-    found = f"{free / 1e9:.1f} GB free in {facts['folder']}"
+    fact = f"{free / 1e9:.1f} GB free in {facts['folder']}"
     if free >= _LITTLE_BYTES:
-        return Check("disk", Verdict.OK, found)
+        return Check("disk", Verdict.OK, fact)
     verdict = Verdict.WARNING if free >= _NO_BYTES else Verdict.PROBLEM
-    return Check("disk", verdict, found, "Record to another disk with --out, or make room.")
+    return Check("disk", verdict, fact, "Record to another disk with --out, or make room.")
 
 
 def _cache(facts: Facts) -> Check:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPaths, grouped
-from overlaplab.cli.shared import load, print_json, runs_at, show
+from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPaths, group_options
+from overlaplab.cli.shared import expand_runs, load, print_json, show
 from overlaplab.errors import OverlaplabError
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -23,7 +23,7 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: overlaplab compare runs/naive runs/bucketed --fail-if 'exposed_comm_ns > 5%'")
-@grouped
+@group_options
 def compare(
     runs: RunPaths,
     as_json: Json = False,
@@ -67,7 +67,7 @@ def compare(
     from overlaplab.report import documents, terminal
 
     stored = None if baseline is None else analyses.stored_baseline(baseline)
-    runs = runs_at(runs)
+    runs = expand_runs(runs)
     conditions = [analyses.parse_condition(text) for text in fail_if or ()]
     requirements = [findings.parse_requirement(text) for text in require or ()]
     if len(runs) < 2 and stored is None and (conditions or not requirements):
@@ -104,7 +104,7 @@ def compare(
 
 
 @app.command("baseline", epilog="Example: overlaplab baseline runs/main-1 runs/main-2 runs/main-3 -o baseline.json")
-@grouped
+@group_options
 def baseline_command(
     runs: RunPaths,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.json", help="An existing file is replaced.")],
@@ -118,12 +118,12 @@ def baseline_command(
     from overlaplab.words import count
 
     refuse_target(out, [])
-    loaded = load(runs_at(runs), opening)
+    loaded = load(expand_runs(runs), opening)
     refuse_target(out, loaded)
-    found = analyses.baseline(loaded, selection)
+    stored = analyses.baseline(loaded, selection)
     with whole_file(out) as file:
-        file.write(found.text().encode())
-    show(f"{out}: {count(len(found.recordings), 'recording')}", *terminal.warnings_of(loaded))
+        file.write(stored.text().encode())
+    show(f"{out}: {count(len(stored.recordings), 'recording')}", *terminal.warnings_by_run(loaded))
 
 
 def _say(lines: Sequence[CheckLine]) -> None:

@@ -15,7 +15,7 @@ STRATEGIES = tuple(TRAITS)
 ASKED = "_OVERLAPLAB_COMPLETE"
 """The environment variable by which a shell asks for completions."""
 
-_MOST = 200
+_MOST_COMPLETIONS = 200
 _TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 """Where bash, and where zsh, fish and PowerShell, put the line so far."""
 
@@ -29,10 +29,10 @@ def record_asked(environ: Mapping[str, str] = os.environ) -> dict[str, str] | No
     words = next(iter(typed.values()), "").split(" ")
     if words[1:2] != ["record"] or len(words) < 3 or not words[-1].startswith("-"):
         return None
-    asked = {name: text.replace(" record ", " ", 1) for name, text in typed.items()}
+    changed = {name: text.replace(" record ", " ", 1) for name, text in typed.items()}
     if "COMP_CWORD" in environ:
-        asked["COMP_CWORD"] = str(int(environ["COMP_CWORD"]) - 1)
-    return {**environ, **asked}
+        changed["COMP_CWORD"] = str(int(environ["COMP_CWORD"]) - 1)
+    return {**environ, **changed}
 
 
 def strategies_like(incomplete: str) -> list[str]:
@@ -46,12 +46,12 @@ def runs_like(incomplete: str) -> list[str]:
     base = Path(folder + slash or ".").expanduser()
     try:
         names = sorted(entry.name for entry in base.iterdir() if entry.name.startswith(start))
-        return [path for name in names for path in _meant(folder + slash + name)][:_MOST]
+        return [path for name in names for path in _completions(folder + slash + name)][:_MOST_COMPLETIONS]
     except OSError:
         return []
 
 
-def _meant(path: str) -> list[str]:
+def _completions(path: str) -> list[str]:
     name = path.rpartition("/")[2]
     if name.startswith("."):
         return []

@@ -44,11 +44,11 @@ def doctor(
     """
     with progress_bar() as bar:
         bar.add_task("asking torch", total=None)
-        found = facts()
-    lines = checks(found)
+        gathered = facts()
+    lines = checks(gathered)
     problems = sum(line.verdict is Verdict.PROBLEM for line in lines)
     if as_json:
-        print_json({"ok": not problems, "checks": [asdict(line) for line in lines], "facts": found})
+        print_json({"ok": not problems, "checks": [asdict(line) for line in lines], "facts": gathered})
     else:
         _print(lines)
         subject = f"{count(problems, 'problem')}, which" if problems else "Nothing here"
@@ -60,12 +60,12 @@ def doctor(
 def _print(lines: list[Check]) -> None:
     from rich.table import Table
 
-    from overlaplab.report.terminal import plain
+    from overlaplab.report.terminal import plain_text
 
     table = Table.grid(padding=(0, 2))
     for line in lines:
-        words = [plain(part) for part in (line.found, line.remedy and f"→ {line.remedy}") if part]
-        table.add_row(plain(line.verdict, style=STYLES[line.verdict]), plain(line.name), words[0])
+        words = [plain_text(part) for part in (line.found, line.remedy and f"→ {line.remedy}") if part]
+        table.add_row(plain_text(line.verdict, style=STYLES[line.verdict]), plain_text(line.name), words[0])
         for more in words[1:]:
             table.add_row("", "", more)
     show(table)
@@ -86,7 +86,7 @@ def facts() -> Facts:
         "missing_extras": [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is None],
         "folder": str(Path.cwd()),
         "free_bytes": shutil.disk_usage(Path.cwd()).free,
-        "cache": {"folder": str(cache.folder()), "writable": _writable(cache.folder()), "off": cache.is_off()},
+        "cache": {"folder": str(cache.folder()), "writable": _can_write(cache.folder()), "off": cache.is_off()},
     }
 
 
@@ -117,7 +117,7 @@ def _bind(port: int) -> str | None:
     return None
 
 
-def _writable(folder: Path) -> bool:
+def _can_write(folder: Path) -> bool:
     """Whether the folder can be written, or made."""
     there = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), folder)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

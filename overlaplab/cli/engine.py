@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from overlaplab.cli.sweep import Recording, ended
+from overlaplab.cli.sweep import PlannedRecording, run_to_end
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.traits import TRAITS
@@ -42,16 +42,16 @@ OWN = {
 
 def with_defaults(options: Sequence[str]) -> list[str]:
     """Record's options, with a sweep's defaults where they say nothing; raises `OverlaplabError` for unfit ones."""
-    given = _pairs(options)
+    pairs = _pairs(options)
     for option, why in OWN.items():
-        if option in given:
+        if option in pairs:
             raise OverlaplabError(f"{option}: {why}", remedy="Leave it out.")
-    strategy = given.get("--strategy", DEFAULTS["--strategy"])
+    strategy = pairs.get("--strategy", DEFAULTS["--strategy"])
     if strategy not in CAPPED:
         raise OverlaplabError(
             f"--strategy {shorten(strategy)} has no buckets with a cap", remedy=f"These have: {', '.join(CAPPED)}."
         )
-    return [*(word for pair in DEFAULTS.items() if pair[0] not in given for word in pair), *options]
+    return [*(word for pair in DEFAULTS.items() if pair[0] not in pairs for word in pair), *options]
 
 
 def settings(caps: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -65,17 +65,17 @@ class Engine:
 
     options: Sequence[str]
 
-    def is_there(self, recording: Recording) -> bool:
+    def is_there(self, recording: PlannedRecording) -> bool:
         """Whether the run was recorded already; raises `OverlaplabError` if that was with other options."""
         return _is_there(recording, self.options)
 
-    def record(self, recording: Recording, every: Sequence[Recording]) -> str | None:
+    def record(self, recording: PlannedRecording, every: Sequence[PlannedRecording]) -> str | None:
         """Let the engine record; what went wrong in one line, None where nothing did."""
         recording.out.parent.mkdir(parents=True, exist_ok=True)
         words = [*ENGINE, *_arguments(recording, _same_link(self.options, every))]
         with tempfile.TemporaryFile() as output:
             try:
-                code = ended(words, output)
+                code = run_to_end(words, output)
             except BaseException:
                 _remove_unfinished(recording.out)
                 raise
@@ -85,19 +85,19 @@ class Engine:
             return _last_line(output) or (f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}")
 
 
-def _same_link(options: Sequence[str], every: Sequence[Recording]) -> list[str]:
+def _same_link(options: Sequence[str], every: Sequence[PlannedRecording]) -> list[str]:
     """The options; `--link auto` is measured for the first recording, and the others take the first one's link."""
-    made = next((str(recording.out) for recording in every if (recording.out / MANIFEST_NAME).is_file()), None)
-    if _pairs(options).get("--link") != AUTO or made is None:
+    first_link = next((str(recording.out) for recording in every if (recording.out / MANIFEST_NAME).is_file()), None)
+    if _pairs(options).get("--link") != AUTO or first_link is None:
         return list(options)
-    return [*options, "--link", made]
+    return [*options, "--link", first_link]
 
 
-def _arguments(recording: Recording, options: Sequence[str]) -> list[str]:
+def _arguments(recording: PlannedRecording, options: Sequence[str]) -> list[str]:
     return [*options, *recording.setting, "--out", str(recording.out)]
 
 
-def _is_there(recording: Recording, options: Sequence[str]) -> bool:
+def _is_there(recording: PlannedRecording, options: Sequence[str]) -> bool:
     """Whether the run was recorded already; raises `OverlaplabError` if that was with other options."""
     file = recording.out / MANIFEST_NAME
     if not file.is_file():
@@ -106,12 +106,12 @@ def _is_there(recording: Recording, options: Sequence[str]) -> bool:
         command = shlex.split(json.loads(file.read_bytes())["command"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         command = []
-    found, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, options)))
-    if wanted.get("--link") == AUTO and Path(found.get("--link", "")).parent == recording.out.parent:
-        found["--link"] = AUTO  # see `_same_link`
-    if {**found, "--out": ""} == {**wanted, "--out": ""}:
+    recorded, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, options)))
+    if wanted.get("--link") == AUTO and Path(recorded.get("--link", "")).parent == recording.out.parent:
+        recorded["--link"] = AUTO  # see `_same_link`
+    if {**recorded, "--out": ""} == {**wanted, "--out": ""}:
         return True
-    changed = sorted(word for word in found.keys() | wanted.keys() if found.get(word) != wanted.get(word))
+    changed = sorted(word for word in recorded.keys() | wanted.keys() if recorded.get(word) != wanted.get(word))
     raise OverlaplabError(
         f"holds a run that was recorded otherwise ({shorten(', '.join({*changed} - {'--out'}), 200)})",
         path=recording.out,
@@ -136,7 +136,7 @@ def _last_line(output: IO[bytes]) -> str:
     return shorten(last.removeprefix("overlaplab record: "), 400)
 
 
-def options_of(run: Run) -> list[str]:
+def recorded_options(run: Run) -> list[str]:
     """The options of `overlaplab record` that recorded a run, without what names files; raises `OverlaplabError`.
 
     A link that was measured becomes the run's own.
@@ -161,12 +161,12 @@ _FILES = ("--out", "--save")
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:
     """Options and their values, empty for a switch; `--a 1` and `--a=1` are the same."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     option = ""
     for word in words:
         if word.startswith("--"):
             option, _, value = word.partition("=")
-            found[option] = value
+            pairs[option] = value
         elif option:
-            found[option] = word
-    return found
+            pairs[option] = word
+    return pairs

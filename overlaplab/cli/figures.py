@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPath, grouped
+from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPath, group_options
 from overlaplab.cli.shared import load, print_json, show
 from overlaplab.selection import EVERYTHING, Selection
 
@@ -47,7 +47,7 @@ _COMMANDS = (
 
 
 @app.command(epilog="Example: overlaplab summary runs/bucketed --skip-steps 1")
-@grouped
+@group_options
 def summary(
     run: RunPath,
     as_json: Json = False,
@@ -80,7 +80,7 @@ def _print(name: str, run: str, selection: Selection, opening: Opening, *, as_js
 
 def _add(name: str, example: str, meaning: str) -> None:
     @app.command(name, help=meaning, epilog=f"Example: overlaplab {name} {example}")
-    @grouped
+    @group_options
     def command(
         run: RunPath,
         as_json: Json = False,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from overlaplab.cli.options import OPENING, Opening, RunPath, RunPaths, grouped
-from overlaplab.cli.shared import load, need, progress, runs_at, show
+from overlaplab.cli.options import OPENING, Opening, RunPath, RunPaths, group_options
+from overlaplab.cli.shared import expand_runs, load, need, progress, show
 from overlaplab.errors import OverlaplabError
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import count
@@ -18,7 +18,7 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: overlaplab report runs/naive runs/bucketed -o report.html")
-@grouped
+@group_options
 def report(
     runs: RunPaths,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="An existing file is replaced.")],
@@ -33,7 +33,7 @@ def report(
 
     need("a report", "report", "vl_convert")
     refuse_target(out, [])
-    runs = runs_at(runs)
+    runs = expand_runs(runs)
     loaded = load(runs, opening)
     refuse_target(out, loaded)
     with progress("drawing") as advance:
@@ -47,7 +47,7 @@ def report(
 
 
 @app.command(epilog="Example: overlaplab export runs/bucketed --perfetto bucketed.json.gz")
-@grouped
+@group_options
 def export(
     run: RunPath,
     perfetto: Annotated[

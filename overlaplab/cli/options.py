@@ -39,9 +39,9 @@ class Opening:
     assign_rank: tuple[str, ...] = ()
     """`FILE=N` for files that do not tell their rank."""
     recording: int | None = None
-    """Which of several recordings of the same ranks; None: the last."""
+    """The number of one of several recordings of the same ranks; None: the last."""
     communication: str | None = None
-    """Which kernels and copies communicate beside those that are known: a regular expression."""
+    """A regular expression for kernels and copies that communicate beside those that are known."""
     no_cache: bool = False
     """Whether to read the traces themselves and keep no tables of them."""
 
@@ -67,23 +67,23 @@ Communication = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Read the traces themselves, and keep no tables of them.")]
 
 
-def _selection(given: Mapping[str, Any]) -> Selection:
-    return Selection(ranks=given["rank"], steps=given["step"], skip_steps=given["skip_steps"])
+def _selection(values: Mapping[str, Any]) -> Selection:
+    return Selection(ranks=values["rank"], steps=values["step"], skip_steps=values["skip_steps"])
 
 
-def _opening(given: Mapping[str, Any]) -> Opening:
+def _make_opening(values: Mapping[str, Any]) -> Opening:
     return Opening(
-        assign_rank=tuple(given["assign_rank"] or ()),
-        recording=given["recording"],
-        communication=given["communication"],
-        no_cache=given["no_cache"],
+        assign_rank=tuple(values["assign_rank"] or ()),
+        recording=values["recording"],
+        communication=values["communication"],
+        no_cache=values["no_cache"],
     )
 
 
 _GROUPS: dict[Any, tuple[Callable[[Mapping[str, Any]], Any], dict[str, tuple[Any, Any]]]] = {
     Selection: (_selection, {"rank": (Ranks, None), "step": (Steps, None), "skip_steps": (SkipSteps, 0)}),
     Opening: (
-        _opening,
+        _make_opening,
         {
             "assign_rank": (AssignRank, None),
             "recording": (Recording, None),
@@ -95,7 +95,7 @@ _GROUPS: dict[Any, tuple[Callable[[Mapping[str, Any]], Any], dict[str, tuple[Any
 """Per type of a parameter how it is made of options, and these with their types and defaults."""
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def group_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer whose parameters of the types `Selection` and `Opening` are each given by several options."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
@@ -111,13 +111,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         )
 
     @functools.wraps(command)
-    def called(**given: Any) -> None:
+    def call_command(**values: Any) -> None:
         for parameter in signature.parameters.values():
             if parameter.annotation in _GROUPS:
                 make, options = _GROUPS[parameter.annotation]
-                given[parameter.name] = make({name: given.pop(name) for name in options})
-        command(**given)
+                values[parameter.name] = make({name: values.pop(name) for name in options})
+        command(**values)
 
-    called.__dict__["__signature__"] = signature.replace(parameters=parameters)
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    call_command.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    call_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call_command

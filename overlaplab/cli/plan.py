@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from overlaplab.cli.completion import runs_like
-from overlaplab.cli.options import OPENING, Json, Opening, grouped
+from overlaplab.cli.options import OPENING, Json, Opening, group_options
 from overlaplab.cli.shared import load, print_json, show
 from overlaplab.errors import OverlaplabError
 
@@ -28,7 +28,7 @@ _MEMORY = {"": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}
 
 
 @app.command(epilog="Example: overlaplab plan --layers 32 --width 4096 --seq 4k --microbatch 2 --tokens 4M --gpus 128")
-@grouped
+@group_options
 def plan(
     params: Annotated[str | None, typer.Option(metavar="N", help="Parameters, as in 7B; or give --layers.")] = None,
     layers: Annotated[int | None, typer.Option(help="Of a transformer like GPT-2, with --width.")] = None,
@@ -84,8 +84,8 @@ def plan(
     from overlaplab.sections.plan import planned_training
 
     goal, price = _goal(from_run, train_tokens, price_per_gpu_hour)
-    run, known = _recording(from_run, opening)
-    found = AskedPlan(
+    run, recorded = _recording(from_run, opening)
+    planned = AskedPlan(
         parameters=_number("--params", params, _DECIMAL),
         layers=layers,
         width=width,
@@ -100,9 +100,9 @@ def plan(
         checkpointing=checkpointing,
         attention=Attention(keeps_scores=keep_scores, dropout=dropout),
         gpu_bytes=_number("--gpu-memory", gpu_memory, _MEMORY),
-    ).plan(known)
-    predicted = None if run is None else planned_training(run, found, tokens=goal, price=price)
-    _print(found, predicted, as_json=as_json)
+    ).plan(recorded)
+    predicted = None if run is None else planned_training(run, planned, tokens=goal, price=price)
+    _print(planned, predicted, as_json=as_json)
 
 
 def _goal(from_run: str | None, train_tokens: str | None, price: float | None) -> tuple[int | None, float | None]:
@@ -120,26 +120,26 @@ def _recording(path: str | None, opening: Opening) -> tuple[Run | None, Recorded
     """The run, and what it says that a plan asks for. Raises `OverlaplabError` where it predicts nothing."""
     if path is None:
         return None, None
-    from overlaplab.sections.plan import recorded_of
+    from overlaplab.sections.plan import require_recorded
 
     run = load([path], opening)[0]
-    return run, recorded_of(run)
+    return run, require_recorded(run)
 
 
-def _print(found: Plan, predicted: tuple[PlannedStep, Training] | None, *, as_json: bool) -> None:
+def _print(planned: Plan, predicted: tuple[PlannedStep, Training] | None, *, as_json: bool) -> None:
     from overlaplab import findings
     from overlaplab.report.documents import plan_document
-    from overlaplab.report.terminal import terminal_table, warnings_of
+    from overlaplab.report.terminal import terminal_table, warnings_by_run
     from overlaplab.sections.plan import plan_rows
 
     if as_json:
-        print_json(plan_document(found, *(predicted or ())))
+        print_json(plan_document(planned, *(predicted or ())))
         return
-    rows = plan_rows(found)
-    show(findings.plan_lead(found), terminal_table(rows), findings.plan_advice(found), rows.note)
+    rows = plan_rows(planned)
+    show(findings.plan_lead(planned), terminal_table(rows), findings.plan_advice(planned), rows.note)
     if predicted is not None:
         run = predicted[0].run
-        show(findings.plan_predicted(*predicted, run.path), *warnings_of([run]))
+        show(findings.plan_predicted(*predicted, run.path), *warnings_by_run([run]))
 
 
 def _number(option: str, text: str | None, units: Mapping[str, int]) -> int | None:
@@ -148,6 +148,8 @@ def _number(option: str, text: str | None, units: Mapping[str, int]) -> int | No
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units:
-        known = ", ".join(unit for unit in units if unit)
-        raise OverlaplabError(f"{option} {text}: not a number", remedy=f"As in {option} 4, or with one of {known}.")
+        named_units = ", ".join(unit for unit in units if unit)
+        raise OverlaplabError(
+            f"{option} {text}: not a number", remedy=f"As in {option} 4, or with one of {named_units}."
+        )
     return round(float(match[1]) * units[match[2]])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlaplab.cli.options import OPENING, Json, Opening, RunPath, Strategy, grouped
+from overlaplab.cli.options import OPENING, Json, Opening, RunPath, Strategy, group_options
 from overlaplab.cli.shared import load, print_json, show
 from overlaplab.errors import OverlaplabError
 
@@ -22,7 +22,7 @@ app = typer.Typer()
 @app.command(
     epilog="Example: overlaplab predict runs/bucketed --bucket-cap-mb 4 --link 10Gbps,50us --out runs/predicted"
 )
-@grouped
+@group_options
 def predict(
     run: RunPath,
     bucket_cap_mb: Annotated[float | None, typer.Option(metavar="M", help="Cap of the buckets, in MiB.")] = None,
@@ -89,21 +89,21 @@ def predict(
         "stages": None if stages is None else _stages(stages),
         "straggler": False if no_straggler else None,
     }
-    given, edits = _edits(edit or ())
-    options |= given
+    changes, edits = _edits(edit or ())
+    options |= changes
     refuse_to_predict(recorded, needs_all_ranks=any(value is not None for value in options.values()))
     if options["link"] is not None:
         options["link"] = _link(str(options["link"]), options["ranks"] or len(recorded.traces))
     changed = {name: value for name, value in options.items() if value is not None}
-    found = predict_run(recorded, Setting(**changed, edits=edits))
+    prediction = predict_run(recorded, Setting(**changed, edits=edits))
     with TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "predicted"
-        predicted_run.write_run(folder, found.manifest, found.ranks)
+        predicted_run.write_run(folder, prediction.manifest, prediction.ranks)
         predicted = load_run(folder, cache=False)
         if as_json:
-            print_json(documents.predict_document(found, recorded, predicted))
+            print_json(documents.predict_document(prediction, recorded, predicted))
         else:
-            show(*terminal.predict(found, recorded, predicted))
+            show(*terminal.predict(prediction, recorded, predicted))
 
 
 def _edits(texts: Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str | None], ...]]:
@@ -146,7 +146,7 @@ def _stages(text: str) -> tuple[int, ...]:
 
 
 def _link(text: str, ranks: int) -> Link:
-    """As given, or that of a run."""
+    """Return the link that the text names, or that of the run at the path that it is."""
     from dataclasses import replace
 
     from overlaplab.costs import parse_link

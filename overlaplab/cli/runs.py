@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from overlaplab.cli import engine, script, sweep
-from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, grouped
+from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, group_options
 from overlaplab.cli.shared import load, need, need_engine, progress, show
 from overlaplab.dashboard.server import HOST, PORT, free_port
 from overlaplab.dashboard.server import command as dashboard_command
@@ -95,7 +95,7 @@ def sweep_command(
 
 
 @app.command("slice", epilog="Example: overlaplab slice runs/huge --steps 3:5 -o runs/part    (steps 3 and 4)")
-@grouped
+@group_options
 def slice_command(
     run: RunPath,
     steps: Annotated[

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlaplab.cli.sweep import Recording, ended, parse_caps
+from overlaplab.cli.sweep import PlannedRecording, parse_caps, run_to_end
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.words import shorten
@@ -27,22 +27,22 @@ _TOLD_BY_NAME = ("prefetch", "accumulate")
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(\S*(?:Error|Exception)\b.*|.*\berror: .*)$", re.MULTILINE)
 _LAUNCHERS = "ChildFailedError"
 """What torchrun ends with, whatever its ranks said before."""
-_CAP_DIGITS = 0.001
-"""Of run.json's cap."""
+_CAP_TOLERANCE_MB = 0.001
+"""MiB by which run.json's cap may differ from the one that was given."""
 
 
-def settings(command: Sequence[str], caps: str | None, given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def settings(command: Sequence[str], caps: str | None, assignments: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """All combinations of the values of `--bucket-cap-mb` and of each `--set NAME=A,B`, by their folders' names.
 
     Each is a tuple of `NAME=VALUE`. Raises `OverlaplabError`, also where the command does not take a name.
     """
-    values = _values(caps, given)
+    values = _values(caps, assignments)
     if not values:
         raise OverlaplabError("nothing varies", remedy="Give --bucket-cap-mb 1,5,25, or --set NAME=A,B.")
     require_names(command, values)
-    found = [setting(dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
-    named = {_folder_name(one): one for one in found}
-    if len(named) < len(found):
+    combinations = [setting(dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
+    named = {_folder_name(chosen_words): chosen_words for chosen_words in combinations}
+    if len(named) < len(combinations):
         raise OverlaplabError("two settings would share one folder: their values differ only in special characters")
     return named
 
@@ -59,9 +59,9 @@ def require_names(command: Sequence[str], names: Iterable[str]) -> None:
         raise OverlaplabError(f"{shorten(command[0])}: no such command", remedy="After -- comes what starts training.")
 
 
-def _values(caps: str | None, given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _values(caps: str | None, assignments: Sequence[str]) -> dict[str, tuple[str, ...]]:
     values = {} if caps is None else {CAP: parse_caps(caps)}
-    for text in given:
+    for text in assignments:
         name, equals, listed = text.partition("=")
         words = tuple(word.strip() for word in listed.split(","))
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name) or not all(words) or name == OUT:
@@ -89,19 +89,19 @@ class Script:
 
     command: Sequence[str]
 
-    def is_there(self, recording: Recording) -> bool:
+    def is_there(self, recording: PlannedRecording) -> bool:
         """Whether the run was recorded already; raises `OverlaplabError` if that was by something else."""
         file = recording.out / MANIFEST_NAME
         if not file.is_file():
             return False
-        found = _read(file).get("swept")
-        if found == self._swept(recording):
+        swept = _read(file).get("swept")
+        if swept == self._swept(recording):
             return True
         raise OverlaplabError(
             "holds a run that was recorded otherwise", path=recording.out, remedy="Name another --out, or remove it."
         )
 
-    def record(self, recording: Recording, every: Sequence[Recording]) -> str | None:
+    def record(self, recording: PlannedRecording, every: Sequence[PlannedRecording]) -> str | None:
         """Let the script record; what went wrong in one line, None where nothing did.
 
         A run comes to its folder when it is whole. What a script said that failed is beside it, in `cap-5.log`.
@@ -116,9 +116,11 @@ class Script:
         problem = None
         try:
             with log.open("wb") as output:
-                code = ended(words, output, os.environ | {RECORD: str(part.absolute())}, group=True)
-            said = log.read_text(errors="replace")
-            problem = _failure(code, said) or _not_recorded(part, said) or _adopt(part / MANIFEST_NAME, swept)
+                code = run_to_end(words, output, os.environ | {RECORD: str(part.absolute())}, group=True)
+            output_text = log.read_text(errors="replace")
+            problem = (
+                _failure(code, output_text) or _not_recorded(part, output_text) or _adopt(part / MANIFEST_NAME, swept)
+            )
             if problem is None:
                 part.rename(recording.out)
             return problem
@@ -127,8 +129,8 @@ class Script:
             if problem is None:
                 log.unlink(missing_ok=True)
 
-    def _swept(self, recording: Recording) -> dict[str, Any]:
-        """As run.json has it: `manifest.Swept`."""
+    def _swept(self, recording: PlannedRecording) -> dict[str, Any]:
+        """What run.json has of the sweep: the fields of `manifest.Swept`."""
         values = dict(word.split("=", 1) for word in recording.setting)
         return {"settings": {name: _number(value) for name, value in values.items()}, "command": [*self.command]}
 
@@ -144,43 +146,43 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _failure(code: int, said: str) -> str | None:
+def _failure(code: int, text: str) -> str | None:
     """Why the script failed: what its ranks say of it, before what their launcher says."""
     if code == 0:
         return None
-    errors = [line for line in _ERROR.findall(said) if _LAUNCHERS not in line]
-    last = errors[0] if errors else said.strip().rpartition("\n")[2]
+    errors = [line for line in _ERROR.findall(text) if _LAUNCHERS not in line]
+    last = errors[0] if errors else text.strip().rpartition("\n")[2]
     return shorten(last, 400) or (f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}")
 
 
-def _not_recorded(part: Path, said: str) -> str | None:
+def _not_recorded(part: Path, text: str) -> str | None:
     """Why there is no run; None where there is one."""
     if (part / MANIFEST_NAME).is_file():
         return None
     if any(part.glob(f"*/{MANIFEST_NAME}")):
         return "the script made several recordings: leave out every= and on_signal="
-    told = re.search(rf"no run in {re.escape(str(part.absolute()))}: (.*)", said)
-    why = f": {shorten(told[1], 300)}" if told else ""
+    match = re.search(rf"no run in {re.escape(str(part.absolute()))}: (.*)", text)
+    why = f": {shorten(match[1], 300)}" if match else ""
     return f"the script recorded nothing{why}. It needs overlaplab's Recorder around its loop (docs/recorder.md)"
 
 
 def _adopt(file: Path, swept: Mapping[str, Any]) -> str | None:
     """Write the swept values into run.json; why they cannot be those of the run, None where they can."""
     manifest, values = _read(file), swept["settings"]
-    told, cap = values.get(CAP), manifest.get(CAP)
-    if told is not None and cap is not None and abs(cap - told) > _CAP_DIGITS:
-        return f"the script was given {CAP} {told:g}, and its model has {cap:g}"
-    known = {name: values[name] for name in _TOLD_BY_NAME if isinstance(values.get(name), int)}
-    if told is not None:
-        known[CAP] = told
-    own = {name: value for name, value in known.items() if manifest.get(name) is None}
-    file.write_text(json.dumps(manifest | own | {"swept": swept}))
+    swept_cap, cap = values.get(CAP), manifest.get(CAP)
+    if swept_cap is not None and cap is not None and abs(cap - swept_cap) > _CAP_TOLERANCE_MB:
+        return f"the script was given {CAP} {swept_cap:g}, and its model has {cap:g}"
+    swept_values = {name: values[name] for name in _TOLD_BY_NAME if isinstance(values.get(name), int)}
+    if swept_cap is not None:
+        swept_values[CAP] = swept_cap
+    missing = {name: value for name, value in swept_values.items() if manifest.get(name) is None}
+    file.write_text(json.dumps(manifest | missing | {"swept": swept}))
     return None
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_bytes())
+        document: dict[str, Any] = json.loads(file.read_bytes())
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

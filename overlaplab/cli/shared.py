@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from overlaplab.report.documents import Document
 
 SCHEMA_VERSION = 2
-"""Of the documents of `--json`: rises where a key goes or changes its meaning, and stays where one is added."""
+"""Version of the documents of `--json`: rises where a key goes or changes its meaning, and stays where one is added."""
 
 
 def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
@@ -46,17 +46,17 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
         return [
             open_run(
                 path,
-                assign_ranks=own,
+                assign_ranks=assigned,
                 recording=opening.recording,
                 communication=opening.communication,
                 cache=not opening.no_cache,
                 progress=advance,
             )
-            for path, own in zip(paths, _by_run(paths, ranks), strict=True)
+            for path, assigned in zip(paths, _ranks_by_run(paths, ranks), strict=True)
         ]
 
 
-def runs_at(paths: Sequence[str]) -> list[str]:
+def expand_runs(paths: Sequence[str]) -> list[str]:
     """The paths of runs, a folder of runs as those in it; what of it cannot be opened is named on stderr."""
     from overlaplab.folders import left_out, run_folders
     from overlaplab.words import shorten
@@ -67,16 +67,16 @@ def runs_at(paths: Sequence[str]) -> list[str]:
     return [folder for path in paths for folder in run_folders(path)]
 
 
-def _by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict[str, int]]:
+def _ranks_by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict[str, int]]:
     """The ranks that are assigned to each run's files: by path, or whatever it holds by that name."""
     from overlaplab.load import holds_trace
 
-    own: list[dict[str, int]] = [{} for _ in paths]
+    assigned: list[dict[str, int]] = [{} for _ in paths]
     for file, rank in ranks:
         holders = [place for place, path in enumerate(paths) if len(paths) == 1 or holds_trace(path, file)]
         for place in holders or [0]:  # which says that there is none
-            own[place][file] = rank
-    return own
+            assigned[place][file] = rank
+    return assigned
 
 
 def _assignment(text: str) -> tuple[str, int]:
@@ -110,10 +110,10 @@ def show(*shown: Table | Text | str) -> None:
     """Print tables, and texts as they are."""
     from rich.console import Console
 
-    from overlaplab.report.terminal import plain
+    from overlaplab.report.terminal import plain_text
 
     for item in shown:
-        Console().print(plain(item) if isinstance(item, str) else item)
+        Console().print(plain_text(item) if isinstance(item, str) else item)
 
 
 def print_json(document: Document) -> None:

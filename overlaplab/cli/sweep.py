@@ -25,7 +25,7 @@ ENDING_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class PlannedRecording:
     """One run of a sweep, still to be made."""
 
     setting: tuple[str, ...]
@@ -42,10 +42,10 @@ class Recording:
 class Recorder(Protocol):
     """Who makes the recordings of a sweep."""
 
-    def is_there(self, recording: Recording) -> bool:
+    def is_there(self, recording: PlannedRecording) -> bool:
         """Whether it was made already; raises `OverlaplabError` where its folder holds another run."""
 
-    def record(self, recording: Recording, every: Sequence[Recording]) -> str | None:
+    def record(self, recording: PlannedRecording, every: Sequence[PlannedRecording]) -> str | None:
         """Make it, one of `every`; what went wrong in one line, None where nothing did."""
 
 
@@ -68,7 +68,9 @@ def parse_caps(text: str) -> tuple[str, ...]:
     return tuple(caps)
 
 
-def in_rounds(settings: Mapping[str, tuple[str, ...]], repeats: int, out: Path, seed: int) -> list[list[Recording]]:
+def in_rounds(
+    settings: Mapping[str, tuple[str, ...]], repeats: int, out: Path, seed: int
+) -> list[list[PlannedRecording]]:
     """`repeats` rounds, each with every setting, by its folder's name, once in an order of its own.
 
     What drifts while the sweep runs, such as a machine that gets warm, so falls on all settings alike.
@@ -76,14 +78,14 @@ def in_rounds(settings: Mapping[str, tuple[str, ...]], repeats: int, out: Path, 
     dice = random.Random(seed)
     return [
         [
-            Recording(setting=settings[name], out=out / (name if number == 1 else f"{name}-{number}"))
+            PlannedRecording(setting=settings[name], out=out / (name if number == 1 else f"{name}-{number}"))
             for name in dice.sample(list(settings), len(settings))
         ]
         for number in range(1, repeats + 1)
     ]
 
 
-def record_all(rounds: Sequence[Sequence[Recording]], recorder: Recorder) -> list[str]:
+def record_all(rounds: Sequence[Sequence[PlannedRecording]], recorder: Recorder) -> list[str]:
     """Record what is not there yet, and say so on stderr; returns a line for each setting that failed.
 
     A setting that failed is not tried again in later rounds, and the others go on; if the first two fail alike, so
@@ -120,7 +122,7 @@ def record_all(rounds: Sequence[Sequence[Recording]], recorder: Recorder) -> lis
     return list(failed.values())
 
 
-def ended(
+def run_to_end(
     words: Sequence[str], output: IO[bytes], environment: Mapping[str, str] | None = None, *, group: bool = False
 ) -> int:
     """Run a program to its end, with what it writes in `output`; its exit code, below 0 the signal that killed it.

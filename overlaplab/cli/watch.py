@@ -52,13 +52,13 @@ def _follow(folder: Path) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from overlaplab.report.terminal import plain
+    from overlaplab.report.terminal import plain_text
     from overlaplab.report.watched import watched_terminal
 
     tables = _read(folder)
     with Live(auto_refresh=False) as live:
         while True:
-            shown = [plain(part) if isinstance(part, str) else part for part in watched_terminal(tables)]
+            shown = [plain_text(part) if isinstance(part, str) else part for part in watched_terminal(tables)]
             live.update(Group(*shown), refresh=True)
             if all(rank.header.ended for rank in tables.watched.ranks):
                 return

@@ -218,9 +218,9 @@ def _show_bars(block: Bars) -> dict[Any, Any] | None:
         for number, bar in enumerate(block.bars):
             if _show_bar(bar, f"{block.key}_{number}", predicted=block.predicted) and bar.spot is not None:
                 chosen = dict(bar.spot)
-        if block.rest:
+        if block.remainder:
             with st.container(key=f"{block.key}_rest"):
-                st.text(block.rest)
+                st.text(block.remainder)
     return chosen
 
 

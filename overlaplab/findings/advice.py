@@ -75,15 +75,15 @@ def advised(table: pd.DataFrame) -> Row | None:
 
 def neighbour(table: pd.DataFrame, row: Row) -> Row | None:
     """The setting next to an advised one: a bucket fewer, or else more; a unit further ahead, or else less far."""
-    own = table[table["option"] == row["option"]]
+    same_option = table[table["option"] == row["option"]]
     by = "prefetch" if row["option"] == "prefetch" else "buckets"
     step = 1 if by == "prefetch" else -1
     for sign in (step, -step):
-        beyond = own[(own[by] - row[by]) * sign > 0]
+        beyond = same_option[(same_option[by] - row[by]) * sign > 0]
         if len(beyond):
             nearest = beyond[(beyond[by] - row[by]).abs() == (beyond[by] - row[by]).abs().min()]
-            found: Row = nearest.sort_values("gain_ns", ascending=False, kind="stable").to_dict("records")[0]
-            return found
+            nearest_row: Row = nearest.sort_values("gain_ns", ascending=False, kind="stable").to_dict("records")[0]
+            return nearest_row
     return None
 
 
@@ -170,8 +170,8 @@ def _memory(row: Row) -> str:
 
 def _caps(caps_mb: Sequence[float]) -> str:
     shown = [f"{cap:g}" for cap in caps_mb[:MOST_BUCKETS_LISTED]]
-    rest = len(caps_mb) - len(shown)
-    return f"with caps of {joined(shown)} MiB" if not rest else f"with caps of {', '.join(shown)} MiB and {rest} more"
+    more = len(caps_mb) - len(shown)
+    return f"with caps of {joined(shown)} MiB" if not more else f"with caps of {', '.join(shown)} MiB and {more} more"
 
 
 def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:
@@ -235,27 +235,27 @@ def record_options(row: Row, loop: Loop) -> list[str]:
     return options
 
 
-def verified_finding(row: Row, found: Verified, other: Row | None, beside: Verified | None) -> tuple[bool, str]:
+def verified_finding(row: Row, verified: Verified, other: Row | None, beside: Verified | None) -> tuple[bool, str]:
     """Whether recordings confirm the gain of an advised setting, a row of `simulate.advise`, in a sentence.
 
-    `found` compares the present setting with it, `beside` it with its neighbour, the row `other`.
+    `verified` compares the present setting with it, `beside` it with its neighbour, the row `other`.
     """
-    low, high = found.gained_ms - found.error_ms, found.gained_ms + found.error_ms
+    low, high = verified.gained_ms - verified.error_ms, verified.gained_ms + verified.error_ms
     inside = low <= to_ms(row["high_ns"]) and high >= to_ms(row["low_ns"])
     overtaken = beside is not None and beside.faster
-    confirmed = found.faster and inside and not overtaken
-    apart = "are told apart" if found.faster else "cannot be told apart"
-    said = [
-        f"{'Confirmed' if confirmed else 'Not confirmed'}: the median step takes {duration(found.after_ms)} with"
-        f" {option_words(row)}, {duration(found.before_ms)} before",
-        f"{count(found.recordings, 'recording')} of each {apart}",
-        f"the gain is {duration(found.gained_ms)} ± {duration(found.error_ms)},"
+    confirmed = verified.faster and inside and not overtaken
+    apart = "are told apart" if verified.faster else "cannot be told apart"
+    parts = [
+        f"{'Confirmed' if confirmed else 'Not confirmed'}: the median step takes {duration(verified.after_ms)} with"
+        f" {option_words(row)}, {duration(verified.before_ms)} before",
+        f"{count(verified.recordings, 'recording')} of each {apart}",
+        f"the gain is {duration(verified.gained_ms)} ± {duration(verified.error_ms)},"
         f" {'within' if inside else 'outside'} the predicted {ms(row['low_ns'])} to {ms(row['high_ns'])}"
         f" ({ms(row['gain_ns'])})",
     ]
     if beside is not None and other is not None:
-        said.append(
+        parts.append(
             f"{option_words(other)}, next to it, {'is faster still' if overtaken else 'is not faster'}:"
             f" {duration(beside.after_ms)}"
         )
-    return confirmed, f"{'; '.join(said)}."
+    return confirmed, f"{'; '.join(parts)}."

@@ -9,7 +9,7 @@ from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.words import count, ms, percent, size
 
 
-def bucket_causes(found: Diagnosis | None, buckets: pd.DataFrame) -> pd.DataFrame:
+def bucket_causes(diagnosis: Diagnosis | None, buckets: pd.DataFrame) -> pd.DataFrame:
     """A row per bucket and cause of a step's diagnosis, each bucket's longest first; `buckets`: its rows of `buckets`.
 
     Columns: `row` (which of `buckets`, by the frame's index), `cause` (`analyses.exposed.Cause`), `label` (in words),
@@ -18,12 +18,12 @@ def bucket_causes(found: Diagnosis | None, buckets: pd.DataFrame) -> pd.DataFram
     rows_of = bucket_rows_by_name(buckets)
     starts = buckets["start_ns"].fillna(0).astype("int64")
     rows = []
-    for share in found.causes if found else ():
+    for share in diagnosis.causes if diagnosis else ():
         exposures = zip(*(share.rows[name] for name in ("what", "start_ns", "exposed_ns")), strict=True)
         for what, at_ns, took_ns in exposures:
             launched = rows_of.get(str(what), [])
-            if found is not None and launched:
-                begun = [row for row in launched if starts[row] <= int(at_ns) - found.start_ns]
+            if diagnosis is not None and launched:
+                begun = [row for row in launched if starts[row] <= int(at_ns) - diagnosis.start_ns]
                 rows.append((begun[-1] if begun else launched[0], share.cause, share.label, int(took_ns)))
     table = pd.DataFrame(rows, columns=["row", "cause", "label", "exposed_ns"])
     return table.sort_values(["row", "exposed_ns"], ascending=[True, False], kind="stable", ignore_index=True)

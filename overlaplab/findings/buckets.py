@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.analyses import launched_after_backward
 from overlaplab.findings.thresholds import (
     HELD_NS,
-    MATTERS,
+    LISTED_SHARE,
     MOST_BUCKETS_LISTED,
     MOST_LATE_BUCKETS,
     PROMPT_LAUNCH_NS,
@@ -93,7 +93,7 @@ def _sent_ns(table: pd.DataFrame) -> tuple[int, int]:
 
 
 def buckets_remarks(table: pd.DataFrame) -> list[str]:
-    """Which buckets' communication is missing, and how many waited to be launched."""
+    """Say how many buckets' communication is missing, and how many waited to be launched."""
     remarks = []
     if missing := int(table["end_ns"].isna().sum()):
         remarks.append(f"The communication of {count(missing, 'bucket')} was not found in the trace.")
@@ -109,9 +109,9 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
 def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[str]:
     """A sentence for each row of `overlaplab.analyses.late_buckets` that matters, the first `limit` of them.
 
-    That are buckets with over `MATTERS` of the step's exposed time, or whose last gradient cost as much.
+    That are buckets with over `LISTED_SHARE` of the step's exposed time, or whose last gradient cost as much.
     """
-    enough = MATTERS * int(late["exposed_ns"].sum())
+    enough = LISTED_SHARE * int(late["exposed_ns"].sum())
     rows = late[(late["exposed_ns"] > enough) | (late["saved_ns"] > enough)]
     lines = [_late_sentence(row) for row in rows.head(limit).to_dict("records")]
     if len(rows) > limit:
@@ -120,7 +120,7 @@ def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[s
 
 
 def _late_sentence(row: dict[Any, Any]) -> str:
-    """Which gradient came last and when, whether it or the link held up the bucket, and what that cost."""
+    """Say which gradient came last and when, whether it or the link held up the bucket, and what that cost."""
     name = gradient_word(row["parameter"], row["arrival"], row["shape"])
     alone = pd.isna(row["gap_ns"])
     gap = "the only one in it" if alone else f"{ms(row['gap_ns'])} after the one before it"
@@ -132,11 +132,11 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     line = f"Bucket {row['index']} was held by {name}, {gap}{waited}; {exposed}"
     if row["held"]:
         at_most = "up to " if len(row["held"]) > 1 else ""
-        line += f" {_listed(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
+        line += f" {_bucket_numbers(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
     return f"{line} Without it: launched {ms(row['earlier_ns'])} earlier, {saved}."
 
 
-def _listed(indices: tuple[int, ...]) -> str:
+def _bucket_numbers(indices: tuple[int, ...]) -> str:
     if len(indices) > MOST_BUCKETS_LISTED:
         return f"{len(indices)} buckets"
     return f"Bucket{'' if len(indices) == 1 else 's'} {joined([str(index) for index in indices])}"

@@ -23,18 +23,18 @@ def costs_title(rows: pd.DataFrame, verb: str) -> str:
 
     `rows`: `run`, `measured` and `theory` in bytes, null where there is no theory. `verb`: `Sent` or `Held`.
     """
-    known = rows[rows["theory"].notna()]
-    if known.empty:
+    with_theory = rows[rows["theory"].notna()]
+    if with_theory.empty:
         return f"{verb} per rank: there is no theory for these runs"
-    nothing = known[(known["theory"] == 0) & (known["measured"] != 0)]
+    nothing = with_theory[(with_theory["theory"] == 0) & (with_theory["measured"] != 0)]
     if len(nothing):
         size, name = max(zip(nothing["measured"].astype("int64"), nothing["run"], strict=True))
         return f"{verb} per rank: {name} is furthest from theory, {size_exact(int(size))} where theory says 0 B"
     off = [
         0.0 if theory == 0 else float(measured / theory - 1)
-        for measured, theory in zip(known["measured"], known["theory"], strict=True)
+        for measured, theory in zip(with_theory["measured"], with_theory["theory"], strict=True)
     ]
-    most, run = max(zip(off, known["run"], strict=True), key=lambda pair: abs(pair[0]))
+    most, run = max(zip(off, with_theory["run"], strict=True), key=lambda pair: abs(pair[0]))
     if abs(most) <= CLOSE_TO_THEORY:
         return f"{verb} per rank: what theory says, within {100 * CLOSE_TO_THEORY:.0f} %"
     return f"{verb} per rank: {run} is furthest from theory, {100 * abs(most):.0f} % {'more' if most > 0 else 'less'}"
@@ -58,8 +58,8 @@ def sent_notes(manifest: Manifest | None) -> str:
         return ring
     whole = size_exact(sum(parameter.bytes for parameter in manifest.parameters))
     if (traits := traits_of(manifest)) is not None and traits.gradients == "server":
-        known = f"n = {count(manifest.world_size, 'rank')}; Ψ = {whole}, the bytes of all parameters."
-        return f"{_server_note(manifest)} {known}".lstrip()
+        letters = f"n = {count(manifest.world_size, 'rank')}; Ψ = {whole}, the bytes of all parameters."
+        return f"{_server_note(manifest)} {letters}".lstrip()
     again = f"; A = {manifest.accumulate} microbatches" if (manifest.accumulate or 1) > 1 else ""
     return f"{ring} n = {count(manifest.axes.owners, 'rank')}; Ψ = {whole}, the bytes of all parameters{again}."
 

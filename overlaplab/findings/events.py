@@ -7,20 +7,20 @@ from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
 from overlaplab.words import rank_word, shorten, size_exact
 
-_NAME = 400  # characters of a name
+_NAME_CHARACTERS = 400  # characters of a name
 
 
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
     """Pairs of a fact's name and value, the most asked for first; unknown facts are left out."""
     facts: list[tuple[str, object]] = [
-        ("name", shorten(mark_name(details["name"]), _NAME)),
+        ("name", shorten(mark_name(details["name"]), _NAME_CHARACTERS)),
         ("counts as", f"{details['counts_as']} ({shorten(details['category'], 40)})"),
         ("rank", rank_word(details["rank"])),
         ("step", details["step"]),
-        ("start", _exact(details["start_ns"])),
-        ("end", _exact(details["end_ns"])),
-        ("lasts", _exact(details["duration_ns"])),
-        ("device, stream", _where(details)),
+        ("start", _exact_ms(details["start_ns"])),
+        ("end", _exact_ms(details["end_ns"])),
+        ("lasts", _exact_ms(details["duration_ns"])),
+        ("device, stream", _device_and_stream(details)),
         ("process, thread", f"{shorten(details['process'], 60)}, {shorten(details['thread'], 60)}"),
         ("correlation", details["correlation"]),
     ]
@@ -30,14 +30,14 @@ def event_facts(details: EventDetails) -> list[tuple[str, str]]:
     return [(what, str(value)) for what, value in facts if value is not None]
 
 
-def _exact(ns: int | None) -> str | None:
+def _exact_ms(ns: int | None) -> str | None:
     """A time in ms, to the ns."""
     return None if ns is None else f"{text(ns, 'ns', 6, grouped=True)} ms"
 
 
-def _where(details: EventDetails) -> str | None:
-    known = [str(number) for number in (details["device"], details["stream"]) if number is not None]
-    return ", ".join(known) or None
+def _device_and_stream(details: EventDetails) -> str | None:
+    numbers = [str(number) for number in (details["device"], details["stream"]) if number is not None]
+    return ", ".join(numbers) or None
 
 
 def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
@@ -45,9 +45,9 @@ def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
         return []
     around = launch["operator"]
     return [
-        ("launched by", shorten(launch["name"], _NAME)),
-        ("in operator", None if around is None else shorten(around, _NAME)),
-        ("launch began", f"{_exact(launch['start_ns'])}, {_exact(launch['delay_ns'])} before the event"),
+        ("launched by", shorten(launch["name"], _NAME_CHARACTERS)),
+        ("in operator", None if around is None else shorten(around, _NAME_CHARACTERS)),
+        ("launch began", f"{_exact_ms(launch['start_ns'])}, {_exact_ms(launch['delay_ns'])} before the event"),
         ("launch thread", shorten(launch["thread"], 60)),
     ]
 
@@ -58,7 +58,8 @@ def _arrival(collective: CollectiveDetails) -> str | None:
     if arrived is None or start is None or arrived == start:
         return None
     side = "before" if arrived < start else "after"
-    return f"{_exact(arrived)}, {_exact(abs(start - arrived))} {side} its start: wait and transfer count from arrivals"
+    apart = _exact_ms(abs(start - arrived))
+    return f"{_exact_ms(arrived)}, {apart} {side} its start: wait and transfer count from arrivals"
 
 
 def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
@@ -77,11 +78,11 @@ def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
         ),
         ("dtype", collective["dtype"]),
         ("arrived", _arrival(collective)),
-        ("waits here", _exact(collective["wait_ns"])),
-        ("transfer", _exact(collective["transfer_ns"])),
-        ("exposed here", _exact(collective["exposed_ns"])),
+        ("waits here", _exact_ms(collective["wait_ns"])),
+        ("transfer", _exact_ms(collective["transfer_ns"])),
+        ("exposed here", _exact_ms(collective["exposed_ns"])),
         ("bus bandwidth", None if bus is None else f"{bus:.2f} GB/s{bound}"),
-        ("skew of starts", None if collective["skew_ns"] is None else f"{_exact(collective['skew_ns'])}{error}"),
+        ("skew of starts", None if collective["skew_ns"] is None else f"{_exact_ms(collective['skew_ns'])}{error}"),
         ("last rank", collective["last_rank"]),
         ("match across ranks", "doubtful: the ranks' ends lie far apart" if collective["doubtful"] else None),
         (

@@ -34,23 +34,23 @@ def about(manifest: Manifest | None, ranks: int) -> str:
     return note(manifest) or f"Foreign traces, {count(ranks, 'rank')}"
 
 
-def tiles(found: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -> tuple[Tile, ...]:
+def tiles(diagnosis: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANKS) -> tuple[Tile, ...]:
     """The five figures of a step, percentages of its time. `steps`: the rows of `overlaplab.summary` of its rank."""
-    hidden = None if unseen.only_ends else found.hidden_ns
+    hidden = None if unseen.only_ends else diagnosis.hidden_ns
     return (
-        Tile(label="step", value=ms(found.span_ns), note=_median(steps, found.rank)),
-        _share("communication", found.comm_ns, found),
-        _share("hidden", hidden, found),
-        _share("exposed", found.exposed_ns, found),
-        _late_rank(found, steps),
+        Tile(label="step", value=ms(diagnosis.span_ns), note=_median(steps, diagnosis.rank)),
+        _share("communication", diagnosis.comm_ns, diagnosis),
+        _share("hidden", hidden, diagnosis),
+        _share("exposed", diagnosis.exposed_ns, diagnosis),
+        _late_rank(diagnosis, steps),
     )
 
 
-def _share(label: str, took: int | None, found: Diagnosis) -> Tile:
+def _share(label: str, took: int | None, diagnosis: Diagnosis) -> Tile:
     if took is None:
         return Tile(label=label, value="unknown", note="not all of it was recorded")
-    of = "trace" if found.step is None else "step"
-    return Tile(label=label, value=ms(took), note=f"{percent(took, found.span_ns)} of the {of}")
+    of = "trace" if diagnosis.step is None else "step"
+    return Tile(label=label, value=ms(took), note=f"{percent(took, diagnosis.span_ns)} of the {of}")
 
 
 def _median(steps: pd.DataFrame, rank: int | None) -> str:
@@ -60,35 +60,35 @@ def _median(steps: pd.DataFrame, rank: int | None) -> str:
     return f"median of {count(len(steps), 'step')}{whose}: {ms(float(steps['span_ns'].median()))}"
 
 
-def _late_rank(found: Diagnosis, steps: pd.DataFrame) -> Tile:
-    if found.late_rank is not None:
-        waited = f"waited {ms(found.waited_ns)} for it"
-        return Tile(label="late rank", value=rank_word(found.late_rank), note=waited)
-    if found.exposed_ns and steps["exposed_wait_ns"].isna().any():
+def _late_rank(diagnosis: Diagnosis, steps: pd.DataFrame) -> Tile:
+    if diagnosis.late_rank is not None:
+        waited = f"waited {ms(diagnosis.waited_ns)} for it"
+        return Tile(label="late rank", value=rank_word(diagnosis.late_rank), note=waited)
+    if diagnosis.exposed_ns and steps["exposed_wait_ns"].isna().any():
         return Tile(label="late rank", value="unknown", note="waits are unknown")
-    own = steps if found.step is None else steps[steps["step"].eq(found.step).fillna(False)]
-    waits = bool(own["exposed_wait_ns"].gt(0).any())  # for what a pipeline's schedule has come later
+    step_rows = steps if diagnosis.step is None else steps[steps["step"].eq(diagnosis.step).fillna(False)]
+    waits = bool(step_rows["exposed_wait_ns"].gt(0).any())  # for what a pipeline's schedule has come later
     return Tile(label="late rank", value="none", note="waits have other causes" if waits else "no wait for a rank")
 
 
-def step_marks(found: Diagnosis) -> pd.DataFrame:
+def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     """How long the step took and how short it could have been: `word`, `ns`, the shortest first.
 
     No rows where nothing is exposed. Recorded idle time stays in all of them, see `bound_finding`.
     """
-    span, exposed = found.span_ns, found.exposed_ns
+    span, exposed = diagnosis.span_ns, diagnosis.exposed_ns
     alone = span - exposed
     marks = {"measured": span, "no communication": alone} if exposed else {}
-    if exposed and found.bound is not None:
-        gained = gains_by_buckets(found.bound, exposed)
-        played = pd.notna(found.bound.get("found_ns"))
-        launched = alone + int(found.bound["bound_ns"]) - int(found.bound["compute_ns"])
+    if exposed and diagnosis.bound is not None:
+        gained = gains_by_buckets(diagnosis.bound, exposed)
+        played = pd.notna(diagnosis.bound.get("found_ns"))
+        launched = alone + int(diagnosis.bound["bound_ns"]) - int(diagnosis.bound["compute_ns"])
         if gained is not None:
             marks["best buckets found" if played else "best buckets possible"] = span - gained
         if launched < span and not played:
             marks["this schedule, no pauses" if gained is None else "these buckets, no pauses"] = launched
-    if exposed and found.ahead is not None:
-        marks[f"prefetch {found.ahead[0]}"] = found.ahead[1]
+    if exposed and diagnosis.ahead is not None:
+        marks[f"prefetch {diagnosis.ahead[0]}"] = diagnosis.ahead[1]
     rows = pd.DataFrame(list(marks.items()), columns=["word", "ns"]).astype({"ns": "int64"})
     return rows.sort_values("ns", kind="stable", ignore_index=True)
 
@@ -98,26 +98,26 @@ def marks_title(marks: pd.DataFrame) -> str:
     return f"How short this step could be: {', '.join(f'{ms(ns)} {word}' for word, ns in marks.to_numpy())}"
 
 
-def marks_note(found: Diagnosis) -> str | None:
+def marks_note(diagnosis: Diagnosis) -> str | None:
     """On what `step_marks` depend."""
-    open_ = found.bound is not None and not found.bound["waits_known"]
+    open_ = diagnosis.bound is not None and not diagnosis.bound["waits_known"]
     return "if none of the exposed time is waiting for other ranks" if open_ else None
 
 
-def causes_title(found: Diagnosis) -> str:
+def causes_title(diagnosis: Diagnosis) -> str:
     """The heading of the causes."""
-    return f"Where the {ms(found.exposed_ns)} of exposed communication went"
+    return f"Where the {ms(diagnosis.exposed_ns)} of exposed communication went"
 
 
-def cause_parts(found: Diagnosis) -> list[CausePart]:
+def cause_parts(diagnosis: Diagnosis) -> list[CausePart]:
     """What gets a bar of its own, per cause and kind of unit, the most expensive first; all add up to `exposed_ns`."""
-    return sorted((part for share in found.causes for part in share.parts), key=lambda part: -part.exposed_ns)
+    return sorted((part for share in diagnosis.causes for part in share.parts), key=lambda part: -part.exposed_ns)
 
 
-def rest_line(rest: Sequence[CausePart]) -> str:
+def rest_line(parts: Sequence[CausePart]) -> str:
     """What the parts without a bar took; empty where there are none."""
-    if not rest:
+    if not parts:
         return ""
-    took = ms(sum(part.exposed_ns for part in rest))
-    causes = dict.fromkeys(part.label for part in rest)
+    took = ms(sum(part.exposed_ns for part in parts))
+    causes = dict.fromkeys(part.label for part in parts)
     return sentence(f"{took} more in smaller parts: {', '.join(causes)}")

@@ -19,7 +19,7 @@ class Loop:
     traits: Traits | None = None
     """None where neither run.json nor the trace tells."""
     framework: Literal["engine", "ddp", "fsdp2"] | None = None
-    """Whose options a remedy names; None where unknown."""
+    """The framework whose options a remedy names; None where unknown."""
     prefetch: int | None = None
     """Units gathered ahead, where run.json tells."""
     swept: Swept | None = None

@@ -16,8 +16,8 @@ from overlaplab.timeline.marks import CAUSE_MARKS, Mark
 from overlaplab.vocabulary import label_fields, label_list
 from overlaplab.words import kind_word, shorten, size_exact
 
-_LONGEST = 1000  # characters of a name
-_LISTED = 3  # parameters of a bucket
+_NAME_CHARACTERS = 1000  # characters of a name
+_MOST_PARAMETERS = 3  # parameters of a bucket
 _SILENT = ("modelled_ns", "dtype")
 
 
@@ -40,15 +40,15 @@ def mark_name(name: str) -> str:
     """An event's name; of the engine's labels what they say, in words: `all-reduce of 5.23 MB, number 121, group 0`."""
     label = label_fields(name)
     if label is None:
-        return shorten(name, _LONGEST)
+        return shorten(name, _NAME_CHARACTERS)
     word, fields = label
     begin = word.replace("_", " ")
     if word == "comm" and "kind" in fields:
         begin = kind_word(unquote(fields.pop("kind")))
         if "bytes" in fields:
             begin += f" of {size_exact(int(fields.pop('bytes')))}"
-    said = [_said(key, value) for key, value in fields.items() if key not in _SILENT]
-    return shorten(", ".join([begin, *said]), _LONGEST)
+    parts = [_field_words(key, value) for key, value in fields.items() if key not in _SILENT]
+    return shorten(", ".join([begin, *parts]), _NAME_CHARACTERS)
 
 
 def group_name(name: str) -> str:
@@ -59,7 +59,7 @@ def group_name(name: str) -> str:
     return f"{kind_word(kind)} on the link" if word == "comm" and kind else word.replace("_", " ")
 
 
-def _said(key: str, value: str) -> str:
+def _field_words(key: str, value: str) -> str:
     """One field of a label in words."""
     if key == "seq":
         return f"number {value}"
@@ -71,6 +71,6 @@ def _said(key: str, value: str) -> str:
         return size_exact(int(value))
     if key == "parameters":
         names = label_list(value)
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        return f"parameters {', '.join(names[:_LISTED])}{more}"
+        more = f" and {len(names) - _MOST_PARAMETERS} more" if len(names) > _MOST_PARAMETERS else ""
+        return f"parameters {', '.join(names[:_MOST_PARAMETERS])}{more}"
     return f"{key.replace('_', ' ')} {unquote(value)}"

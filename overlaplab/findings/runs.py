@@ -46,8 +46,8 @@ def note(manifest: Manifest | None) -> str | None:
 
 def says_predicted(note: str | None) -> bool:
     """Whether a line of `note`, `link_note` or `links_note` says that all that it is about was predicted."""
-    said = f"{PREDICTED}, not recorded"
-    return note is not None and said in note and f"some runs {said}" not in note
+    phrase = f"{PREDICTED}, not recorded"
+    return note is not None and phrase in note and f"some runs {phrase}" not in note
 
 
 def describe_prediction(manifest: Manifest | None) -> str:
@@ -100,7 +100,7 @@ def _links_note(manifests: Sequence[Manifest | None]) -> str | None:
     asleep = [manifest for manifest in manifests if manifest is not None and manifest.sleeps]
     parts = [SLEEPS if len(asleep) == len(manifests) else f"in some runs {SLEEPS}"] if asleep else []
     parts += [f"emulated link {' or '.join(links)}"]
-    if any(_missed(manifest) for manifest in emulated):
+    if any(_missed_words(manifest) for manifest in emulated):
         parts.append("link not attained in some runs")
     groups = [describe_ranks(manifest) for manifest in manifests if manifest is not None and manifest.phantom_ranks]
     where = "" if len(groups) == len(manifests) else "in some runs "
@@ -124,7 +124,7 @@ def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:
 def describe_link(manifest: Manifest) -> str:
     """The emulated link, and whether it was attained, or in which steps it was not; empty without one."""
     link = manifest.emulated_link
-    missed = f", link {_missed(manifest)}" if _missed(manifest) else ""
+    missed = f", link {_missed_words(manifest)}" if _missed_words(manifest) else ""
     return f"emulated link {link}{missed}" if link else ""
 
 
@@ -139,20 +139,20 @@ def link_missed(manifest: Manifest) -> str | None:
         for step in late[:MOST_STEPS]
     ]
     parts += [f"{len(late) - MOST_STEPS} more"] if len(late) > MOST_STEPS else []
-    said = f"link not attained in {_listed(parts)}"
+    problem = f"link not attained in {_joined_words(parts)}"
     tried = f" in the best of {manifest.attempts} recordings" if (manifest.attempts or 1) > 1 else ""
     if link_attained(manifest):
         good = [f"--step {step.step}" for step in steps if step.attained]
         remedy = f"`{' '.join(good)}` leaves it out" if len(good) <= MOST_STEPS_NAMED else "`--step` chooses others"
-        return f"{said}: figures of all steps include it; {remedy}"
+        return f"{problem}: figures of all steps include it; {remedy}"
     enough = min(ENOUGH_STEPS, len(steps))
     return (
-        f"{said}: {enough} of {len(steps)} steps must attain it and {len(steps) - len(late)} did{tried}, so that "
+        f"{problem}: {enough} of {len(steps)} steps must attain it and {len(steps) - len(late)} did{tried}, so that "
         "communication took longer than the link says; record on a quieter machine, or with a slower --link"
     )
 
 
-def _missed(manifest: Manifest) -> str:
+def _missed_words(manifest: Manifest) -> str:
     """`not attained`, with the steps if the run attained the link otherwise; empty if it did in all."""
     if link_attained(manifest) is False:
         return "not attained"
@@ -161,7 +161,7 @@ def _missed(manifest: Manifest) -> str:
     return f"not attained in {'step' if len(late) == 1 else 'steps'} {named}" if late else ""
 
 
-def _listed(words: Sequence[str]) -> str:
+def _joined_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
@@ -201,7 +201,7 @@ def describe_settings(manifest: Manifest | None) -> str:
     if manifest.reduce_dtype is not None:
         parts.append(f"reduces in {manifest.reduce_dtype}")
     if manifest.swept is not None:
-        told = ("bucket_cap_mb", "prefetch", "accumulate")
-        own = {name: value for name, value in manifest.swept.settings.items() if name not in told}
-        parts += [f"{shorten(name, 40)} {shorten(str(value), 40)}" for name, value in own.items()]
+        named = ("bucket_cap_mb", "prefetch", "accumulate")
+        others = {name: value for name, value in manifest.swept.settings.items() if name not in named}
+        parts += [f"{shorten(name, 40)} {shorten(str(value), 40)}" for name, value in others.items()]
     return ", ".join(parts)

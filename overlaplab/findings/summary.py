@@ -19,7 +19,7 @@ def summary_title(table: pd.DataFrame) -> str:
 
 
 def ranks_left_out(shown: int, ranks: int) -> str:
-    """Which ranks a chart shows, where it has no room for all."""
+    """Say which ranks a chart shows, where it has no room for all."""
     return f"Shown: the {shown} of {ranks} ranks with most exposed time." if shown < ranks else ""
 
 

@@ -14,40 +14,40 @@ FEWEST_STEPS = spread.FEWEST
 # LITTLE_EXPOSED and LITTLE_GAIN mean almost the same. They stay apart because several steps of the sample runs lie
 # between them: with one number, what is said of those would change.
 LITTLE_EXPOSED = 0.03
-"""Of the step time: with less exposed communication than this, communication is not what makes a run slow."""
+"""Share of the step time: with less exposed communication than this, communication is not what makes a run slow."""
 LITTLE_GAIN = 0.02
-"""Of the step time (on the timeline: of the window): a gain of at most this is not worth an effort."""
-MUCH = 0.1
-"""Of the step time: more idle time or more copying than this is named as the problem."""
+"""Share of the step time (on the timeline: of the window): a gain of at most this is not worth an effort."""
+IDLE_PROBLEM_SHARE = 0.1
+"""Share of the step time: more idle time or more copying than this is named as the problem."""
 IDLE_OVER_EXPOSED = 2
 """Times the exposed communication: if the device is idle for longer than this, idle time is the first problem."""
 MAJORITY = 0.5
-"""Of a whole: a part of this share accounts for it, such as host waits for the idle time."""
+"""Share of a whole: a part as large accounts for it, such as host waits for the idle time."""
 
 LARGE_COLLECTIVE = 0.5
-"""Of the bytes of the largest collective: collectives from this size on count among the largest."""
+"""Share of the bytes of the largest collective: collectives from this size on count among the largest."""
 SHORT_PAUSE_NS = causes.SHORT_PAUSE_NS
-"""Of compute: from here on the host paused, which is why the table of causes defines the number."""
+"""Shortest gap of compute in which the host paused, which is why the table of causes defines the number."""
 PROMPT_LAUNCH_NS = 50_000
 """From a bucket's readiness to its launch: the hook itself takes up to this long."""
 HELD_NS = 1_000_000
 """How much earlier a bucket would be launched without its last gradient: from here on, that one held it."""
-MATTERS = 0.05
-"""Of a step's exposed time: what has no more is not listed."""
+LISTED_SHARE = 0.05
+"""Share of a step's exposed time: what has no more is not listed."""
 
 APART_NS = 1_000_000_000
 """Between two ranks' recordings: clocks of one job's machines differ by less."""
 CLOSE_TO_THEORY = 0.02
-"""Of what theory says: a measured size that differs by no more agrees with it, since padding explains the rest."""
+"""Share of what theory says: a measured size that differs by no more agrees with it, as padding explains the rest."""
 FEWEST_RECORDINGS = tiers.FEWEST_RECORDINGS
 """Recordings of each setting: fewer cannot tell two settings apart, whatever they say (see `across_runs.tiers`)."""
-AVOID = 0.05
-"""Of the fastest's step time: a setting that is told apart and slower by more than this is to be avoided."""
+AVOID_SHARE = 0.05
+"""Share of the fastest's step time: a setting that is told apart and slower by more than this is to be avoided."""
 SMALL_CAUSE = 0.05
-"""Of the exposed time of a step: a cause of less is not worth a bar."""
+"""Share of the exposed time of a step: a cause of less is not worth a bar."""
 
 CAP_TIE = 0.01
-"""Of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
+"""Share of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
 
 # How many of a kind are named before the rest is summed up.
 MOST_CAUSES = 3
@@ -68,8 +68,6 @@ MOST_UNITS_LISTED = 4
 """Units that a sentence lists by name."""
 MOST_REASONS = 5
 """Reasons why collectives have no counterpart."""
-A_PAIR = 2
-"""Settings: of more that tie, two others than the fastest may well differ from each other."""
 MOST_BEATEN = 3
 """Slower settings that a comparison names with their differences."""
 MOST_RUNS_LISTED = 3
@@ -84,12 +82,13 @@ MOST_KERNELS = 3
 """Kernels that are named where no communication was recognised."""
 
 MUCH_DELAY = 0.20
-"""Of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows better."""
+"""Share of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows
+better."""
 
 SHORT_STEP_NS = 250_000_000
 """In a shorter step the machine's ticks of 10 ms tell little: what used the cores is told over all steps."""
 
 PIPELINE_PART = 0.01
-"""Of the stages' time: a part of a pipeline's bubble that is smaller is not named."""
+"""Share of the stages' time: a part of a pipeline's bubble that is smaller is not named."""
 UNEVEN_STAGES = 0.02
-"""Of the median stage's time: a stage that is slower by less is not called the slowest."""
+"""Share of the median stage's time: a stage that is slower by less is not called the slowest."""

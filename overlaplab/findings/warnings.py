@@ -38,7 +38,7 @@ from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, joined, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
-_NAME = 60  # characters of a kernel's name
+_NAME_CHARACTERS = 60  # characters of a kernel's name
 _SEEN = "see with `overlaplab doctor` whether the profiler sees the device"
 _REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and {_SEEN}"
 _ENDS_ONLY = (
@@ -60,7 +60,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _damaged_warnings(run)
     warnings += _clock_warnings(run)
     warnings += _contradictions(run)
-    missing = unrecorded(run, run.manifest.device_activity_missing if run.manifest else None)
+    missing = unrecorded_activity(run, run.manifest.device_activity_missing if run.manifest else None)
     warnings += [missing] if missing else []
     silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
     warnings += [_nothing_counts(run, silent)] if silent else []
@@ -70,7 +70,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     warnings += _unmarked_warnings(run)
     missing_fields = [trace for trace in run.traces if missing_wait_fields(trace)]
     if missing_fields and run.manifest is None:  # the Recorder asks for the events by itself, in case they have them
-        warnings.append(f"cuda_sync events{_on_ranks(run, missing_fields)} {_NO_WAIT_FIELDS}")
+        warnings.append(f"cuda_sync events{_rank_words(run, missing_fields)} {_NO_WAIT_FIELDS}")
     for trace in run.traces:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if rule_of(trace) is Rule.UNRECORDED or trace in silent:
@@ -125,7 +125,7 @@ def _range(steps: set[int]) -> str:
 
 
 def _predicted_warnings(run: Run) -> list[str]:
-    """Of a predicted run, whether or not its run.json is there."""
+    """Say that a run was predicted, whether or not its run.json is there."""
     if run.manifest is not None and run.manifest.predicted is not None:
         return [f"{prediction_lead(run.manifest)}; nobody recorded it"]
     named = any(trace.backend == PREDICTED for trace in run.traces)
@@ -135,23 +135,24 @@ def _predicted_warnings(run: Run) -> list[str]:
 def _communication_warnings(run: Run) -> list[str]:
     """What the user's own rule did, which kernels may need one, and which collectives are seen in part."""
     warnings = []
-    if run.traces and (own := run.traces[0].communication) is not None:
+    if run.traces and (pattern := run.traces[0].communication) is not None:
         events = sum(map(said_to_communicate, run.traces))
-        said = f"{count(events, 'event')} of kernels and copies" if events else "no kernel and no copy"
+        matched = f"{count(events, 'event')} of kernels and copies" if events else "no kernel and no copy"
         warnings.append(
-            f"--communication '{shorten(own)}' matches {said}" + (": they count as communication" if events else "")
+            f"--communication '{shorten(pattern)}' matches {matched}"
+            + (": they count as communication" if events else "")
         )
     unknown: Counter[str] = Counter()
     for trace in run.traces:
         unknown.update(unknown_communication(trace))
     if unknown:
-        own = "|".join(word for word, _ in unknown.most_common(MOST_KERNELS))
+        pattern = "|".join(word for word, _ in unknown.most_common(MOST_KERNELS))
         warnings.append(
             f"kernels whose names read like communication count as compute ({ms(sum(unknown.values()))}). If they"
-            f" communicate, say so: --communication '{own}' (in Python: load_run(…, communication=…))"
+            f" communicate, say so: --communication '{pattern}' (in Python: load_run(…, communication=…))"
         )
     if ends := [trace for trace in run.traces if only_ends_recorded(trace)]:
-        warnings.append(f"of low-latency DeepEP{_on_ranks(run, ends)} {_ENDS_ONLY}")
+        warnings.append(f"of low-latency DeepEP{_rank_words(run, ends)} {_ENDS_ONLY}")
     return warnings
 
 
@@ -161,10 +162,10 @@ def _unmarked_warnings(run: Run) -> list[str]:
     if not unmarked:
         return []
     name, times = unmarked[0][1]
-    where = _on_ranks(run, [trace for trace, _ in unmarked])
+    where = _rank_words(run, [trace for trace, _ in unmarked])
     return [
-        f"the trace has no ProfilerStep{where}, so all of it is one window, although {shorten(name, _NAME)} ran"
-        f" {times:,} times: prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
+        f"the trace has no ProfilerStep{where}, so all of it is one window, although {shorten(name, _NAME_CHARACTERS)}"
+        f" ran {times:,} times: prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
     ]
 
 
@@ -182,11 +183,11 @@ def _hook_warnings(run: Run) -> list[str]:
 
 def not_recorded(run: Run) -> str | None:
     """Why there is nothing to show, and what to do, if device activity was not recorded; None if it was."""
-    missing = unrecorded(run)
+    missing = unrecorded_activity(run)
     return None if missing is None else sentence(missing)
 
 
-def unrecorded(run: Run, why: str | None = None) -> str | None:
+def unrecorded_activity(run: Run, why: str | None = None) -> str | None:
     """On which ranks device activity was not recorded, and what to do about it; None if it was on all.
 
     `why`, if it is known why the profiler saw nothing, replaces the general remedy.
@@ -195,7 +196,7 @@ def unrecorded(run: Run, why: str | None = None) -> str | None:
     sign = device_sign(traces[0]) if traces else None
     if sign is None:
         return None
-    where, (by, names) = _on_ranks(run, traces), sign
+    where, (by, names) = _rank_words(run, traces), sign
     if by is Sign.UNKNOWN:
         named = joined(list(names[:MOST_KERNELS]))
         return (
@@ -222,7 +223,7 @@ def _remedy(sign: Sign, names: Sequence[str]) -> str:
     return _REMEDY
 
 
-def _on_ranks(run: Run, traces: Sequence[Trace]) -> str:
+def _rank_words(run: Run, traces: Sequence[Trace]) -> str:
     """` on ranks 1, 2`; empty where these are all the run's traces."""
     if len(traces) == len(run.traces):
         return ""
@@ -238,14 +239,14 @@ def _counts(trace: Trace) -> bool:
 
 def _nothing_counts(run: Run, silent: Sequence[Trace]) -> str:
     """Why tables are empty that show what these traces' ranks did."""
-    start = f"nothing that was recorded{_on_ranks(run, silent)} counts as compute, communication or memory: "
+    start = f"nothing that was recorded{_rank_words(run, silent)} counts as compute, communication or memory: "
     events = sum(len(trace.events) for trace in silent)
     if not events:
         return f"{start}there are no events with a time and a duration"
     categories: Counter[str] = Counter()
     for trace in silent:
         categories.update(map(str, trace.events["category"]))
-    named = [shorten(category or "(none)", _NAME) for category, _ in categories.most_common(MOST_KERNELS)]
+    named = [shorten(category or "(none)", _NAME_CHARACTERS) for category, _ in categories.most_common(MOST_KERNELS)]
     more = ", …" if len(categories) > len(named) else ""
     return (
         f"{start}of {count(events, 'event')} none is a kernel, a copy or an operator that computes"
@@ -261,8 +262,8 @@ def _overlap_warnings(run: Run) -> list[str]:
     numbers, longest = zip(*map(early_kernels, early), strict=True)
     begin = "kernel begins" if sum(numbers) == 1 else "kernels begin"
     return [
-        f"{sum(numbers):,} {begin} before the one before on the same stream has ended{_on_ranks(run, early)}, by up to"
-        f" {ms(max(longest))}: their times, or their streams, may be wrong"
+        f"{sum(numbers):,} {begin} before the one before on the same stream has ended{_rank_words(run, early)}, by up"
+        f" to {ms(max(longest))}: their times, or their streams, may be wrong"
     ]
 
 
@@ -295,10 +296,10 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     if not len(busy):
         return ()
     worst = busy.iloc[(busy["delayed_ns"] / busy["span_ns"]).argmax()]
-    own = table[table["rank"].eq(worst["rank"]) & table["step"].eq(worst["step"]) & table["unit"].ne("")]
+    unit_rows = table[table["rank"].eq(worst["rank"]) & table["step"].eq(worst["step"]) & table["unit"].ne("")]
     where = ""
-    if len(own):
-        unit = own.iloc[own["delayed_ns"].argmax()]
+    if len(unit_rows):
+        unit = unit_rows.iloc[unit_rows["delayed_ns"].argmax()]
         where = f", most in the {unit['phase']} pass of {unit_name(unit['unit'])} ({to_ms(unit['delayed_ns']):.1f} ms)"
     if not np.isnan(worst["foreign"]):
         where += f", while the ranks used {percent(worst['own'], 1)} of the cores and other processes "
@@ -332,12 +333,12 @@ def _damaged_warnings(run: Run) -> list[str]:
 
 
 def busy_share(run: Run, step: int | None) -> float | None:
-    """Which part of this step the computation of the rank that lost most waited for a core; None where the machine was
-    not busy in it, or that is unknown.
+    """The part of this step that the computation of the rank that lost most waited for a core; None where the machine
+    was not busy in it, or that is unknown.
     """
     steps = _machine_steps(run, delays(run))
-    own = steps[steps["busy"].astype(bool) & steps["step"].eq(-1 if step is None else step).fillna(False)]
-    return float((own["delayed_ns"] / own["span_ns"]).max()) if len(own) else None
+    busy_steps = steps[steps["busy"].astype(bool) & steps["step"].eq(-1 if step is None else step).fillna(False)]
+    return float((busy_steps["delayed_ns"] / busy_steps["span_ns"]).max()) if len(busy_steps) else None
 
 
 def busy_steps(run: Run) -> set[int]:
@@ -381,7 +382,7 @@ def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
 
 
 def _clock_warnings(run: Run) -> tuple[str, ...]:
-    """Which clocks were corrected, a line each."""
+    """The clocks that were corrected, a line each."""
     table = clocks(run)
     applied = table[table["applied"]]
     rows = zip(*(applied[name].tolist() for name in ("rank", "offset_ns", "iqr_ns", "collectives")), strict=True)
@@ -395,5 +396,5 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
 def _longest_kernels(trace: Trace) -> str:
     """The names with the most time, among which a reader may recognise communication."""
     longest = longest_names(trace)[:MOST_KERNELS]
-    names = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in longest]
+    names = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in longest]
     return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

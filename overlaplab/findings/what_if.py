@@ -44,8 +44,8 @@ def setting_words(setting: Setting) -> str:
         "no straggler" if not setting.straggler else "",
         *(f"the edit {name if value is None else f'{name}={value}'}" for name, value in setting.edits),
     ]
-    found = [part for part in parts if part]
-    return joined(found) if found else ""
+    changes = [part for part in parts if part]
+    return joined(changes) if changes else ""
 
 
 def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int) -> str:
@@ -54,10 +54,10 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
         return f"As recorded, a step took {ms(measured_ns)} on average. Played again it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
     change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
-    told = uncertain(less, doubt_ns)
+    doubt = uncertain(less, doubt_ns)
     return (
         f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} instead of the"
-        f" {ms(measured_ns)} measured: {change}{told}."
+        f" {ms(measured_ns)} measured: {change}{doubt}."
     )
 
 
@@ -88,13 +88,13 @@ def not_told(why: str) -> str:
 
 def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -> str:
     """Rows of `what_if.steps_by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
-    best = _shortest(table, advised_mb)
-    return f"Predicted step by cap: {_near(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+    best = _shortest_row(table, advised_mb)
+    return f"Predicted step by cap: {_closeness(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
 
-def best_buckets_reading(*, found: bool, possible: bool) -> str | None:
+def best_buckets_reading(*, is_found: bool, possible: bool) -> str | None:
     """What the line at the best buckets means, if there is one."""
-    if found:
+    if is_found:
         return f"{BEST_FOUND.capitalize()}: the shortest of all caps and lists of caps that were played."
     if possible:
         return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays or late ranks."
@@ -104,15 +104,15 @@ def best_buckets_reading(*, found: bool, possible: bool) -> str | None:
 def depths_predicted_title(table: pd.DataFrame) -> str:
     """Rows of `device_what_if.steps_by_depth`: which depth is predicted to be best."""
     best = _shallowest(table)
-    return f"Predicted step by prefetch: {_near(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
+    return f"Predicted step by prefetch: {_closeness(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
 
 
-def _near(best: Mapping[Any, Any], table: pd.DataFrame) -> str:
+def _closeness(best: Mapping[Any, Any], table: pd.DataFrame) -> str:
     """Whether the row's step is the shortest of all."""
     return "shortest" if best["step_ns"] == table["step_ns"].min() else f"within {percent(CAP_TIE, 1)} of the shortest"
 
 
-def _tied(table: pd.DataFrame) -> list[dict[Any, Any]]:
+def _tied_rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
     """The rows whose steps are about as short as the shortest."""
     rows: list[dict[Any, Any]] = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)].to_dict("records")
     return rows
@@ -120,15 +120,15 @@ def _tied(table: pd.DataFrame) -> list[dict[Any, Any]]:
 
 def _shallowest(table: pd.DataFrame) -> dict[Any, Any]:
     """The row of the smallest depth whose step is about as short as the shortest: each unit ahead takes memory."""
-    return min(_tied(table), key=lambda row: row["prefetch"])
+    return min(_tied_rows(table), key=lambda row: row["prefetch"])
 
 
-def _shortest(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
+def _shortest_row(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
     """The row of the largest cap whose step is about as short as the shortest: each bucket costs the host time, too.
 
     Of these the advised one, if it is among them.
     """
-    return max(_tied(table), key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
+    return max(_tied_rows(table), key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
 
 
 def ranks_predicted_title(table: pd.DataFrame) -> str:
@@ -211,7 +211,7 @@ def what_if_advice(
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
-    best = _shortest(table, advised_mb)
+    best = _shortest_row(table, advised_mb)
     cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", without_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:

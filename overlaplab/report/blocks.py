@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from overlaplab.charts.lanes import WINDOW
-from overlaplab.report.bundle import themed
+from overlaplab.report.bundle import themed_spec
 from overlaplab.report.cells import Cells, cells
 from overlaplab.sections.blocks import Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 
@@ -47,21 +47,21 @@ class Shown:
     advice: str
 
 
-def shown(section: Section) -> Shown:
+def draw_section(section: Section) -> Shown:
     """A section with its charts and tables drawn."""
     return Shown(
         title=section.title,
         lead=section.lead,
-        blocks=[part for block in section.blocks for part in _shown(block)],
+        blocks=[part for block in section.blocks for part in _draw_block(block)],
         advice=" ".join(section.advice),
     )
 
 
-def _shown(block: Block) -> Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfolded]:
+def _draw_block(block: Block) -> Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfolded]:
     """A block with its chart or table drawn; nothing where nothing is folded away."""
     match block:
         case Chart():
-            return [drawn(block.draw(note=block.note), block.note)]
+            return [draw_chart(block.draw(note=block.note), block.note)]
         case TableBlock():
             return cells(block)
         case Lines() | Tiles() | Bars():
@@ -71,21 +71,21 @@ def _shown(block: Block) -> Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfo
             return [Unfolded(heading=block.heading, folded=inside)] if inside else []
 
 
-def drawn(chart: alt.LayerChart, note: str | None = None) -> Drawn:
+def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:
     """A chart of `overlaplab.charts`, drawn in the light theme, as a report shows it.
 
     `note` is the line that was given to the chart: it gets a line of its own.
     """
-    spec = themed(chart.to_dict())
+    spec = themed_spec(chart.to_dict())
     head = spec.pop("title", "")
     texts = head if isinstance(head, dict) else {"text": head}
-    subtitle = " ".join(_listed(texts.get("subtitle"))).strip()
+    subtitle = " ".join(_text_lines(texts.get("subtitle"))).strip()
     if note is not None:
         subtitle = subtitle.removesuffix(note).strip()
     zooms = _zooms_with_ctrl(spec)
     lines = (subtitle, _sentence(note))
     return Drawn(
-        title=" ".join(_listed(texts.get("text"))),
+        title=" ".join(_text_lines(texts.get("text"))),
         lines=tuple(line for line in lines if line),
         hint=_HINT if zooms else "",
         spec=_without_hint(spec) if zooms else spec,
@@ -104,7 +104,7 @@ def _zooms_with_ctrl(spec: dict[str, Any]) -> bool:
     return bool(windows)
 
 
-def _listed(value: Any) -> list[str]:
+def _text_lines(value: Any) -> list[str]:
     return [str(value)] if isinstance(value, str) else list(value or [])
 
 
@@ -112,11 +112,11 @@ def _without_hint(spec: Any) -> Any:
     """The spec without what the axis' title says of the wheel."""
     if isinstance(spec, dict):
         return {
-            key: kept.partition(":")[0]
-            if key == "title" and isinstance(kept, str) and "wheel" in kept
-            else kept
+            key: value.partition(":")[0]
+            if key == "title" and isinstance(value, str) and "wheel" in value
+            else value
             if key in ("data", "datasets")
-            else _without_hint(kept)
-            for key, kept in spec.items()
+            else _without_hint(value)
+            for key, value in spec.items()
         }
     return [_without_hint(member) for member in spec] if isinstance(spec, list) else spec

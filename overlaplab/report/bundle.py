@@ -68,7 +68,7 @@ def data_island(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def columnar(spec: dict[str, Any]) -> dict[str, Any]:
+def columnar_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """A chart's spec with each of its data sets as `{"column": [values]}`, half as long as rows that name each column;
     page.js makes rows of them again. Rows that differ in their columns stay as they are.
     """
@@ -82,37 +82,37 @@ def _columns(rows: list[dict[str, Any]]) -> Any:
     return {name: [row[name] for row in rows] for name in names}
 
 
-def themed(spec: dict[str, Any]) -> dict[str, Any]:
+def themed_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """A chart's spec, drawn in the light palette, with the style sheet's variables in place of the colours."""
     names = {light: f"var(--{word})" for word, (light, _) in _tones().items()}
 
-    def replaced(value: Any) -> Any:
+    def replace_colours(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: kept if key in ("data", "datasets") else replaced(kept) for key, kept in value.items()}
+            return {key: part if key in ("data", "datasets") else replace_colours(part) for key, part in value.items()}
         if isinstance(value, list):
-            return [replaced(member) for member in value]
+            return [replace_colours(member) for member in value]
         return names.get(value, value) if isinstance(value, str) else value
 
-    found: dict[str, Any] = replaced(spec)
-    return found
+    recoloured: dict[str, Any] = replace_colours(spec)
+    return recoloured
 
 
 def fill(colour: str) -> str:
     """The style sheet's variable with a colour of the palette."""
-    return str(themed({"fill": getattr(LIGHT, colour)})["fill"])
+    return str(themed_spec({"fill": getattr(LIGHT, colour)})["fill"])
 
 
 @cache
 def _tones() -> dict[str, tuple[str, str]]:
     """By name of the style sheet's variable: the colour in the light and in the dark theme."""
     dark = asdict(DARK)
-    found = {word.replace("_", "-"): (tone, dark[word]) for word, tone in asdict(LIGHT).items()}
+    tones = {word.replace("_", "-"): (tone, dark[word]) for word, tone in asdict(LIGHT).items()}
     in_dark = mark_colours(DARK)
     marks = {f"mark-{mark.name.lower()}": (tone, in_dark[mark]) for mark, tone in mark_colours(LIGHT).items()}
-    known = {light for light, _ in found.values()}
-    return found | {word: pair for word, pair in marks.items() if pair[0] not in known}
+    light_tones = {light for light, _ in tones.values()}
+    return tones | {word: pair for word, pair in marks.items() if pair[0] not in light_tones}
 
 
 def _hash(text: str) -> str:
-    """As browsers compute it: of the element's text, in UTF-8."""
+    """Return an element's hash as browsers compute it, from its text in UTF-8."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

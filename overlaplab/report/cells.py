@@ -18,7 +18,7 @@ class Cells:
     explanations: tuple[str, ...]
     """What each column means."""
     right: tuple[bool, ...]
-    """Which columns stand on the right."""
+    """Whether each column stands on the right."""
     rows: tuple[tuple[str, ...], ...]
     lead: str = ""
     """What it tells, in sentences."""
@@ -33,13 +33,13 @@ def cells(block: TableBlock) -> list[Cells]:
 
 
 def _cells(block: TableBlock) -> Cells:
-    known = [column for column in block.columns if block.frame[column.name].notna().any()]
+    filled = [column for column in block.columns if block.frame[column.name].notna().any()]
     return Cells(
         caption=block.caption,
-        headers=tuple(column.header if column.unit == "bytes" else column.title for column in known),
-        explanations=tuple(column.explanation for column in known),
-        right=tuple(column.unit != "text" for column in known),
-        rows=tuple(zip(*(texts(block.frame[column.name], column) for column in known), strict=True)),
+        headers=tuple(column.header if column.unit == "bytes" else column.title for column in filled),
+        explanations=tuple(column.explanation for column in filled),
+        right=tuple(column.unit != "text" for column in filled),
+        rows=tuple(zip(*(texts(block.frame[column.name], column) for column in filled), strict=True)),
         lead=block.lead,
         left_out=f"{sentence(block.left_out)} The command line shows the others with --all." if block.left_out else "",
         note=block.note,

@@ -75,7 +75,7 @@ _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns"
 def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step where time went, and the rank's total."""
     sums = {total["rank"]: total for total in records(totals(run, selection))}
-    by_rank = _by_rank((row.pop("rank"), row) for row in records(summary(run, selection)))
+    by_rank = _rank_documents((row.pop("rank"), row) for row in records(summary(run, selection)))
     steps = {document["rank"]: document["steps"] for document in by_rank}
     ranks_out = []
     for trace in run.traces:
@@ -96,12 +96,12 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "run": run.manifest.raw if run.manifest else None,
         "warnings": list(run_warnings(run)),
         "ranks": ranks_out,
-        "predicted": _predicted(run),
+        "predicted": _prediction_document(run),
         "delays": records(delays(run, selection)),
     }
 
 
-def _predicted(run: Run) -> Document | None:
+def _prediction_document(run: Run) -> Document | None:
     """From what, and how far it may be off; None of recordings."""
     return run.manifest.predicted if run.manifest else None
 
@@ -127,19 +127,19 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
             "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
         },
         "extrapolated": prediction.extrapolated,
-        "warnings": [*run_warnings(recorded), *_of_hops(prediction, recorded)],
+        "warnings": [*run_warnings(recorded), *_hops_warnings(prediction, recorded)],
     }
 
 
-def _of_hops(prediction: Prediction, recorded: Run) -> list[str]:
+def _hops_warnings(prediction: Prediction, recorded: Run) -> list[str]:
     if recorded.manifest is None:
         return []
-    said = findings.hops_unknown(recorded.manifest, prediction.manifest.get("strategy"))
-    return [said] if said else []
+    reason = findings.hops_unknown(recorded.manifest, prediction.manifest.get("strategy"))
+    return [reason] if reason else []
 
 
-def _interval(found: Interval) -> Document:
-    return asdict(found) | {"half_ns": found.half_ns}
+def _interval(interval: Interval) -> Document:
+    return asdict(interval) | {"half_ns": interval.half_ns}
 
 
 def pipeline_document(run: Run, selection: Selection = EVERYTHING) -> Document:
@@ -157,52 +157,52 @@ def pipeline_document(run: Run, selection: Selection = EVERYTHING) -> Document:
 
 def advice_document(run: Run, verified: Document | None = None) -> Document:
     """The run's advice, the best setting of each kind, what every cap gains, the lines to change, what was verified."""
-    found = RunTables(run=run)
-    said, table = found.diagnosis, found.advice
+    run_tables = RunTables(run=run)
+    diagnosis, table = run_tables.diagnosis, run_tables.advice
     chosen = findings.advised(table)
     return {
-        "advice": "" if said is None else said.advice,
-        "actions": _actions(said),
+        "advice": "" if diagnosis is None else diagnosis.advice,
+        "actions": _actions(diagnosis),
         "advised": None if chosen is None else {name: plain_value(value) for name, value in chosen.items()},
         "settings": records(table[table["best"]]),
         "caps": records(table.loc[table["option"] == "cap", ["bucket_cap_mb", "buckets", "gain_ns", "step_ns"]]),
-        "no_cutting_gains_more_than_ns": None if said is None else findings.cutting_limit_ns(table, said),
-        "sentences": [] if said is None else list(findings.advice_sentences(table, said)),
-        "lines": [] if said is None else list(findings.advice_lines(table, found.loop, said)),
+        "no_cutting_gains_more_than_ns": None if diagnosis is None else findings.cutting_limit_ns(table, diagnosis),
+        "sentences": [] if diagnosis is None else list(findings.advice_sentences(table, diagnosis)),
+        "lines": [] if diagnosis is None else list(findings.advice_lines(table, run_tables.loop, diagnosis)),
         "verified": verified,
         "emulated": is_emulated(run),
-        "warnings": list(found.warnings),
+        "warnings": list(run_tables.warnings),
     }
 
 
 def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
-    found = RunTables(run=run, selection=selection)
-    causes, steps = _by_step(found.exposed), []
-    tables = (records(table) for table in (found.summary, found.idle, found.blocking))
+    run_tables = RunTables(run=run, selection=selection)
+    causes, steps = _records_by_step(run_tables.exposed), []
+    tables = (records(table) for table in (run_tables.summary, run_tables.idle, run_tables.blocking))
     for window, idle_row, waits in zip(*tables, strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
         step["blocking"] = {name: waits[name] for name in _BLOCKING}
         steps.append((window["rank"], step | {"causes": causes.get((window["rank"], window["step"]), [])}))
-    said = found.diagnosis
-    bound = None if said is None else said.bound
+    diagnosis = run_tables.diagnosis
+    bound = None if diagnosis is None else diagnosis.bound
     return {
-        "verdict": found.verdict,
-        "advice": "" if said is None else said.advice,
+        "verdict": run_tables.verdict,
+        "advice": "" if diagnosis is None else diagnosis.advice,
         "bound": None if bound is None else {name: plain_value(value) for name, value in bound.items()},
-        "worst": None if said is None else {"rank": said.rank, "step": said.step},
-        "diagnosis": None if said is None else _diagnosis(said),
-        "actions": _actions(said),
+        "worst": None if diagnosis is None else {"rank": diagnosis.rank, "step": diagnosis.step},
+        "diagnosis": None if diagnosis is None else _diagnosis(diagnosis),
+        "actions": _actions(diagnosis),
         "causes": {cause.value: cause.meaning for cause in Cause},
-        "ranks": _by_rank(steps),
+        "ranks": _rank_documents(steps),
         "emulated": is_emulated(run),
-        "predicted": _predicted(run),
+        "predicted": _prediction_document(run),
         "warnings": list(run_warnings(run)),
     }
 
 
-def _diagnosis(found: Diagnosis) -> Document:
+def _diagnosis(diagnosis: Diagnosis) -> Document:
     """What is said of one rank's step, with its causes in words."""
     figures = (
         "rank",
@@ -217,18 +217,18 @@ def _diagnosis(found: Diagnosis) -> Document:
         "gain_ns",
     )
     of_cause = ("cause", "late_rank", "label", "exposed_ns", "what", "remedy", "gain_ns", "replayed")
-    causes = [{name: getattr(share, name) for name in of_cause} for share in found.causes]
-    rest = ("late_rank", "waited_ns", "outliers", "kinds", "late_reason", "blocks_nothing")
-    named = {name: getattr(found, name) for name in figures}
-    return named | {"causes": causes} | {name: getattr(found, name) for name in rest}
+    causes = [{name: getattr(share, name) for name in of_cause} for share in diagnosis.causes]
+    context = ("late_rank", "waited_ns", "outliers", "kinds", "late_reason", "blocks_nothing")
+    named = {name: getattr(diagnosis, name) for name in figures}
+    return named | {"causes": causes} | {name: getattr(diagnosis, name) for name in context}
 
 
-def _actions(found: Diagnosis | None) -> list[Document]:
+def _actions(diagnosis: Diagnosis | None) -> list[Document]:
     """What would help, the most valuable first."""
     figures = ("text", "setting", "what", "gain_ns", "half_ns", "step_ns", "why")
     return [
         {"action": each.action.name, "certain": each.is_certain} | {name: getattr(each, name) for name in figures}
-        for each in (() if found is None else found.actions)
+        for each in (() if diagnosis is None else diagnosis.actions)
     ]
 
 
@@ -253,9 +253,9 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
         steps.append((first["rank"], step))
     return {
-        "ranks": _by_rank(steps),
+        "ranks": _rank_documents(steps),
         "emulated": is_emulated(run),
-        "predicted": _predicted(run),
+        "predicted": _prediction_document(run),
         "warnings": [*run_warnings(run), *bucket_notes(table)],
     }
 
@@ -264,9 +264,9 @@ def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step the counts, every gather and reduce-scatter, and what was sent; beside it theory and memory."""
     table = schedule(run, selection)
     details = {
-        "events": _by_step(table),
-        "scatters": _by_step(scatters(run, selection)),
-        "volume": _by_step(volume(run, selection)),
+        "events": _records_by_step(table),
+        "scatters": _records_by_step(scatters(run, selection)),
+        "volume": _records_by_step(volume(run, selection)),
     }
     counts = schedule_steps(table)
     counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
@@ -277,12 +277,12 @@ def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         steps.append((rank, row | {name: rows.get((rank, step), []) for name, rows in details.items()}))
     theory = volume_theory(run)
     return {
-        "ranks": _by_rank(steps),
+        "ranks": _rank_documents(steps),
         "volume_theory": asdict(theory) if theory else None,
         "memory": records(memory(run)),
         "memory_peaks": records(peaks(run)),
         "emulated": is_emulated(run),
-        "predicted": _predicted(run),
+        "predicted": _prediction_document(run),
         "warnings": [*run_warnings(run), *schedule_notes(table)],
     }
 
@@ -295,32 +295,32 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
     """
     table = collectives(run, replace(selection, ranks=None))
     of_ranks = collectives(run, selection)
-    found: dict[bool, list[Document]] = {True: [], False: []}
+    documents: dict[bool, list[Document]] = {True: [], False: []}
     of_rank = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
     for row in records(of_ranks):
-        own = {key: row.pop(key) for key in of_rank}
+        rank_row = {key: row.pop(key) for key in of_rank}
         reason = row.pop("unmatched")
-        listed = found[reason is None]
+        listed = documents[reason is None]
         if not listed or listed[-1]["index"] != row["index"]:
             listed.append(
-                {"index": row["index"], "step": own["step"]}
+                {"index": row["index"], "step": rank_row["step"]}
                 | row
                 | {"ranks": []}
                 | ({} if reason is None else {"reason": reason})
             )
-        listed[-1]["ranks"].append(own)
-        if listed[-1]["step"] != own["step"]:
+        listed[-1]["ranks"].append(rank_row)
+        if listed[-1]["step"] != rank_row["step"]:
             listed[-1]["step"] = None
     return {
-        "collectives": found[True],
-        "unmatched": found[False],
+        "collectives": documents[True],
+        "unmatched": documents[False],
         "stragglers": records(stragglers_of(table)),
         "by_group_and_kind": records(communication_by(run, selection)),
         "lines": records(transfer_lines(run)),
         "slowdowns": records(slowdowns(run)),
         "clocks": records(clocks(run)),
         "emulated": is_emulated(run),
-        "predicted": _predicted(run),
+        "predicted": _prediction_document(run),
         "warnings": list(run_warnings(run)),
     }
 
@@ -347,12 +347,12 @@ def plan_document(plan: Plan, step: PlannedStep | None = None, training: Trainin
         "gpu_bytes": plan.gpu_bytes,
         "stages": records(plan_stages(plan)),
         "advice": plan_advice(plan),
-        "predicted": None if step is None or training is None else _planned(step, training),
+        "predicted": None if step is None or training is None else _planned_document(step, training),
         "warnings": [*plan_notes(plan), *(run_warnings(step.run) if step else ())],
     }
 
 
-def _planned(step: PlannedStep, training: Training) -> Document:
+def _planned_document(step: PlannedStep, training: Training) -> Document:
     """The predicted step, its interval, and time and cost of the training; null where unknown."""
     return {
         "run": step.run.path,
@@ -382,13 +382,13 @@ def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> 
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
     warnings = [f"{run.path}: {warning}" for run in runs for warning in run_warnings(run)]
-    found = _sweep_document(runs, selection) if is_sweep(runs) else None
+    sweep_part = _sweep_document(runs, selection) if is_sweep(runs) else None
     return {
         "runs": rows,
         "fastest": fastest,
         "no_fastest": no_fastest(table),
         "finding": compare_finding(table),
-        "sweep": found,
+        "sweep": sweep_part,
         "largest_batches": records(largest_batches(runs, selection)),
         "warnings": warnings,
     }
@@ -399,8 +399,8 @@ def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> D
     table, links = sweep(runs, selection), sweep_links(runs, selection)
     caps = []
     for row in records(table):
-        own = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
-        caps.append(row | {"links": _bucket_links(own)})
+        bucket_rows = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
+        caps.append(row | {"links": _bucket_links(bucket_rows)})
     return {
         "varies": "bucket_cap_mb",
         "finding": sweep_finding(table),
@@ -409,23 +409,23 @@ def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> D
     }
 
 
-def _bucket_links(own: pd.DataFrame) -> Document | None:
+def _bucket_links(links: pd.DataFrame) -> Document | None:
     """The step that stands for a cap, and its buckets."""
-    if own.empty:
+    if links.empty:
         return None
-    own = own.assign(exposed_ns=(own["end_ns"] - own["start_ns"]).where(own["part"] == "exposed", 0))
-    found = own.groupby("bucket", sort=False).agg(
+    links = links.assign(exposed_ns=(links["end_ns"] - links["start_ns"]).where(links["part"] == "exposed", 0))
+    by_bucket = links.groupby("bucket", sort=False).agg(
         bytes=("bytes", "first"),
         start_ns=("start_ns", "min"),
         end_ns=("end_ns", "max"),
         exposed_ns=("exposed_ns", "sum"),
     )
-    first = own.iloc[0]
+    first = links.iloc[0]
     return {
         "path": first["path"],
         "rank": plain_value(first["rank"]),
         "step": plain_value(first["step"]),
-        "buckets": records(found.reset_index()),
+        "buckets": records(by_bucket.reset_index()),
     }
 
 
@@ -434,16 +434,16 @@ def bench_document(measured: Mapping[str, Any], table: pd.DataFrame) -> Document
     return {**{name: measured[name] for name in ("ranks", "device", "link")}, "rows": records(table)}
 
 
-def _by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:
-    found: dict[tuple[int | None, int | None], list[Document]] = {}
+def _records_by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:
+    by_window: dict[tuple[int | None, int | None], list[Document]] = {}
     for record in records(table):
-        found.setdefault((record.pop("rank"), record.pop("step")), []).append(record)
-    return found
+        by_window.setdefault((record.pop("rank"), record.pop("step")), []).append(record)
+    return by_window
 
 
-def _by_rank(steps: Iterable[tuple[int | None, Document]]) -> list[Document]:
+def _rank_documents(steps: Iterable[tuple[int | None, Document]]) -> list[Document]:
     """Steps with their ranks, as a document per rank."""
     of_rank: dict[int | None, list[Document]] = {}
     for rank, step in steps:
         of_rank.setdefault(rank, []).append(step)
-    return [{"rank": rank, "steps": own} for rank, own in of_rank.items()]
+    return [{"rank": rank, "steps": rank_steps} for rank, rank_steps in of_rank.items()]

@@ -34,14 +34,14 @@ def arrows_of_events(trace: Trace, ids: Iterator[int]) -> Ends:
 
 def arrows_of_collectives(timeline: Timeline, traces: int, ids: Iterator[int]) -> list[Ends]:
     """Per trace of the run: for each collective an arrow through its first event on each rank, in order of start."""
-    found: list[Ends] = [{} for _ in range(traces)]
+    ends: list[Ends] = [{} for _ in range(traces)]
     events = timeline.events
-    known = events[(events["collective"] >= 0) & (events["event"] >= 0)].sort_values("start_ns", kind="stable")
-    firsts = known.drop_duplicates(["collective", "trace"])
+    with_event = events[(events["collective"] >= 0) & (events["event"] >= 0)].sort_values("start_ns", kind="stable")
+    firsts = with_event.drop_duplicates(["collective", "trace"])
     for _, rows in firsts.groupby("collective", sort=False):
         joined = zip(rows["event"].tolist(), rows["trace"].tolist(), strict=True)
-        _join([(row, found[place]) for row, place in joined], "collective", ids)
-    return found
+        _join([(row, ends[place]) for row, place in joined], "collective", ids)
+    return ends
 
 
 def _join(places: list[tuple[int, Ends]], category: str, ids: Iterator[int]) -> None:

@@ -23,17 +23,17 @@ def gate_markdown(
     run: Run, selection: Selection, figures: Scalars, before: Sequence[Scalars], lines: Sequence[CheckLine]
 ) -> bytes:
     """The verdict on the conditions, the run's own headline and advice, and its figures beside earlier ones."""
-    said = RunTables(run=run, selection=selection).diagnosis
+    diagnosis = RunTables(run=run, selection=selection).diagnosis
     parts = [f"### overlaplab: {findings.gate_title(lines)}"]
-    parts += ["\n".join(f"- {_MARKS[line.outcome]} {_plain(line.sentence)}" for line in lines)]
-    parts += [_plain(text) for text in (() if said is None else (said.headline, said.advice))]
+    parts += ["\n".join(f"- {_MARKS[line.outcome]} {_escape_marks(line.sentence)}" for line in lines)]
+    parts += [_escape_marks(text) for text in (() if diagnosis is None else (diagnosis.headline, diagnosis.advice))]
     parts += ["\n".join(_table(figures, before))]
     return ("\n\n".join(part for part in parts if part) + "\n").encode("utf-8", errors="replace")
 
 
 def not_judged_markdown(why: str) -> bytes:
     """That nothing was judged, and why."""
-    return f"### overlaplab: nothing was judged\n\n- ❌ {_plain(why)}\n".encode("utf-8", errors="replace")
+    return f"### overlaplab: nothing was judged\n\n- ❌ {_escape_marks(why)}\n".encode("utf-8", errors="replace")
 
 
 def _table(figures: Scalars, before: Sequence[Scalars]) -> Iterator[str]:
@@ -42,13 +42,13 @@ def _table(figures: Scalars, before: Sequence[Scalars]) -> Iterator[str]:
     yield "|---|--:|--:|--:|"
     for name in _SHOWN:
         shown = column("summary", name)
-        known = [value for one in before if (value := one.get(name)) is not None]
-        was, now = fmean(known) if known else None, figures[name]
+        values = [value for earlier in before if (value := earlier.get(name)) is not None]
+        was, now = fmean(values) if values else None, figures[name]
         change = f"{100 * (now - was) / abs(was):+.1f} %" if was and now is not None else UNKNOWN
         cells = (shown.title, text(was, shown.unit, 2), text(now, shown.unit, 2), change)
         yield f"| {' | '.join(cells)} |"
 
 
-def _plain(words: str) -> str:
+def _escape_marks(words: str) -> str:
     """Words without the characters that Markdown reads as marks."""
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", words)

@@ -13,9 +13,9 @@ def nesting_tracks(starts: Integers, ends: Integers) -> Integers:
 
     Each goes to the first track in which every slice that is still open when it starts also outlasts it.
     """
-    found = np.zeros(len(starts), dtype=np.int64)
+    tracks = np.zeros(len(starts), dtype=np.int64)
     if _side_by_side(starts, ends):
-        return found
+        return tracks
     open_ends: list[list[int]] = [[]]
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         for number, stack in enumerate(open_ends):
@@ -23,12 +23,12 @@ def nesting_tracks(starts: Integers, ends: Integers) -> Integers:
                 stack.pop()
             if not stack or end <= stack[-1]:
                 stack.append(end)
-                found[place] = number
+                tracks[place] = number
                 break
         else:
-            found[place] = len(open_ends)
+            tracks[place] = len(open_ends)
             open_ends.append([end])
-    return found
+    return tracks
 
 
 def _side_by_side(starts: Integers, ends: Integers) -> bool:

@@ -20,7 +20,7 @@ from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.report.blocks import Drawn, Shown
-from overlaplab.report.bundle import asset, columnar, data_island, fill, libraries, policy, style
+from overlaplab.report.bundle import asset, columnar_spec, data_island, fill, libraries, policy, style
 from overlaplab.report.sections import comparison, sections
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
@@ -57,28 +57,28 @@ def report_page(
     reported = [RunTables(run=run, selection=selection) for run in runs]
     compared = comparison(reported)
     names = _names(runs)
-    told = compared.ends or dict.fromkeys(range(len(runs)), "")
+    roles = compared.ends or dict.fromkeys(range(len(runs)), "")
     chapters = []
     if compared.sections:
         first = Chapter(anchor="compare", title="Runs compared", sections=compared.sections, note=compared.note)
         chapters.append(first)
-    for done, (place, role) in enumerate(told.items()):
+    for done, (place, role) in enumerate(roles.items()):
         if progress:
-            progress(done, len(told))
+            progress(done, len(roles))
         title = f"{names[place]}: {role}" if role else names[place]
         chapters.append(_chapter(reported[place], f"run-{place + 1}", title))
     title = f"overlaplab: {names[0]}" if len(names) == 1 else f"overlaplab: {len(names)} runs"
-    return _rendered(title, chapters)
+    return _render_page(title, chapters)
 
 
 def _chapter(tables: RunTables, anchor: str, name: str) -> Chapter:
-    run, said = tables.run, tables.diagnosis
+    run, diagnosis = tables.run, tables.diagnosis
     return Chapter(
         anchor=anchor,
         title=name,
         path=shorten(run.path, 300),
-        verdict=tables.verdict if said is None else said.headline,
-        advice=() if said is None else (said.advice, *said.remarks),
+        verdict=tables.verdict if diagnosis is None else diagnosis.headline,
+        advice=() if diagnosis is None else (diagnosis.advice, *diagnosis.remarks),
         note=findings.about(run.manifest, len(run.traces)),
         warnings=tuple(shorten(warning, 400) for warning in tables.warnings),
         sections=tuple(sections(tables)),
@@ -92,22 +92,22 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return [f"{place}: {name}" if name in twice else name for place, name in enumerate(names, 1)]
 
 
-def _rendered(title: str, chapters: Sequence[Chapter]) -> str:
+def _render_page(title: str, chapters: Sequence[Chapter]) -> str:
     specs: dict[str, Any] = {}
     for chapter in chapters:
         for number, section in enumerate(chapter.sections, 1):
             for place, block in enumerate(section.blocks, 1):
                 if isinstance(block, Drawn):
-                    specs[f"{chapter.anchor}-{number}-{place}"] = columnar(block.spec)
+                    specs[f"{chapter.anchor}-{number}-{place}"] = columnar_spec(block.spec)
     scripts = [libraries(), asset("page.js")]
     sheet = style()
     return _template().render(
         title=title,
         chapters=chapters,
         policy=policy(scripts=scripts, styles=[sheet]),
-        style=_trusted(sheet),
-        scripts=[_trusted(script) for script in scripts],
-        charts=_trusted(data_island(specs)),
+        style=_trusted_markup(sheet),
+        scripts=[_trusted_markup(script) for script in scripts],
+        charts=_trusted_markup(data_island(specs)),
         version=version("overlaplab"),
         today=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -119,18 +119,18 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_visible,
+        finalize=_visible_text,
     )
     environment.globals["fill"] = fill
     return environment.from_string(asset("page.html"))
 
 
-def _trusted(text: str) -> Markup:
+def _trusted_markup(text: str) -> Markup:
     """The project's own script or style, or JSON that is escaped already."""
     return Markup(text)
 
 
-def _visible(value: Any) -> Any:
+def _visible_text(value: Any) -> Any:
     """Characters that cannot be seen, such as those that turn the direction of writing, do not reach the page; but a
     space that keeps a number and its unit together does.
     """

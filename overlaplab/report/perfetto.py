@@ -26,7 +26,7 @@ from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.nesting import nesting_tracks
-from overlaplab.report.threads import numbered, threads_of
+from overlaplab.report.threads import assign_threads, numbered_names
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.marks import Timeline
 
@@ -53,7 +53,7 @@ _COLLECTIVE_ARGUMENTS = (
 _OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
 
 
-_LINES = 4096
+_LINES_AT_ONCE = 4096
 """So many are made at once."""
 
 
@@ -63,7 +63,7 @@ def write_perfetto(
     """Write the run to a binary file or pipe, gzipped where it is to be packed."""
     with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) if packed else nullcontext(file) as to:
         text = _lines(run, progress)
-        while lines := list(islice(text, _LINES)):
+        while lines := list(islice(text, _LINES_AT_ONCE)):
             to.write("".join(lines).encode())
 
 
@@ -75,7 +75,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'
     yield f' "distributedInfo": {json.dumps(_process(run))},'
     yield ' "traceEvents": ['
-    details = _Details.of(run)
+    details = _Details.from_run(run)
     ids = counted(1)
     across = arrows_of_collectives(timeline, len(run.traces), ids)
     comma = ""
@@ -84,9 +84,9 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
             progress(place, len(run.traces))
         writer = _Writer(run=run, place=place, first_ns=first)
         ends = across[place]
-        for row, own in arrows_of_events(trace, ids).items():
-            ends.setdefault(row, []).extend(own)
-        for line in chain(writer.own(timeline, details), writer.recorded(trace, ends)):
+        for row, arrows in arrows_of_events(trace, ids).items():
+            ends.setdefault(row, []).extend(arrows)
+        for line in chain(writer.rank_lines(timeline, details), writer.event_lines(trace, ends)):
             yield f"{comma}{line}"
             comma = ",\n"
     yield "\n]}"
@@ -106,8 +106,8 @@ def _process(run: Run) -> dict[str, Any]:
         {"pg_name": group.name, "pg_desc": group.description, "pg_size": group.size, "ranks": list(group.ranks)}
         for group in dict.fromkeys(group for trace in run.traces for group in trace.groups)
     ]
-    own = {} if len(run.traces) > 1 or first.rank is None else {"rank": first.rank}
-    return own | {"world_size": first.world_size, "backend": first.backend, "pg_config": groups}
+    rank_entry = {} if len(run.traces) > 1 or first.rank is None else {"rank": first.rank}
+    return rank_entry | {"world_size": first.world_size, "backend": first.backend, "pg_config": groups}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +120,17 @@ class _Details:
     """By the trace's place and the step's start, in ns from the run's zero."""
 
     @classmethod
-    def of(cls, run: Run) -> _Details:
-        found = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
+    def from_run(cls, run: Run) -> _Details:
+        facts = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
         windows = summary(run)
         places = {trace.rank: place for place, trace in enumerate(run.traces)}
         steps = {}
         for row in windows.to_dict("records"):
             rank = int_or_none(row["rank"])
-            figures = _known({name: row[name] for name in (*PARTS, "overlap_ratio")})
+            figures = _known_arguments({name: row[name] for name in (*PARTS, "overlap_ratio")})
             steps[(places[rank], int(row["start_ns"]))] = json.dumps(figures)
-        rows = zip(found.index.tolist(), found.to_dict("records"), strict=True)
-        return cls(collectives={index: json.dumps(_known(row)) for index, row in rows}, steps=steps)
+        rows = zip(facts.index.tolist(), facts.to_dict("records"), strict=True)
+        return cls(collectives={index: json.dumps(_known_arguments(row)) for index, row in rows}, steps=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +145,11 @@ class _Writer:
     def pid(self) -> int:
         return 1 + 1000 * self.place
 
-    def own(self, timeline: Timeline, details: _Details) -> Iterator[str]:
+    def rank_lines(self, timeline: Timeline, details: _Details) -> Iterator[str]:
         """The rank's name, and the tracks that are no threads or streams of its."""
         rank = self.run.traces[self.place].rank
         name = "rank unknown" if rank is None else f"rank {rank}"
-        yield from _process_name(self.pid, name + _emulated(self.run), self.place)
+        yield from _process_name(self.pid, name + _emulation_words(self.run), self.place)
         chosen = timeline.events[timeline.events["trace"] == self.place]
         tid = 1
         for lane in timeline.lanes[timeline.lanes["kind"] != "stream"].itertuples():
@@ -160,12 +160,12 @@ class _Writer:
             starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
             tracks = nesting_tracks(starts, ends)
             count = int(tracks.max()) + 1
-            for track, name in enumerate(numbered(label, count)):
+            for track, name in enumerate(numbered_names(label, count)):
                 yield from _thread_name(self.pid, tid + track, name)
             names = [json.dumps(name.removeprefix("engine::")) for name in marks["name"].cat.categories]
             columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
             for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
-                known = (
+                arguments = (
                     details.steps.get((self.place, start))
                     if lane.kind == "steps"
                     else details.collectives.get(collective)
@@ -173,15 +173,15 @@ class _Writer:
                 yield (
                     f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
                     f',"ts":{_us(start - self.first_ns)},"dur":{_us(took)}'
-                    f',"args":{known or "{}"}}}'
+                    f',"args":{arguments or "{}"}}}'
                 )
             tid += count
 
-    def recorded(self, trace: Trace, ends: Ends) -> Iterator[str]:
+    def event_lines(self, trace: Trace, ends: Ends) -> Iterator[str]:
         """The rank's events with their arrows."""
         events = trace.events
         starts = events["ts_ns"].to_numpy() - (run_zero_ns(self.run, trace) + self.first_ns)
-        places = threads_of(trace, self.pid)
+        places = assign_threads(trace, self.pid)
         for pid, name in places.processes:
             yield from _process_name(pid, name, self.place)
         for pid, tid, name in places.names:
@@ -192,10 +192,10 @@ class _Writer:
         columns = [events[column].cat.codes.to_numpy() for column in ("name", "category", "phase")]
         columns += [starts, events["dur_ns"].to_numpy(), places.pids, places.tids]
         columns += [events[column].to_numpy() for column in _ARGUMENTS]
-        for begin in range(0, len(events), _LINES):
-            part = (column[begin : begin + _LINES].tolist() for column in columns)
+        for begin in range(0, len(events), _LINES_AT_ONCE):
+            part = (column[begin : begin + _LINES_AT_ONCE].tolist() for column in columns)
             for row, values in enumerate(zip(*part, strict=True), begin):
-                name, category, phase = (known[code] for known, code in zip(texts, values[:3], strict=True))
+                name, category, phase = (words[code] for words, code in zip(texts, values[:3], strict=True))
                 start, took, pid, tid = values[3:7]
                 where = f'"pid":{pid},"tid":{tid},"ts":{_us(start)}'
                 numbers = zip(_ARGUMENTS.values(), values[7:], strict=True)
@@ -210,15 +210,17 @@ class _Writer:
 
 def _more_arguments(trace: Trace) -> dict[int, list[str]]:
     """What the arguments of those events that communicate tell beside, as JSON, by row."""
-    found: dict[int, list[str]] = {}
+    texts_by_row: dict[int, list[str]] = {}
     for row in trace.collectives.to_dict("records"):
         arguments = ((key, row[column]) for column, key in _COLLECTIVE_ARGUMENTS)
         texts = [f'"{key}":{json.dumps(value)}' for key, value in arguments if value not in ("", -1)]
-        found.setdefault(int(row["event"]), []).extend(texts)
+        texts_by_row.setdefault(int(row["event"]), []).extend(texts)
     for row in trace.inputs.to_dict("records"):
         parts = [("Input Dims", row["shapes"]), ("Input type", row["types"])]
-        found.setdefault(int(row["event"]), []).extend(f'"{key}":{text}' for key, text in parts if _is_json(text))
-    return found
+        texts_by_row.setdefault(int(row["event"]), []).extend(
+            f'"{key}":{text}' for key, text in parts if _is_json(text)
+        )
+    return texts_by_row
 
 
 def _is_json(text: str) -> bool:
@@ -234,18 +236,18 @@ def _texts(column: pd.Series[Any]) -> list[str]:
     return [json.dumps(str(text)) for text in column.cat.categories]
 
 
-def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _known_arguments(row: Mapping[Any, Any]) -> dict[str, Any]:
     """What is known of a collective or a step, times in µs."""
-    found = {}
+    figures = {}
     for key, value in row.items():
         if pd.isna(value) or value == "":
             continue
         value = value.item() if hasattr(value, "item") else value
-        found[str(key).replace("_ns", "_us")] = value / 1000 if str(key).endswith("_ns") else value
-    return found
+        figures[str(key).replace("_ns", "_us")] = value / 1000 if str(key).endswith("_ns") else value
+    return figures
 
 
-def _emulated(run: Run) -> str:
+def _emulation_words(run: Run) -> str:
     """What follows a rank's name where not everything in its tracks is real; else nothing."""
     if run.manifest is None:
         return ""

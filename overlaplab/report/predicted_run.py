@@ -50,12 +50,12 @@ def _groups(rank: int, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     mesh = Mesh(**manifest["mesh"]) if manifest.get("mesh") else None
     if mesh is None or mesh.is_one_axis:
         return
-    own = mesh.coordinates(rank)
-    for axis in own:
+    coordinates = mesh.coordinates(rank)
+    for axis in coordinates:
         members = [
             other
             for other in range(mesh.size)
-            if all(place == own[name] for name, place in mesh.coordinates(other).items() if name != axis)
+            if all(place == coordinates[name] for name, place in mesh.coordinates(other).items() if name != axis)
         ]
         if len(members) > 1:
             name = "-".join(map(str, members))
@@ -66,11 +66,11 @@ def _lines(rank: int, groups: Sequence[Mapping[str, Any]], events: Sequence[Even
     job = {"backend": "predicted", "rank": rank, "world_size": groups[0]["pg_size"], "pg_config": groups}
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "distributedInfo": job}
     yield json.dumps(head | {"predicted": predicted})[:-1] + ', "traceEvents": [\n'
-    yield _named("process_name", rank, 0, f"rank {rank} (predicted)")
+    yield _metadata_event("process_name", rank, 0, f"rank {rank} (predicted)")
     lanes = sorted({event.thread for event in events if event.thread >= LANES})
     hops = {BY_HAND: "hops"} if any(event.thread == BY_HAND for event in events) else {}
     for thread, name in (_THREADS | hops | dict.fromkeys(lanes, "messages")).items():
-        yield f",\n{_named('thread_name', rank, thread, name)}"
+        yield f",\n{_metadata_event('thread_name', rank, thread, name)}"
     for event in events:
         category = "user_annotation" if event.name.startswith("ProfilerStep#") else "cpu_op"
         yield (
@@ -80,7 +80,7 @@ def _lines(rank: int, groups: Sequence[Mapping[str, Any]], events: Sequence[Even
     yield "\n]}"
 
 
-def _named(what: str, rank: int, thread: int, name: str) -> str:
+def _metadata_event(what: str, rank: int, thread: int, name: str) -> str:
     return json.dumps({"ph": "M", "name": what, "pid": rank, "tid": thread, "ts": 0, "args": {"name": name}})
 
 

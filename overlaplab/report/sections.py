@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from overlaplab import analyses, findings
-from overlaplab.report.blocks import Shown, shown
+from overlaplab.report.blocks import Shown, draw_section
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
 from overlaplab.sections.run import (
@@ -20,7 +20,13 @@ from overlaplab.sections.run import (
     strips,
     timeline_section,
 )
-from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, pipeline_waits_of, window_of
+from overlaplab.sections.run_tables import (
+    RunTables,
+    diagnosed_pipeline_waits,
+    one_window,
+    pipeline_tables,
+    table_window,
+)
 from overlaplab.sections.summary import summary_section
 from overlaplab.timeline.timeline import timeline_view
 
@@ -32,17 +38,17 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     """What there is to tell of a run, in the order in which one asks."""
     manifest = tables.manifest
     note = findings.link_note(manifest)
-    said = tables.diagnosis
-    found = (
-        None if said is None else summary_section(tables, said, note),
-        _timeline(tables, said, note),
-        buckets_section(one_window(tables.buckets, tables.window), said, note, tables.best_buckets),
+    diagnosis = tables.diagnosis
+    parts = (
+        None if diagnosis is None else summary_section(tables, diagnosis, note),
+        _timeline(tables, diagnosis, note),
+        buckets_section(one_window(tables.buckets, tables.window), diagnosis, note, tables.best_buckets),
         gathers_section(
             one_window(tables.schedule, tables.window),
             tables.scatters,
             manifest,
             note,
-            said,
+            diagnosis,
             before=strips(tables.schedule, tables.scatters, tables.exposed),
         ),
         _pipeline(tables),
@@ -51,7 +57,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             tables.stragglers,
             manifest.link if manifest else None,
             note,
-            said,
+            diagnosis,
             tables.communication_by,
             tables.staleness,
             tables.hops,
@@ -59,14 +65,14 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             tables.exposed,
         ),
     )
-    return (shown(section) for section in found if section is not None)
+    return (draw_section(section) for section in parts if section is not None)
 
 
 def _pipeline(tables: RunTables) -> Section | None:
     if tables.pipeline.empty:
-        return pipeline_waits_section(pipeline_waits_of(tables), tables.diagnosis)
-    own = pipeline_of(tables, *window_of(one_window(tables.pipeline, tables.window)))
-    return pipeline_section(*own, tables.pipeline_remedies, tables.manifest, tables.diagnosis)
+        return pipeline_waits_section(diagnosed_pipeline_waits(tables), tables.diagnosis)
+    tables_of_step = pipeline_tables(tables, *table_window(one_window(tables.pipeline, tables.window)))
+    return pipeline_section(*tables_of_step, tables.pipeline_remedies, tables.manifest, tables.diagnosis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +81,9 @@ class Comparison:
 
     sections: tuple[Shown, ...] = ()
     note: str | None = None
-    """Which runs have no chapter of their own."""
+    """How many runs have no chapter of their own."""
     ends: dict[int, str] = field(default_factory=dict)
-    """Of a sweep, the places of the runs that have a chapter, and what each stands for; empty where all have."""
+    """In a sweep, the places of the runs that have a chapter, and what each stands for; empty where all have."""
 
 
 def comparison(reported: Sequence[RunTables]) -> Comparison:
@@ -91,15 +97,15 @@ def comparison(reported: Sequence[RunTables]) -> Comparison:
     costs = costs_section(table, note)
     if not analyses.is_sweep(runs):
         batches = batches_section(analyses.largest_batches(runs, selection))
-        found = (step_times_section(table, note), batches, costs)
-        return Comparison(sections=tuple(shown(section) for section in found if section is not None))
+        parts = (step_times_section(table, note), batches, costs)
+        return Comparison(sections=tuple(draw_section(section) for section in parts if section is not None))
     caps, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
     sections = (sweep_section(caps, links, note), costs)
     ends = {_place(cap, links, reported): role for cap, role in findings.sweep_ends(caps).items()}
     ends |= {place: "" for place, tables in enumerate(reported) if tables.summary.empty}  # each says why
     left_out = len(reported) - len(ends)
     return Comparison(
-        sections=tuple(shown(section) for section in sections if section is not None),
+        sections=tuple(draw_section(section) for section in sections if section is not None),
         note=findings.sweep_left_out(left_out) if left_out else None,
         ends=ends if left_out else {},
     )
@@ -108,26 +114,26 @@ def comparison(reported: Sequence[RunTables]) -> Comparison:
 def _place(cap: float, links: pd.DataFrame, reported: Sequence[RunTables]) -> int:
     """The place of the run that stands for a cap: the one whose step the comparison draws, else its first."""
     drawn = links.loc[links["bucket_cap_mb"].eq(cap), "path"].unique()
-    own = [
+    places = [
         place
         for place, tables in enumerate(reported)
         if tables.manifest is not None and tables.manifest.bucket_cap_mb == cap and not tables.summary.empty
     ]
-    return next((place for place in own if reported[place].run.path in drawn), own[0])
+    return next((place for place in places if reported[place].run.path in drawn), places[0])
 
 
-def _timeline(tables: RunTables, said: findings.Diagnosis | None, note: str | None) -> Section | None:
+def _timeline(tables: RunTables, diagnosis: findings.Diagnosis | None, note: str | None) -> Section | None:
     timeline = tables.timeline
     if not (timeline.lanes["kind"] == "stream").any():
         return None
-    known = [trace.rank for trace in tables.run.traces if trace.rank is not None]
-    ranks = [rank for rank in known if tables.selection.ranks is None or rank in tables.selection.ranks]
+    all_ranks = [trace.rank for trace in tables.run.traces if trace.rank is not None]
+    ranks = [rank for rank in all_ranks if tables.selection.ranks is None or rank in tables.selection.ranks]
     steps = timeline.steps[timeline.steps["rank"].isin(ranks)] if ranks else timeline.steps
     numbers = sorted(int(step) for step in steps["step"].dropna().unique())
     start, end, where = *timeline.extent, "the whole recording"
     if numbers:
-        step = said.step if said is not None and said.step in numbers else numbers[-1]
-        own = steps[(steps["step"] == step).fillna(False)]
-        start, end, where = int(own["start_ns"].min()), int(own["end_ns"].max()), f"step {step}"
+        step = diagnosis.step if diagnosis is not None and diagnosis.step in numbers else numbers[-1]
+        step_rows = steps[(steps["step"] == step).fillna(False)]
+        start, end, where = int(step_rows["start_ns"].min()), int(step_rows["end_ns"].max()), f"step {step}"
     view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=frozenset(ranks[:_MOST_RANKS]) if ranks else None)
-    return timeline_section(view, where, len(ranks), note, said)
+    return timeline_section(view, where, len(ranks), note, diagnosis)

@@ -18,7 +18,13 @@ from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import MOST_ROWS, TableBlock
-from overlaplab.sections.run_tables import RunTables, one_window, pipeline_of, pipeline_waits_of, window_of
+from overlaplab.sections.run_tables import (
+    RunTables,
+    diagnosed_pipeline_waits,
+    one_window,
+    pipeline_tables,
+    table_window,
+)
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible
@@ -61,62 +67,65 @@ def line(run: Run, selection: Selection) -> str:
 
 def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
-    found = RunTables(run=run, selection=selection)
-    if (said := found.diagnosis) is not None:
-        yield " ".join(filter(None, (findings.why_and_what_to_do(said)[0], findings.how_short(said))))
-        yield " ".join((said.advice, *said.remarks))
-        if listed := findings.listed_actions(said.actions):
+    run_tables = RunTables(run=run, selection=selection)
+    if (diagnosis := run_tables.diagnosis) is not None:
+        yield " ".join(filter(None, (findings.why_and_what_to_do(diagnosis)[0], findings.how_short(diagnosis))))
+        yield " ".join((diagnosis.advice, *diagnosis.remarks))
+        if listed := findings.listed_actions(diagnosis.actions):
             yield terminal_table(tables.actions_rows(listed))
-        if said.causes:
-            yield terminal_table(tables.causes_rows(said))
-    yield from _tables(tables.summary_rows(found.summary), findings.run_title(run), every=every)
-    yield from warnings(found.warnings)
+        if diagnosis.causes:
+            yield terminal_table(tables.causes_rows(diagnosis))
+    yield from _tables(tables.summary_rows(run_tables.summary), findings.run_title(run), every=every)
+    yield from warnings(run_tables.warnings)
 
 
 def exposed(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """The verdict, each cause and collective, and what to do about it."""
-    found = RunTables(run=run, selection=selection)
-    yield found.verdict
+    run_tables = RunTables(run=run, selection=selection)
+    yield run_tables.verdict
     yield findings.run_title(run)
-    if found.diagnosis is not None:
-        if found.diagnosis.causes:
-            yield terminal_table(tables.causes_rows(found.diagnosis))
-            yield from _tables(tables.spots_rows(found.diagnosis), findings.exposed_lead(found.diagnosis), every=every)
-        if (by_axis := findings.exposed_by_axis(found.exposed)) is not None:
+    if run_tables.diagnosis is not None:
+        if run_tables.diagnosis.causes:
+            yield terminal_table(tables.causes_rows(run_tables.diagnosis))
+            yield from _tables(
+                tables.spots_rows(run_tables.diagnosis), findings.exposed_lead(run_tables.diagnosis), every=every
+            )
+        if (by_axis := findings.exposed_by_axis(run_tables.exposed)) is not None:
             yield by_axis
-        yield found.diagnosis.advice
-    yield from warnings(found.warnings)
+        yield run_tables.diagnosis.advice
+    yield from warnings(run_tables.warnings)
 
 
 def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Each rank's steps' buckets; of the step that speaks for the run, what each late one waited for."""
-    found = RunTables(run=run, selection=selection)
-    table = found.buckets
+    run_tables = RunTables(run=run, selection=selection)
+    table = run_tables.buckets
     yield findings.run_title(run)
     if len(table):
         yield (
             "ms from each step's start; exposed: the collective's time without compute; of collectives at the same time"
             " each counts it, which `exposed` divides among them"
         )
-    shown = table if every or len(table) <= MOST_ROWS else one_window(table, found.window)
+    shown = table if every or len(table) <= MOST_ROWS else one_window(table, run_tables.window)
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
         places = digits(rows[["backward_end_ns", "end_ns"]], one_digit_from=100)
         begins, ends = (
             text(time_ns, "ns", places) for time_ns in (rows["backward_start_ns"].min(), rows["backward_end_ns"].max())
         )
-        title = f"rank {_known(first['rank'])}, step {_known(first['step'])}: backward from {begins} to {ends} ms"
+        window = f"rank {_value_words(first['rank'])}, step {_value_words(first['step'])}"
+        title = f"{window}: backward from {begins} to {ends} ms"
         yield from _tables(tables.buckets_rows(rows), title, every=every)
     if len(shown) < len(table):
         yield (
             f"{len(shown)} of {len(table):,} buckets: those of the step that speaks for the run (--step and --rank"
             " choose others, --all prints all)"
         )
-    if found.window and len(own := analyses.rows_of(table, found.window)):
-        late = analyses.late_buckets(own)
-        yield findings.buckets_lead(own, late)
-        yield from [] if analyses.launched_after_backward(own) else findings.late_sentences(late)
-    yield from warnings((*found.warnings, *findings.bucket_notes(table)))
+    if run_tables.window and len(bucket_rows := analyses.rows_of(table, run_tables.window)):
+        late = analyses.late_buckets(bucket_rows)
+        yield findings.buckets_lead(bucket_rows, late)
+        yield from [] if analyses.launched_after_backward(bucket_rows) else findings.late_sentences(late)
+    yield from warnings((*run_tables.warnings, *findings.bucket_notes(table)))
 
 
 def schedule(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
@@ -135,62 +144,62 @@ def schedule(run: Run, selection: Selection, *, every: bool = False) -> Iterator
 
 def collectives(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Each collective, or of many the most exposed; who came last; each group's and kind's communication."""
-    found = RunTables(run=run, selection=selection)
-    block = tables.collectives_rows(analyses.each_collective(found.collectives))
+    run_tables = RunTables(run=run, selection=selection)
+    block = tables.collectives_rows(analyses.each_collective(run_tables.collectives))
     if len(block.frame):
         block = replace(block, frame=block.frame.sort_values("index"))
         yield from _tables(block, findings.run_title(run), every=every, padding=0)
-        late = found.stragglers
+        late = run_tables.stragglers
         if late["last"].any():
             yield from _tables(tables.late_ranks_rows(late[late["last"] > 0]), every=every)
-        yield from _tables(tables.median_kinds_rows(found.communication_by), every=every)
-        if (by_axis := findings.exposed_by_axis(found.exposed)) is not None:
+        yield from _tables(tables.median_kinds_rows(run_tables.communication_by), every=every)
+        if (by_axis := findings.exposed_by_axis(run_tables.exposed)) is not None:
             yield by_axis
-        if len(found.transfer_lines):
-            yield from _tables(tables.lines_rows(found.transfer_lines), every=every)
-        if len(slower := found.slowdowns):
+        if len(run_tables.transfer_lines):
+            yield from _tables(tables.lines_rows(run_tables.transfer_lines), every=every)
+        if len(slower := run_tables.slowdowns):
             yield terminal_table(tables.slowdown_rows(slower.head(_FEW_KERNELS)))
     else:
         yield findings.run_title(run)
         yield findings.NO_COLLECTIVES
-    yield from warnings((*found.warnings, *findings.unmatched_notes(found.collectives)))
+    yield from warnings((*run_tables.warnings, *findings.unmatched_notes(run_tables.collectives)))
 
 
 def pipeline(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
     """Each pipeline's bubble in the step that speaks for the run, what its ranks did, and what to try."""
-    found = RunTables(run=run, selection=selection)
+    run_tables = RunTables(run=run, selection=selection)
     yield findings.run_title(run)
-    if found.pipeline.empty:
-        if (waits := pipeline_waits_of(found)).empty:
+    if run_tables.pipeline.empty:
+        if (waits := diagnosed_pipeline_waits(run_tables)).empty:
             yield findings.NO_PIPELINE
         else:
             yield findings.pipeline_waits_lead(waits)
             yield from _tables(tables.pipeline_waits_rows(waits), every=every)
             yield findings.PIPELINE_UNLABELLED
-        yield from warnings(found.warnings)
+        yield from warnings(run_tables.warnings)
         return
-    _, ranks, step = pipeline_of(found, *window_of(one_window(found.pipeline, found.window)))
+    _, ranks, step = pipeline_tables(run_tables, *table_window(one_window(run_tables.pipeline, run_tables.window)))
     figures = step.iloc[0].to_dict()
     yield findings.pipeline_lead(figures)
     yield "; ".join(f"{tile.label} {tile.value} ({tile.note})" for tile in findings.pipeline_tiles(figures))
     yield from _tables(tables.pipeline_ranks_rows(ranks), every=every)
-    yield from findings.pipeline_advice(found.pipeline_remedies)
-    yield from warnings(found.warnings)
+    yield from findings.pipeline_advice(run_tables.pipeline_remedies)
+    yield from warnings(run_tables.warnings)
 
 
 def advise(run: Run) -> Iterator[Printed]:
     """The run's advice, what other settings gain, what no buckets gain, and the lines to change."""
-    found = RunTables(run=run)
+    run_tables = RunTables(run=run)
     yield findings.run_title(run)
-    if (said := found.diagnosis) is None:
-        yield found.verdict
+    if (diagnosis := run_tables.diagnosis) is None:
+        yield run_tables.verdict
         return
-    yield findings.what_to_do(said)
-    if found.advice["best"].any():
-        yield terminal_table(tables.advice_rows(found.advice))
-    yield from findings.advice_sentences(found.advice, said)
-    yield from findings.advice_lines(found.advice, found.loop, said)
-    yield from warnings(found.warnings)
+    yield findings.what_to_do(diagnosis)
+    if run_tables.advice["best"].any():
+        yield terminal_table(tables.advice_rows(run_tables.advice))
+    yield from findings.advice_sentences(run_tables.advice, diagnosis)
+    yield from findings.advice_lines(run_tables.advice, run_tables.loop, diagnosis)
+    yield from warnings(run_tables.warnings)
 
 
 def compare(runs: Sequence[Run], selection: Selection, *, every: bool = False) -> Iterator[Printed]:
@@ -214,7 +223,7 @@ def compare(runs: Sequence[Run], selection: Selection, *, every: bool = False) -
             yield f"{findings.batches_finding(batches)}."
         if (costs := tables.costs_rows(table)) is not None:
             yield from _tables(costs, "Sent per rank and step, held per rank", every=every)
-    yield from warnings_of(runs)
+    yield from warnings_by_run(runs)
     yield from warnings(notes)
 
 
@@ -228,19 +237,19 @@ def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[P
     yield findings.figure_line("exposed communication in the mean", before["exposed_comm_ns"], after["exposed_comm_ns"])
     yield findings.interval_line(interval["half_ns"], interval)
     yield findings.gain_finding(before["step_ns"], after["step_ns"], document["gain"]["half_ns"])
-    if said := findings.extrapolation(prediction.extrapolated):
-        yield said
+    if remark := findings.extrapolation(prediction.extrapolated):
+        yield remark
     yield from warnings(document["warnings"])
 
 
-def warnings_of(runs: Iterable[Run]) -> Iterator[Text]:
+def warnings_by_run(runs: Iterable[Run]) -> Iterator[Text]:
     """What a reader of these runs' figures must know, a line each."""
     return warnings(f"{run.path}: {each}" for run in runs for each in findings.run_warnings(run))
 
 
 def warnings(sentences: Iterable[str]) -> Iterator[Text]:
     """A line each."""
-    return (plain(f"warning: {sentence}", "yellow") for sentence in sentences)
+    return (plain_text(f"warning: {sentence}", "yellow") for sentence in sentences)
 
 
 def terminal_table(
@@ -250,7 +259,7 @@ def terminal_table(
     title = block.caption if title is None else title
     caption = [block.legend, f"{block.left_out} (--all prints all)" if block.left_out else ""]
     shown = Table(
-        title=plain(title) if title else None,
+        title=plain_text(title) if title else None,
         title_justify="left",
         caption="; ".join(part for part in caption if part) or None,
         caption_justify="left",
@@ -268,11 +277,11 @@ def terminal_table(
     places = digits(block.frame[list(times)], *set(times.values()), one_digit_from=100)
     cells = [_cells(block.frame, column, places) for column in block.narrow]
     for row, texts in enumerate(zip(*cells, strict=True)):
-        shown.add_row(*map(plain, texts), style="bold" if bold and bold[row] else None)
+        shown.add_row(*map(plain_text, texts), style="bold" if bold and bold[row] else None)
     return shown
 
 
-def plain(text: str, style: str = "") -> Text:
+def plain_text(text: str, style: str = "") -> Text:
     """Text as it is: what comes out of a trace is neither markup nor a control sequence."""
     return Text(visible(text), style=style)
 
@@ -289,7 +298,7 @@ def _cells(frame: pd.DataFrame, column: Column, places: int) -> list[str]:
             return [_size(value, "kB" if column.short == "kB" else "MB") for value in values]
         case "ratio":
             return [UNKNOWN if pd.isna(value) else f"{text(value, 'ratio')} %" for value in values]
-    return [_known(value) for value in values]
+    return [_value_words(value) for value in values]
 
 
 def _size(value: Any, unit: str) -> str:
@@ -297,5 +306,5 @@ def _size(value: Any, unit: str) -> str:
     return text(value, unit, 0 if unit == "kB" or (pd.notna(value) and value >= 1e9) else 2)
 
 
-def _known(value: Any) -> str:
+def _value_words(value: Any) -> str:
     return text(value, "text" if isinstance(value, str) else "count")

@@ -1,4 +1,4 @@
-"""Which process and thread of an exported trace each event is put on."""
+"""The process and thread of an exported trace that each event is put on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Threads:
     """Process, thread and name of each thread."""
 
 
-def threads_of(trace: Trace, pid: int) -> Threads:
+def assign_threads(trace: Trace, pid: int) -> Threads:
     """A thread per stream, then one per thread; what only overlaps in one gets a further one. `pid` is the rank's."""
     events = trace.events
     host = (events["stream"] < 0).to_numpy()
@@ -45,21 +45,22 @@ def threads_of(trace: Trace, pid: int) -> Threads:
     tid = FIRST_THREAD
     for rows in _groups(events, host):
         first = events.iloc[rows[0]]
-        own = str(first["pid"])
-        if host[rows[0]] and own != str(main.iloc[0]):
-            pids[rows] = processes.setdefault(own, pid + 1 + len(processes))
+        process = str(first["pid"])
+        if host[rows[0]] and process != str(main.iloc[0]):
+            pids[rows] = processes.setdefault(process, pid + 1 + len(processes))
         tracks = nesting_tracks(starts[rows], ends[rows])
         tids[rows] = tid + tracks
         count = int(tracks.max()) + 1
         names += [
-            (int(pids[rows[0]]), tid + track, name) for track, name in enumerate(numbered(_name(first, several), count))
+            (int(pids[rows[0]]), tid + track, name)
+            for track, name in enumerate(numbered_names(_name(first, several), count))
         ]
         tid += count
     others = [(number, f"process {text}") for text, number in processes.items()]
     return Threads(pids=pids, tids=tids, processes=others, names=names)
 
 
-def numbered(name: str, count: int) -> list[str]:
+def numbered_names(name: str, count: int) -> list[str]:
     """A name for each of several tracks of one thing."""
     return [name, *(f"{name} ({track})" for track in range(2, count + 1))]
 
@@ -67,10 +68,10 @@ def numbered(name: str, count: int) -> list[str]:
 def _groups(events: pd.DataFrame, host: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
     """The rows of each stream, then of each thread, as `nesting_tracks` takes them."""
     device, stream = events["device"].to_numpy(np.int64), events["stream"].to_numpy(np.int64)
-    found = pd.DataFrame({"host": host, "device": np.where(host, thread_numbers(events), device), "stream": stream})
-    found.loc[host, "stream"] = -1
+    keys = pd.DataFrame({"host": host, "device": np.where(host, thread_numbers(events), device), "stream": stream})
+    keys.loc[host, "stream"] = -1
     longest_first = np.lexsort((-events["dur_ns"].to_numpy(), events["ts_ns"].to_numpy()))
-    grouped = found.iloc[longest_first].groupby(["host", "device", "stream"], sort=True).indices
+    grouped = keys.iloc[longest_first].groupby(["host", "device", "stream"], sort=True).indices
     return [longest_first[places] for _, places in sorted(grouped.items())]
 
 

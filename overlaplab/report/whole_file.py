@@ -21,8 +21,8 @@ def refuse_target(path: Path, runs: list[Run]) -> None:
     if path.exists() and not path.is_file():
         raise OverlaplabError("is no plain file", path=path, remedy="Name a new file.")
     for run in runs:
-        own = [Path(trace.path) for trace in run.traces]
-        if any(path.resolve() in (file.resolve(), file.resolve().with_name("run.json")) for file in own):
+        trace_files = [Path(trace.path) for trace in run.traces]
+        if any(path.resolve() in (file.resolve(), file.resolve().with_name("run.json")) for file in trace_files):
             raise OverlaplabError("is a file of the run itself", path=path, remedy="Name a new file.")
 
 

@@ -13,8 +13,12 @@ from overlaplab.words import size_exact
 def bench_rows(table: pd.DataFrame, ranks: int) -> TableBlock:
     """Rows of `analyses.bench_collectives`, the algorithms side by side."""
     algorithms = table["algorithm"].drop_duplicates()
-    speeds = [f"{own}_{figure}" for own in algorithms for figure in ("algbw_gb_per_s", "bus_gb_per_s")]
-    named = [name for own in algorithms for name in (f"{own}_time_ns", *(s for s in speeds if s.startswith(f"{own}_")))]
+    speeds = [f"{algorithm}_{figure}" for algorithm in algorithms for figure in ("algbw_gb_per_s", "bus_gb_per_s")]
+    named = [
+        name
+        for algorithm in algorithms
+        for name in (f"{algorithm}_time_ns", *(s for s in speeds if s.startswith(f"{algorithm}_")))
+    ]
     wide = bench_side_by_side(table)
     shown = columns("bench_side_by_side", "bytes", *named)
     return TableBlock(

@@ -65,7 +65,7 @@ class TableBlock:
     summary: Sequence[TableBlock] = ()
     """What is shown in its place where it is too long; empty: some of its rows."""
     left_out: str = ""
-    """Which rows of a longer table these are; empty where they are all."""
+    """The rows of a longer table that these are; empty where they are all."""
 
     @property
     def note(self) -> str:
@@ -116,9 +116,9 @@ class Bar:
     label: str
     value: str
     share: float
-    """Of the longest bar, 0 to 1."""
+    """Share of the longest bar, 0 to 1."""
     colour: str
-    """Which of `charts.theme.Palette`."""
+    """The name of a colour of `charts.theme.Palette`."""
     lines: Sequence[str]
     """What it consists of, and what would make it shorter."""
     spot: Mapping[str, Any] | None = None
@@ -136,7 +136,7 @@ class Bars:
     bars: Sequence[Bar]
     predicted: bool = False
     """Whether nobody recorded the run: then the bars are pale, with dashed outlines, as in charts."""
-    rest: str = ""
+    remainder: str = ""
     """What is too short for a bar; empty where nothing is."""
 
 

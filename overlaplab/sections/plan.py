@@ -18,7 +18,7 @@ from overlaplab.simulate.predictions.planned import PlannedStep, planned_step
 _BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes")
 
 
-def recorded_of(run: Run) -> RecordedPlan:
+def require_recorded(run: Run) -> RecordedPlan:
     """What the run says that a plan asks for. Raises `OverlaplabError` where no plan's step is predicted from it."""
     findings.refuse_to_predict(run)
     return findings.require_told(run)
@@ -39,13 +39,13 @@ def planned_training(
 def plan_section(plan: Plan, stage: int) -> Section:
     """What each GPU would hold over their number in a stage of ZeRO, and by stage on the planned number."""
     table = plan_over_ranks(plan)
-    own = table[table["stage"] == stage]
+    stage_rows = table[table["stage"] == stage]
     title = findings.plan_title(plan, stage)
-    draw = partial(charts.planned_memory, own, limit=plan.gpu_bytes, planned=plan.batch.ranks, title=title)
+    draw = partial(charts.planned_memory, stage_rows, limit=plan.gpu_bytes, planned=plan.batch.ranks, title=title)
     return Section(
         title="Memory per GPU",
         lead=findings.plan_lead(plan),
-        blocks=[Chart(key="plan_chart", draw=draw, note=None, table=own), plan_rows(plan)],
+        blocks=[Chart(key="plan_chart", draw=draw, note=None, table=stage_rows), plan_rows(plan)],
         advice=(findings.plan_advice(plan),),
     )
 

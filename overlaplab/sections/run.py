@@ -21,10 +21,12 @@ from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 
 
-def timeline_section(view: View, where: str, ranks: int, note: str | None, found: findings.Diagnosis | None) -> Section:
+def timeline_section(
+    view: View, where: str, ranks: int, note: str | None, diagnosis: findings.Diagnosis | None
+) -> Section:
     """A window of the timeline that nobody can zoom far into; `where` names it. `ranks`: how many there are.
 
-    `found`: the diagnosis of a rank's step in it.
+    `diagnosis`: the diagnosis of a rank's step in it.
     """
     return Section(
         title="Timeline",
@@ -33,7 +35,7 @@ def timeline_section(view: View, where: str, ranks: int, note: str | None, found
             Chart(key="timeline", draw=partial(charts.timeline, view), note=note),
             tables.window_rows(view.totals, "The same window in figures, from the raw events"),
         ],
-        advice=_advice(found),
+        advice=_advice(diagnosis),
     )
 
 
@@ -41,13 +43,13 @@ def window_section(
     visible: WindowStatistics,
     selected: WindowStatistics | None,
     what: str,
-    found: findings.Diagnosis | None,
+    diagnosis: findings.Diagnosis | None,
     *,
     whole: bool = False,
 ) -> Section:
     """A window of the timeline that can be moved: what is `visible`, or else `selected`, in figures.
 
-    `what` says what is selected, or how to select; `found` is the diagnosis of the run, and `whole`: whether
+    `what` says what is selected, or how to select; `diagnosis` is the diagnosis of the run, and `whole`: whether
     its step is what is visible.
     """
     chosen = selected or visible
@@ -55,20 +57,20 @@ def window_section(
     why = [tables.window_causes_rows(chosen)] if len(chosen.causes) else []
     return Section(
         title="Timeline",
-        lead=findings.window_lead(visible, found.step, found.chosen)
-        if whole and found
+        lead=findings.window_lead(visible, diagnosis.step, diagnosis.chosen)
+        if whole and diagnosis
         else findings.window_lead(visible),
         blocks=[
             tables.window_rows(chosen.ranks, findings.window_title(chosen, selected=selected is not None), notes),
             *why,
             tables.kernels_rows(chosen.kernels),
         ],
-        advice=_advice(found),
+        advice=_advice(diagnosis),
     )
 
 
 def buckets_section(
-    table: pd.DataFrame, found: findings.Diagnosis | None, note: str | None, best: pd.DataFrame | None = None
+    table: pd.DataFrame, diagnosis: findings.Diagnosis | None, note: str | None, best: pd.DataFrame | None = None
 ) -> Section | None:
     """Rows of `buckets` of one rank and step, its diagnosis, and of `simulate.best_buckets`, of any ranks and steps."""
     if table.empty:
@@ -79,7 +81,7 @@ def buckets_section(
         lines = tuple(findings.late_sentences(late))
         if lines:
             blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
-    causes = findings.bucket_causes(found, table)
+    causes = findings.bucket_causes(diagnosis, table)
     window = dict(zip(("rank", "step"), (table[name].iloc[0] for name in ("rank", "step")), strict=True))
     best = None if best is None else analyses.rows_of(best, window)
     draw = partial(charts.buckets, table, causes=causes, best=best)
@@ -88,7 +90,7 @@ def buckets_section(
         title="Buckets",
         lead=findings.buckets_lead(table, late),
         blocks=[*blocks, tables.buckets_rows(table, causes)],
-        advice=_advice(found),
+        advice=_advice(diagnosis),
     )
 
 
@@ -97,7 +99,7 @@ def gathers_section(
     scatters: pd.DataFrame,
     manifest: Manifest | None,
     note: str | None,
-    found: findings.Diagnosis | None,
+    diagnosis: findings.Diagnosis | None,
     *,
     window_ns: tuple[int, int] | None = None,
     top_bytes: int = 0,
@@ -120,7 +122,7 @@ def gathers_section(
     limit = gathers_limit(table, manifest)
     curve = partial(charts.gathered, held, window_ns=window, top_bytes=top_bytes, limit=limit, line=line)
     rows = partial(charts.schedule, table, scatters, prefetch=prefetch, window_ns=window, line=line)
-    exposed = None if found is None else pd.concat([share.rows for share in found.causes] or [scatters.head(0)])
+    exposed = None if diagnosis is None else pd.concat([share.rows for share in diagnosis.causes] or [scatters.head(0)])
     remark = None if exposed is None or "kind" not in exposed else findings.scatters_exposed(scatters, exposed)
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
@@ -133,7 +135,7 @@ def gathers_section(
             Chart(key=f"{prefix}schedule_chart", draw=rows, note=note, table=as_held(table, "schedule")),
             tables.gathers_rows(table),
         ],
-        advice=_advice(found),
+        advice=_advice(diagnosis),
     )
 
 
@@ -166,7 +168,7 @@ def collectives_section(
     late: pd.DataFrame,
     link: Link | None,
     note: str | None,
-    found: findings.Diagnosis | None,
+    diagnosis: findings.Diagnosis | None,
     by_kind: pd.DataFrame | None = None,
     stale: pd.DataFrame | None = None,
     hops: pd.DataFrame | None = None,
@@ -176,8 +178,8 @@ def collectives_section(
     """Rows of `collectives`, `stragglers` and, if given, `communication_by`, `staleness` and `exposed` about the same
     ranks and steps.
 
-    `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `found`: the diagnosis of a rank's
-    step among them. `lines`: rows of `transfer_lines`.
+    `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `diagnosis`: that of a rank's step
+    among them. `lines`: rows of `transfer_lines`.
     """
     if table.empty:
         return None
@@ -196,7 +198,7 @@ def collectives_section(
         draw = partial(charts.staleness, stale)
         blocks.append(Chart(key="staleness", draw=draw, note=note, table=as_held(stale, "staleness")))
     if hops is not None:
-        blocks += _hops(hops, None if found is None else found.step, note)
+        blocks += _hops(hops, None if diagnosis is None else diagnosis.step, note)
     blocks.append(tables.collectives_rows(rows))
     if by_kind is not None:
         blocks.append(tables.kinds_rows(by_kind))
@@ -205,9 +207,9 @@ def collectives_section(
     by_axis = None if exposed is None else findings.exposed_by_axis(exposed)
     return Section(
         title="Collectives",
-        lead=" ".join(filter(None, (findings.collectives_lead(table, found), by_axis))),
+        lead=" ".join(filter(None, (findings.collectives_lead(table, diagnosis), by_axis))),
         blocks=blocks,
-        advice=_advice(found),
+        advice=_advice(diagnosis),
     )
 
 
@@ -216,12 +218,12 @@ def _hops(table: pd.DataFrame, step: int | None, note: str | None) -> Iterator[C
     if table.empty:
         return
     steps = table["step"].dropna()
-    own = table[table["step"].isin([step if (steps == step).any() else steps.max()])] if len(steps) else table
-    own = own[own["bucket"] == own.groupby("bucket")["bytes"].sum().idxmax()]
-    moments = analyses.chunks_after_hops(own)
+    hops = table[table["step"].isin([step if (steps == step).any() else steps.max()])] if len(steps) else table
+    hops = hops[hops["bucket"] == hops.groupby("bucket")["bytes"].sum().idxmax()]
+    moments = analyses.chunks_after_hops(hops)
     if 0 < len(moments) <= MOST_CELLS:
-        draw = partial(charts.hops, own, moments)
-        yield Chart(key="hops_chart", draw=draw, note=note, table=as_held(own, "hops"))
+        draw = partial(charts.hops, hops, moments)
+        yield Chart(key="hops_chart", draw=draw, note=note, table=as_held(hops, "hops"))
 
 
 def pipeline_section(
@@ -230,11 +232,11 @@ def pipeline_section(
     step: pd.DataFrame,
     played: pd.DataFrame,
     manifest: Manifest | None,
-    found: findings.Diagnosis | None,
+    diagnosis: findings.Diagnosis | None,
 ) -> Section | None:
     """Rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of one pipeline's step, and of `pipeline_remedies`.
 
-    `found`: the diagnosis of one of its ranks in that step.
+    `diagnosis`: the diagnosis of one of its ranks in that step.
     """
     if table.empty:
         return None
@@ -243,7 +245,7 @@ def pipeline_section(
     draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, manifest))
     hold = partial(charts.pipeline_held, curves, end_ns=end_ns)
     tried = findings.pipeline_advice(played)
-    told = {line.partition(":")[0] for line in tried}
+    openings = {line.partition(":")[0] for line in tried}
     return Section(
         title="Pipeline",
         lead=findings.pipeline_lead(figures),
@@ -254,14 +256,14 @@ def pipeline_section(
             tables.pipeline_ranks_rows(ranks),
             tables.pipeline_rows(table),
         ],
-        advice=(*tried, *(line for line in _advice(found) if line.partition(". ")[0] not in told)),
+        advice=(*tried, *(line for line in _advice(diagnosis) if line.partition(". ")[0] not in openings)),
     )
 
 
-def pipeline_waits_section(table: pd.DataFrame, found: findings.Diagnosis | None) -> Section | None:
+def pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis | None) -> Section | None:
     """Rows of `pipeline_waits` of one step: all that is known of a pipeline whose stages are not labelled.
 
-    `found`: the diagnosis of one of its ranks in that step.
+    `diagnosis`: the diagnosis of one of its ranks in that step.
     """
     if table.empty:
         return None
@@ -269,10 +271,10 @@ def pipeline_waits_section(table: pd.DataFrame, found: findings.Diagnosis | None
         title="Pipeline",
         lead=findings.pipeline_waits_lead(table),
         blocks=[tables.pipeline_waits_rows(table)],
-        advice=(findings.PIPELINE_UNLABELLED, *_advice(found)),
+        advice=(findings.PIPELINE_UNLABELLED, *_advice(diagnosis)),
     )
 
 
-def _advice(found: findings.Diagnosis | None) -> tuple[str, ...]:
+def _advice(diagnosis: findings.Diagnosis | None) -> tuple[str, ...]:
     """The cause, about which rank's step that is said, and what to do: the same on every screen."""
-    return () if found is None else findings.why_and_what_to_do(found)
+    return () if diagnosis is None else findings.why_and_what_to_do(diagnosis)

@@ -18,49 +18,49 @@ from overlaplab.sections.run_tables import RunTables
 from overlaplab.words import ms, sentence
 
 
-def summary_section(of: RunTables, found: Diagnosis, note: str | None) -> Section:
-    """What stands under the headline of `found`, a diagnosis of this run."""
+def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Section:
+    """What stands under the headline of `diagnosis`, a diagnosis of this run."""
     blocks: list[Block] = []
-    if listed := findings.listed_actions(found.actions):
+    if listed := findings.listed_actions(diagnosis.actions):
         blocks.append(action_bars(listed))
-    marks = findings.step_marks(found)
+    marks = findings.step_marks(diagnosis)
     if len(marks):
         draw = partial(charts.step_marks, marks)
-        said = (findings.marks_note(found), findings.describe_prediction(of.manifest))
-        blocks.append(Chart(key="marks_chart", draw=draw, note="; ".join(filter(None, said)) or None))
+        notes = (findings.marks_note(diagnosis), findings.describe_prediction(of.manifest))
+        blocks.append(Chart(key="marks_chart", draw=draw, note="; ".join(filter(None, notes)) or None))
     table = of.summary
-    blocks.append(Tiles(key="tiles", tiles=findings.tiles(found, _of_rank(table, found.rank), of.unseen)))
-    if found.causes:
-        blocks.append(cause_bars(found, predicted=bool(findings.describe_prediction(of.manifest))))
+    blocks.append(Tiles(key="tiles", tiles=findings.tiles(diagnosis, _rows_of_rank(table, diagnosis.rank), of.unseen)))
+    if diagnosis.causes:
+        blocks.append(cause_bars(diagnosis, predicted=bool(findings.describe_prediction(of.manifest))))
     rows = tables.summary_rows(table)
     held = as_shown(table, rows.columns)
     draw = partial(charts.summary, table, most=MOST_RANKS_DRAWN)
     blocks.append(Chart(key="summary_chart", draw=draw, note=note, table=held))
     return Section(
         title="Summary",
-        lead=sentence(findings.place_name(found)),
+        lead=sentence(findings.place_name(diagnosis)),
         blocks=[
             *blocks,
             Folded(key="steps_fold", heading="Every rank and step", blocks=lambda: [rows]),
-            Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_causes, found)),
+            Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_causes, diagnosis)),
             Folded(key="costs_fold", heading="Sent and held, beside theory", blocks=partial(_costs, of)),
         ],
-        advice=(findings.what_to_do(found),),
+        advice=(findings.what_to_do(diagnosis),),
     )
 
 
-def cause_bars(found: Diagnosis, *, predicted: bool = False) -> Bars:
+def cause_bars(diagnosis: Diagnosis, *, predicted: bool = False) -> Bars:
     """One bar per cause and kind of unit, the most expensive first."""
-    parts = findings.cause_parts(found)
-    shown = [part for part in parts if part.exposed_ns >= SMALL_CAUSE * found.exposed_ns][:MOST_BARS] or parts[:1]
+    parts = findings.cause_parts(diagnosis)
+    shown = [part for part in parts if part.exposed_ns >= SMALL_CAUSE * diagnosis.exposed_ns][:MOST_BARS] or parts[:1]
     longest = shown[0].exposed_ns
     return Bars(
         key="causes",
-        heading=findings.causes_title(found),
+        heading=findings.causes_title(diagnosis),
         heads=("cause", "exposed", "where, and what helps"),
-        bars=[_bar(part, longest, found.rank) for part in shown],
+        bars=[_bar(part, longest, diagnosis.rank) for part in shown],
         predicted=predicted,
-        rest=findings.rest_line(parts[len(shown) :]),
+        remainder=findings.rest_line(parts[len(shown) :]),
     )
 
 
@@ -97,12 +97,12 @@ def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
     )
 
 
-def _of_rank(table: pd.DataFrame, rank: int | None) -> pd.DataFrame:
+def _rows_of_rank(table: pd.DataFrame, rank: int | None) -> pd.DataFrame:
     return table[table["rank"].isna() if rank is None else (table["rank"] == rank).fillna(False)]
 
 
-def _causes(found: Diagnosis) -> list[TableBlock]:
-    return [tables.spots_rows(found), tables.causes_rows(found)] if found.causes else []
+def _causes(diagnosis: Diagnosis) -> list[TableBlock]:
+    return [tables.spots_rows(diagnosis), tables.causes_rows(diagnosis)] if diagnosis.causes else []
 
 
 def _costs(of: RunTables) -> list[TableBlock | Lines]:

@@ -83,7 +83,7 @@ def pipeline_ranks_rows(table: pd.DataFrame) -> TableBlock:
         caption="What each rank did in the step",
         frame=table,
         columns=_PIPELINE_RANKS,
-        narrow=[one for one in _PIPELINE_RANKS if one.name not in left_out],
+        narrow=[column for column in _PIPELINE_RANKS if column.name not in left_out],
         legend="ms; step: from the first action of any rank to the last; sched., uneven: what must be idle in any case",
     )
 
@@ -96,7 +96,7 @@ def pipeline_waits_rows(table: pd.DataFrame) -> TableBlock:
         caption="What each rank of the pipeline waited for in the step",
         frame=table,
         columns=_PIPELINE_WAITS,
-        narrow=[one for one in _PIPELINE_WAITS if one.name not in left_out],
+        narrow=[column for column in _PIPELINE_WAITS if column.name not in left_out],
         legend="ms; span: from first to last computation; bubble: of it, in which a message was received and nothing"
         " computed; before: the same, ahead of the span",
     )
@@ -165,20 +165,20 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
     )
 
 
-def spots_rows(found: findings.Diagnosis) -> TableBlock:
+def spots_rows(diagnosis: findings.Diagnosis) -> TableBlock:
     """Each cause and collective of a diagnosis, in the order of its causes."""
-    rows = pd.concat([share.rows for share in found.causes], ignore_index=True)
+    rows = pd.concat([share.rows for share in diagnosis.causes], ignore_index=True)
     records = rows.to_dict("records")
-    of_step = rows["exposed_ns"] / found.span_ns
+    of_step = rows["exposed_ns"] / diagnosis.span_ns
     frame = rows.assign(
-        cause=[share.label for share in found.causes for _ in range(len(share.rows))],
+        cause=[share.label for share in diagnosis.causes for _ in range(len(share.rows))],
         moved=[findings.collective_label(row) for row in records],
         of_step=of_step,
         terse_exposed_ns=_texts(rows["exposed_ns"], "ns", 3),
         terse_of_step=_texts(of_step, "ratio", 1),
         terse_start_ns=_texts(rows["start_ns"], "ns", 3),
     ).sort_values("exposed_ns", ascending=False, kind="stable", ignore_index=True)
-    where = findings.rank_and_step({"rank": found.rank, "step": found.step})
+    where = findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step})
     return TableBlock(
         key="exposed_table",
         caption=f"{where[0].upper()}{where[1:]}: each cause and collective, the largest first",
@@ -213,19 +213,19 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
     )
 
 
-def causes_rows(found: findings.Diagnosis) -> TableBlock:
+def causes_rows(diagnosis: findings.Diagnosis) -> TableBlock:
     """The causes of a diagnosis."""
-    of_step = [share.exposed_ns / found.span_ns for share in found.causes]
+    of_step = [share.exposed_ns / diagnosis.span_ns for share in diagnosis.causes]
     frame = pd.DataFrame(
         {
-            "cause": [share.label for share in found.causes],
-            "exposed_ns": [share.exposed_ns for share in found.causes],
+            "cause": [share.label for share in diagnosis.causes],
+            "exposed_ns": [share.exposed_ns for share in diagnosis.causes],
             "of_step": of_step,
-            "concerned": [share.what for share in found.causes],
-            "remedy": [share.remedy for share in found.causes],
+            "concerned": [share.what for share in diagnosis.causes],
+            "remedy": [share.remedy for share in diagnosis.causes],
         }
     )
-    where = findings.rank_and_step({"rank": found.rank, "step": found.step})
+    where = findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step})
     shown = columns("exposed", "cause", "exposed_ns", "of_step", "concerned", "remedy")
     return TableBlock(
         key="causes_table",
@@ -312,7 +312,7 @@ def schedule_rows(steps: pd.DataFrame) -> TableBlock:
 
 def collectives_rows(rows: pd.DataFrame) -> TableBlock:
     """Rows of `each_collective`, the most exposed first."""
-    rows = _worded(rows).sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
+    rows = _word_groups(rows).sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
     near = rows["within_clock_error"].fillna(False).astype(bool)
     bounds = rows["bus_is_lower_bound"]
     speeds = zip(bounds, _texts(rows["bus_gb_per_s"], "GB/s", 2), strict=True)
@@ -332,9 +332,11 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             .map("rank {}".format, na_action="ignore")
             .astype(object)
             .mask(near, "within clock error"),
-            terse_wait_ns=pd.Series(_fine(rows["wait_ns"]), rows.index).mask(near & rows["wait_ns"].notna(), "≈0"),
-            terse_transfer_ns=_fine(rows["transfer_ns"]),
-            terse_exposed_ns=_fine(rows["exposed_ns"]),
+            terse_wait_ns=pd.Series(_fine_times(rows["wait_ns"]), rows.index).mask(
+                near & rows["wait_ns"].notna(), "≈0"
+            ),
+            terse_transfer_ns=_fine_times(rows["transfer_ns"]),
+            terse_exposed_ns=_fine_times(rows["exposed_ns"]),
             terse_bus_gb_per_s=[f"≥{speed}" if bound else speed for bound, speed in speeds],
         ),
         columns=shown,
@@ -380,7 +382,7 @@ def kinds_rows(table: pd.DataFrame) -> TableBlock:
     return TableBlock(
         key="by_kind_table",
         caption="By group and kind",
-        frame=_worded(table),
+        frame=_word_groups(table),
         columns=shown,
         ranked_by="exposed_ns",
         ranked_words="that were exposed most",
@@ -390,12 +392,12 @@ def kinds_rows(table: pd.DataFrame) -> TableBlock:
 def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `communication_by` as medians of the ranks, for a terminal."""
     rows = []
-    for (group, kind), own in _worded(table).groupby(["group", "kind"], dropna=False, sort=False):
-        middle = own[["count", "busy_ns", "exposed_ns"]].median().to_dict()
-        size = own["bytes"].astype("Float64").median() if own["bytes"].notna().all() else None
-        most = own["exposed_ns"].max()
-        words = {"group": group, "terse_group": own["terse_group"].iloc[0], "kind": kind}
-        rows.append(words | {"ranks": len(own), "bytes": size, "exposed_max_ns": most} | middle)
+    for (group, kind), rank_rows in _word_groups(table).groupby(["group", "kind"], dropna=False, sort=False):
+        middle = rank_rows[["count", "busy_ns", "exposed_ns"]].median().to_dict()
+        size = rank_rows["bytes"].astype("Float64").median() if rank_rows["bytes"].notna().all() else None
+        most = rank_rows["exposed_ns"].max()
+        words = {"group": group, "terse_group": rank_rows["terse_group"].iloc[0], "kind": kind}
+        rows.append(words | {"ranks": len(rank_rows), "bytes": size, "exposed_max_ns": most} | middle)
     shown = ("group", "kind", "ranks", "count", "bytes", "busy_ns", "exposed_ns", "exposed_max_ns")
     return TableBlock(
         key="by_kind_table",
@@ -503,13 +505,13 @@ def costs_rows(table: pd.DataFrame) -> TableBlock | None:
     """Rows of `compare`: what each run sent and held, beside theory; None where nothing is known of either."""
     if table[[*_COSTS, *_ALSO]].isna().all(axis=None):
         return None
-    known = [name for name in _ALSO if table[name].notna().any()]
+    filled = [name for name in _ALSO if table[name].notna().any()]
     legends = (
         "; peak: the most allocated at one time, activations included",
         "; act.: activations that autograd keeps of a microbatch",
         "; again: forward passes that run again in a step",
     )
-    shown = columns("compare", "run", *_COSTS, *known)
+    shown = columns("compare", "run", *_COSTS, *filled)
     legend = "MB; sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
     return TableBlock(
         key="costs_table",
@@ -517,14 +519,14 @@ def costs_rows(table: pd.DataFrame) -> TableBlock | None:
         frame=table.assign(run=findings.run_labels(table)[1], terse_run=findings.short_names(table)),
         columns=shown,
         narrow=shown,
-        legend=legend + "".join(said for name, said in zip(_ALSO, legends, strict=True) if name in known),
+        legend=legend + "".join(words for name, words in zip(_ALSO, legends, strict=True) if name in filled),
     )
 
 
 def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
     """Rows of `sweep`, and of `sweep_links` from when to when the link was in use."""
     on_link = links.groupby("bucket_cap_mb").agg(start=("start_ns", "min"), end=("end_ns", "max"))
-    spans = {cap: f"{text(own['start'], 'ns')}–{text(own['end'], 'ns')}" for cap, own in on_link.iterrows()}
+    spans = {cap: f"{text(span['start'], 'ns')}–{text(span['end'], 'ns')}" for cap, span in on_link.iterrows()}
     times = ("step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms")
     # Of seconds the tenths tell nothing, and ten columns have no room for them.
     terse = {
@@ -589,8 +591,8 @@ def held_rows(held: pd.DataFrame, peaks: pd.DataFrame) -> TableBlock | None:
     if held.empty:
         return None
     for name, source in (("peak", "peak_bytes"), ("lent to phantoms", "scratch_bytes")):
-        known = peaks[peaks[source].notna()]
-        held = pd.concat([held, pd.DataFrame({"rank": known["rank"], "part": name, "bytes": known[source]})])
+        measured = peaks[peaks[source].notna()]
+        held = pd.concat([held, pd.DataFrame({"rank": measured["rank"], "part": name, "bytes": measured[source]})])
     return TableBlock(
         key="memory_table",
         caption="Memory per rank",
@@ -640,7 +642,7 @@ def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
     )
 
 
-def _worded(table: pd.DataFrame) -> pd.DataFrame:
+def _word_groups(table: pd.DataFrame) -> pd.DataFrame:
     """With the groups' descriptions where they have one, for a terminal their axes, and kinds as people write them.
 
     A message's group says from which rank to which, and stays.
@@ -656,6 +658,6 @@ def _texts(values: pd.Series[Any], unit: str, digits: int = 0) -> list[str]:
     return [text(value, unit, digits) for value in values]
 
 
-def _fine(times: pd.Series[Any]) -> list[str]:
+def _fine_times(times: pd.Series[Any]) -> list[str]:
     """In ms: on a GPU a transfer takes microseconds."""
     return [text(time, "ns", 1 if pd.notna(time) and to_ms(time) >= 10 else 3) for time in times]

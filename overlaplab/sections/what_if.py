@@ -62,43 +62,43 @@ def caps_tried(run: Run) -> list[float]:
     parameters = manifest.parameters if manifest else ()
     sizes = [each.bytes for each in parameters] or (cut and cut.sizes.values()) or [device_what_if.whole_bytes(run)]
     whole = sum(sizes) / MIB
-    found = [device_what_if.least_cap_mb(run)]
-    while found[-1] < min(whole, max(found[0], 64)):
-        found.append(found[-1] * 2)
+    caps = [device_what_if.least_cap_mb(run)]
+    while caps[-1] < min(whole, max(caps[0], 64)):
+        caps.append(caps[-1] * 2)
     if cut is not None and cut.measured is not None and len({*cut.measured}) == 1:  # of one size: see `Recutting.knows`
-        found = [cap for cap in found if cut.knows(cut.cut(int(cap * MIB)))]
-    own = manifest.bucket_cap_mb if manifest else None
-    return sorted({*found, *([own] if own else [])})
+        caps = [cap for cap in caps if cut.knows(cut.cut(int(cap * MIB)))]
+    recorded_cap = manifest.bucket_cap_mb if manifest else None
+    return sorted({*caps, *([recorded_cap] if recorded_cap else [])})
 
 
-def what_if_parts(run: Run, asked: Asked, recorded: pd.DataFrame, note: str | None) -> Parts:
+def what_if_parts(run: Run, question: Asked, recorded: pd.DataFrame, note: str | None) -> Parts:
     """`recorded`: rows of `recorded_caps` of this run and of others that differ from it in the cap alone.
 
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
-    found = _answer(run, asked, recorded)
-    advised_mb = advised_cap_mb(run, asked.setting)
-    caps, no_caps = _told(run, partial(_by_cap, run, asked, advised_mb))
-    ranks, no_ranks = _told(run, partial(_by_ranks, run, asked, found.program.ranks))
-    doubt_ns = gain_half_ns(found.measured_ns, found.sure)
+    answer = _answer(run, question, recorded)
+    advised_mb = advised_cap_mb(run, question.setting)
+    caps, no_caps = _table_or_reason(run, partial(_caps_table, run, question, advised_mb))
+    ranks, no_ranks = _table_or_reason(run, partial(_ranks_table, run, question, answer.program.ranks))
+    doubt_ns = gain_half_ns(answer.measured_ns, answer.sure)
     all_ranks = not missing_ranks(run)
-    algorithm = asked.algorithm if found.manifest.link and all_ranks else None
-    notes = findings.what_if_notes(found.sure, doubt_ns, found.far, algorithm, all_ranks=all_ranks)
-    hops = findings.hops_unknown(found.manifest, asked.setting.strategy)
+    algorithm = question.algorithm if answer.manifest.link and all_ranks else None
+    notes = findings.what_if_notes(answer.sure, doubt_ns, answer.far, algorithm, all_ranks=all_ranks)
+    hops = findings.hops_unknown(answer.manifest, question.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
-            asked.setting, found.step_ns, found.measured_ns, found.sure.half_ns, doubt_ns
+            question.setting, answer.step_ns, answer.measured_ns, answer.sure.half_ns, doubt_ns
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (hops, no_caps, no_ranks)))],
-        over=[*_over_caps(found, asked, caps, recorded, note, advised_mb), *_over_ranks(found, ranks, note)],
-        lanes=_lanes(found, note),
-        growing=[*_growing(found, ranks, note)],
+        over=[*_over_caps(answer, question, caps, recorded, note, advised_mb), *_over_ranks(answer, ranks, note)],
+        lanes=_lanes(answer, note),
+        growing=[*_growth_charts(answer, ranks, note)],
         advice=findings.what_if_advice(
             caps,
-            found.step_ns if found.changes_but("bucket_cap_mb") else found.measured_ns,
+            answer.step_ns if answer.changes_but("bucket_cap_mb") else answer.measured_ns,
             doubt_ns,
             advised_mb,
-            others=findings.setting_words(replace(asked.setting, bucket_cap_mb=None)),
+            others=findings.setting_words(replace(question.setting, bucket_cap_mb=None)),
         ),
     )
 
@@ -125,13 +125,13 @@ class _Answer:
         return replace(self.setting, **{part: getattr(Setting(), part)}) != Setting()
 
 
-def _answer(run: Run, asked: Asked, recorded: pd.DataFrame) -> _Answer:
-    program, played = what_if.play_setting(run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
-    step_ns, far = what_if.mean_step_ns(run, played), what_if.setting_extrapolations(run, asked.setting, program)
+def _answer(run: Run, question: Asked, recorded: pd.DataFrame) -> _Answer:
+    program, played = what_if.play_setting(run, question.setting, algorithm=question.algorithm, skew=question.skew)
+    step_ns, far = what_if.mean_step_ns(run, played), what_if.setting_extrapolations(run, question.setting, program)
     return _Answer(
         run=run,
         manifest=device_manifest(run),
-        setting=asked.setting,
+        setting=question.setting,
         program=program,
         played=played,
         measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
@@ -149,15 +149,20 @@ def advised_cap_mb(run: Run, setting: Setting) -> float | None:
 
 
 def _over_caps(
-    found: _Answer, asked: Asked, caps: pd.DataFrame, recorded: pd.DataFrame, note: str | None, advised_mb: float | None
+    answer: _Answer,
+    question: Asked,
+    caps: pd.DataFrame,
+    recorded: pd.DataFrame,
+    note: str | None,
+    advised_mb: float | None,
 ) -> Iterator[Chart]:
     if len(caps):
-        cap = found.setting.bucket_cap_mb or found.manifest.bucket_cap_mb
-        if cap is None and found.manifest.strategy is not None:
+        cap = answer.setting.bucket_cap_mb or answer.manifest.bucket_cap_mb
+        if cap is None and answer.manifest.strategy is not None:
             cap = CAP_MB
-        measured_ns = found.measured_ns if cap is None else None
-        seen = recorded.head(0) if found.changes_but("bucket_cap_mb") else recorded.dropna()
-        found_ns = what_if.best_found_ns(found.run, asked.setting, algorithm=asked.algorithm, skew=asked.skew)
+        measured_ns = answer.measured_ns if cap is None else None
+        seen = recorded.head(0) if answer.changes_but("bucket_cap_mb") else recorded.dropna()
+        found_ns = what_if.best_found_ns(answer.run, question.setting, algorithm=question.algorithm, skew=question.skew)
         if found_ns is not None:
             found_ns = min(found_ns, int(caps["step_ns"].min()))
         draw = partial(
@@ -165,7 +170,7 @@ def _over_caps(
             caps,
             seen,
             cap,
-            found.sure.half_ns,
+            answer.sure.half_ns,
             advised_mb,
             measured_ns=measured_ns,
             found_ns=found_ns,
@@ -173,39 +178,39 @@ def _over_caps(
         yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
 
 
-def _over_ranks(found: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+def _over_ranks(answer: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
     if len(ranks):
         draw = partial(
             charts.ranks_predicted,
             ranks,
-            recorded=found.manifest.world_size,
-            measured_ns=None if found.changes_but("ranks") else found.measured_ns,
-            chosen=found.program.ranks,
-            half=found.sure.half_ns / found.step_ns,
+            recorded=answer.manifest.world_size,
+            measured_ns=None if answer.changes_but("ranks") else answer.measured_ns,
+            chosen=answer.program.ranks,
+            half=answer.sure.half_ns / answer.step_ns,
         )
         yield Chart(key="ranks_predicted", draw=draw, note=note, table=as_held(ranks, "by_ranks"))
 
 
-def _growing(found: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
-    chosen = found.program.ranks
+def _growth_charts(answer: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+    chosen = answer.program.ranks
     if len(ranks):
-        draw = partial(charts.throughput_predicted, ranks, recorded=found.manifest.world_size, chosen=chosen)
+        draw = partial(charts.throughput_predicted, ranks, recorded=answer.manifest.world_size, chosen=chosen)
         yield Chart(key="throughput_predicted", draw=draw, note=note, table=as_held(ranks, "by_ranks"))
     if "held_bytes" in ranks and ranks["held_bytes"].notna().any():
         draw = partial(charts.held_predicted, ranks, chosen=chosen)
         yield Chart(key="held_predicted", draw=draw, note=None, table=as_held(ranks, "by_ranks"))
 
 
-def _lanes(found: _Answer, note: str | None) -> Chart:
-    measured, step = what_if.measured_step(found.run), what_if.typical_step(found.played)
-    before = what_if.lanes(*what_if.play_setting(found.run, Setting()), measured)
-    after = what_if.lanes(found.program, found.played, step)
+def _lanes(answer: _Answer, note: str | None) -> Chart:
+    measured, step = what_if.measured_step(answer.run), what_if.typical_step(answer.played)
+    before = what_if.lanes(*what_if.play_setting(answer.run, Setting()), measured)
+    after = what_if.lanes(answer.program, answer.played, step)
     both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
     draw = partial(charts.step_lanes, before, after, (measured.span_ns, step.span_ns))
     return Chart(key="step_lanes", draw=draw, note=note, table=as_held(both, "lanes"))
 
 
-def _told(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, str | None]:
+def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, str | None]:
     """The table, or an empty one and why the run cannot tell."""
     try:
         return table(), None
@@ -213,15 +218,15 @@ def _told(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, st
         return pd.DataFrame(), findings.not_told(what_if.message_without_path(run, error))
 
 
-def _by_cap(run: Run, asked: Asked, advised_mb: float | None) -> pd.DataFrame:
+def _caps_table(run: Run, question: Asked, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
-    strategy = asked.setting.strategy
+    strategy = question.setting.strategy
     traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
     is_recut = traits.buckets if traits is not None else find_recutting(run) is not None
     caps = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])}) if is_recut else []
-    return what_if.steps_by_cap(run, asked.setting, caps, algorithm=asked.algorithm, skew=asked.skew)
+    return what_if.steps_by_cap(run, question.setting, caps, algorithm=question.algorithm, skew=question.skew)
 
 
-def _by_ranks(run: Run, asked: Asked, chosen: int) -> pd.DataFrame:
+def _ranks_table(run: Run, question: Asked, chosen: int) -> pd.DataFrame:
     counts = sorted({*_RANKS, len(run.traces), chosen})
-    return what_if.steps_by_ranks(run, asked.setting, counts, algorithm=asked.algorithm, skew=asked.skew)
+    return what_if.steps_by_ranks(run, question.setting, counts, algorithm=question.algorithm, skew=question.skew)

@@ -20,9 +20,9 @@ from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
 def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str | None) -> Parts:
     """What the page consists of; `recorded`: rows of `recorded_caps`. Raises `OverlaplabError` where it cannot be."""
-    found = device_what_if.answer(run, setting)
-    sure = device_what_if.interval(run, found, recorded)
-    step_ns, measured_ns = round(found.mean_ns), round(mean_step_ns(run, recorded_spans_ns(run)))
+    answer = device_what_if.answer(run, setting)
+    sure = device_what_if.interval(run, answer, recorded)
+    step_ns, measured_ns = round(answer.mean_ns), round(mean_step_ns(run, recorded_spans_ns(run)))
     doubt_ns = gain_half_ns(measured_ns, sure)
     over: list[Chart] = []
     option = device_what_if.option_or_why(run)
@@ -43,7 +43,7 @@ def device_parts(run: Run, setting: Setting, recorded: pd.DataFrame, note: str |
         advice = findings.what_if_advice(table, measured_ns, doubt_ns, advised_mb, by_engine=by_engine)
     return Parts(
         headline=findings.what_if_headline(setting, step_ns, measured_ns, sure.half_ns, doubt_ns),
-        notes=findings.what_if_notes(sure, doubt_ns, found.far, None, all_ranks=not missing_ranks(run)),
+        notes=findings.what_if_notes(sure, doubt_ns, answer.far, None, all_ranks=not missing_ranks(run)),
         over=over,
         lanes=_lanes(run, setting, note),
         growing=[],
@@ -61,22 +61,22 @@ def _over_caps(
     note: str | None,
 ) -> Chart:
     """`step_ns`: as measured, and half of the interval."""
-    own = run.manifest.bucket_cap_mb if run.manifest else None
+    recorded_cap = run.manifest.bucket_cap_mb if run.manifest else None
     draw = partial(
         charts.caps_predicted,
         table,
         recorded.dropna(),
-        own if setting.bucket_cap_mb is None else setting.bucket_cap_mb,
+        recorded_cap if setting.bucket_cap_mb is None else setting.bucket_cap_mb,
         step_ns[1],
         advised_mb,
-        measured_ns=step_ns[0] if own is None else None,
+        measured_ns=step_ns[0] if recorded_cap is None else None,
         least_ns=device_what_if.least_ns(run),
     )
     return Chart(key="caps_predicted", draw=draw, note=note, table=as_held(table, "by_cap"))
 
 
 def _lanes(run: Run, setting: Setting, note: str | None) -> Chart:
-    before, after = (device_what_if.answer(run, own) for own in (Setting(), setting))
+    before, after = (device_what_if.answer(run, choice) for choice in (Setting(), setting))
     both = pd.concat([before.lanes.assign(which="measured"), after.lanes.assign(which="predicted")])
     draw = partial(charts.step_lanes, before.lanes, after.lanes, (what_if.measured_step(run).span_ns, after.span_ns))
     return Chart(key="step_lanes", draw=draw, note=note, table=as_held(both, "lanes"))

@@ -13,7 +13,7 @@ import pytest
 
 import overlaplab
 from overlaplab import OverlaplabError
-from overlaplab.cli.engine import options_of
+from overlaplab.cli.engine import recorded_options
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 SWEEP = SAMPLES / "sweep"
@@ -129,8 +129,8 @@ def test_a_run_is_recorded_again_with_its_own_options() -> None:
         ("overlaplab record --link 1Gbps,1us", ["--link=1Gbps,1us"]),
     ):
         raw = {**run.manifest.raw, "command": command}
-        assert options_of(replace(run, manifest=replace(run.manifest, raw=raw))) == options
+        assert recorded_options(replace(run, manifest=replace(run.manifest, raw=raw))) == options
     for command in ("python train.py", ""):
         raw = {**run.manifest.raw, "command": command}
         with pytest.raises(OverlaplabError, match="Give its command after --"):
-            options_of(replace(run, manifest=replace(run.manifest, raw=raw)))
+            recorded_options(replace(run, manifest=replace(run.manifest, raw=raw)))

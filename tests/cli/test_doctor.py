@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from overlaplab.cli.checks import Check, Verdict, checks
-from overlaplab.cli.doctor import _bind, _writable
+from overlaplab.cli.doctor import _bind, _can_write
 
 OK, WARNING, PROBLEM = Verdict
 H200 = {"name": "NVIDIA H200", "memory_mib": 143771, "compute_capability": "9.0"}
@@ -241,10 +241,10 @@ def test_a_port_that_is_taken() -> None:
 
 def test_a_folder_that_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert _writable(tmp_path / "new" / "deep")
+    assert _can_write(tmp_path / "new" / "deep")
     assert not (tmp_path / "new").exists()
-    assert not _writable(tmp_path / "file")
-    assert not _writable(tmp_path / "file" / "below")
+    assert not _can_write(tmp_path / "file")
+    assert not _can_write(tmp_path / "file" / "below")
 
 
 def doctor(folder: Path, *options: str, torch: str | None = None, smi: str | None = None) -> tuple[int, str, str]:

@@ -14,7 +14,7 @@ import overlaplab
 from overlaplab import charts
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.run import pipeline_section
-from overlaplab.sections.run_tables import RunTables, pipeline_of
+from overlaplab.sections.run_tables import RunTables, pipeline_tables
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 
@@ -48,7 +48,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     said = found.diagnosis
     assert said is not None
     assert "pipeline bubble" in said.causes[0].label
-    section = pipeline_section(*pipeline_of(found, said.rank, said.step), found.pipeline_remedies, None, said)
+    section = pipeline_section(*pipeline_tables(found, said.rank, said.step), found.pipeline_remedies, None, said)
     assert section is not None
     assert section.advice[0].startswith("What other settings gain cannot be played")
     shown = {block.key: block.draw(dark=False, note=block.note) for block in section.blocks if isinstance(block, Chart)}
@@ -80,7 +80,7 @@ def test_a_remedy_is_told_once(tmp_path: Path) -> None:
     row = {"remedy": "microbatches", "setting": 4, "gain_ns": 9, "recorded_ns": 100, "bubble": 0.2, "held": 2}
     for advice, own in (("Try 4 smaller microbatches. Replayed, the step is 9 ns shorter.", 0), ("Try no link.", 1)):
         told = replace(said, advice=advice)
-        section = pipeline_section(*pipeline_of(found, said.rank, said.step), pd.DataFrame([row]), None, told)
+        section = pipeline_section(*pipeline_tables(found, said.rank, said.step), pd.DataFrame([row]), None, told)
         assert section is not None
         assert section.advice[0].startswith("Try 4 smaller microbatches: bubble 20\u00a0%")
         assert len(section.advice) == 2 + own

@@ -21,7 +21,7 @@ from overlaplab import OverlaplabError
 from overlaplab.analyses.across_runs.tiers import FEWEST_RECORDINGS
 from overlaplab.cli.engine import CAPPED, Engine, settings, with_defaults
 from overlaplab.cli.runs import sweep_command
-from overlaplab.cli.sweep import Recording, in_rounds, parse_caps, record_all
+from overlaplab.cli.sweep import PlannedRecording, in_rounds, parse_caps, record_all
 
 ENGINE = """
 import json, os, shlex, signal, sys, time
@@ -48,7 +48,7 @@ if cap in os.environ.get("FAIL", "").split():
 """
 
 
-def plan(caps: tuple[str, ...], repeats: int, out: Path, seed: int) -> list[list[Recording]]:
+def plan(caps: tuple[str, ...], repeats: int, out: Path, seed: int) -> list[list[PlannedRecording]]:
     return in_rounds(settings(caps), repeats, out, seed)
 
 

@@ -139,7 +139,7 @@ def test_a_real_script_under_torchrun(tmp_path: Path, monkeypatch: pytest.Monkey
         output.write((done.stdout + done.stderr).encode())
         return done.code or 0
 
-    monkeypatch.setattr(script, "ended", warm)
+    monkeypatch.setattr(script, "run_to_end", warm)
     monkeypatch.setenv("COLUMNS", "400")
     out = tmp_path / "caps"
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOOP)]

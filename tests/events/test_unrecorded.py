@@ -17,7 +17,7 @@ from overlaplab.analyses import communication_by, exposed, idle, totals, volume
 from overlaplab.cli import main
 from overlaplab.events import Work, classify
 from overlaplab.findings import run_warnings
-from overlaplab.findings.warnings import unrecorded
+from overlaplab.findings.warnings import unrecorded_activity
 
 HOST = [one for one in bucketed() if one["cat"] in ("cpu_op", "user_annotation")]
 """The host's ranges and operators: no kernels, no runtime calls."""
@@ -51,16 +51,16 @@ def test_gloos_times_stay_and_nothing_is_called_exposed(tmp_path: Path) -> None:
 
 
 def test_what_is_said(run: Run, tmp_path: Path) -> None:
-    said = unrecorded(run)
+    said = unrecorded_activity(run)
     assert said is not None
     assert said.startswith("device activity was not recorded, so there is no breakdown: record with activities=[")
     assert "overlaplab doctor" in said
     assert run_warnings(run) == (said,)
     host, cpu = [op("mm", 0, 1)], [op("mm", 0, 1), gloo(2, 3)]
-    assert unrecorded(run_of(tmp_path / "cpu", cpu, manifest={})) is None
+    assert unrecorded_activity(run_of(tmp_path / "cpu", cpu, manifest={})) is None
     kernel = {**op("mm", 0, 1), "cat": "kernel"}
     some = run_of(tmp_path / "some", host, [kernel], host, manifest={"device": "cuda"})
-    assert str(unrecorded(some)).startswith("device activity was not recorded on ranks 0, 2, so there")
+    assert str(unrecorded_activity(some)).startswith("device activity was not recorded on ranks 0, 2, so there")
 
 
 def test_a_cause_that_the_recorder_found_replaces_the_general_remedy(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_is_said_follows_what_names_the_device(tmp_path: Path) -> None:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         write(folder / "rank0.json", [op("mm", 0, 9), *events], **keys)
-        return str(unrecorded(load_run(folder)))
+        return str(unrecorded_activity(load_run(folder)))
 
     calls = said([event("urEnqueueKernelLaunch", 1, 2, cat="xpu_runtime", correlation=1)])
     assert "holds the calls to the device (xpu_runtime) without its kernels" in calls
@@ -130,5 +130,5 @@ def test_the_documents(
     with pytest.raises(SystemExit):
         main()
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert document["warnings"] == [unrecorded(run)]
+    assert document["warnings"] == [unrecorded_activity(run)]
     assert not any(rank["steps"] for rank in document["ranks"])

@@ -26,8 +26,8 @@ from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
 from overlaplab.columns import columns
 from overlaplab.folders import run_folders
-from overlaplab.report.blocks import drawn
-from overlaplab.report.bundle import columnar, data_island, policy, style, themed
+from overlaplab.report.blocks import draw_chart
+from overlaplab.report.bundle import columnar_spec, data_island, policy, style, themed_spec
 from overlaplab.report.cells import cells
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
@@ -178,18 +178,18 @@ def test_data_stand_by_column() -> None:
     rows = [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
     uneven = [{"a": 1}, {"b": 1}]
     spec = {"mark": "bar", "datasets": {"rows": rows, "uneven": uneven, "none": []}}
-    assert columnar(spec) == {
+    assert columnar_spec(spec) == {
         "mark": "bar",
         "datasets": {"rows": {"a": [1, 2], "b": ["x", None]}, "uneven": uneven, "none": []},
     }
-    assert columnar({"mark": "bar"}) == {"mark": "bar", "datasets": {}}
+    assert columnar_spec({"mark": "bar"}) == {"mark": "bar", "datasets": {}}
 
 
 def test_colours_become_variables_but_data_stay() -> None:
     tones = asdict(LIGHT)
     assert len(set(tones.values())) == len(tones)  # else one could not tell which the dark one is
     spec = {"mark": {"color": LIGHT.exposed}, "range": [LIGHT.on_dark], "data": {"values": [LIGHT.exposed]}}
-    assert themed(spec) == {
+    assert themed_spec(spec) == {
         "mark": {"color": "var(--exposed)"},
         "range": ["var(--on-dark)"],
         "data": {"values": [LIGHT.exposed]},
@@ -222,7 +222,7 @@ def test_charts_in_variables_are_the_dark_ones_in_the_dark(tmp_path: Path) -> No
     dark = {f"var({word})": tone for word, tone in re.findall(r"(--[\w-]+): (#\w+);", sheet)}
     for drawing in drawings:
         expected = drawing(dark=True).to_dict()
-        assert _bare(themed(drawing(dark=False).to_dict()), dark) == _bare(expected, {})
+        assert _bare(themed_spec(drawing(dark=False).to_dict()), dark) == _bare(expected, {})
 
 
 def _bare(value: Any, names: dict[str, str]) -> Any:
@@ -238,7 +238,7 @@ def _bare(value: Any, names: dict[str, str]) -> Any:
 def test_a_charts_words_are_the_pages_and_the_wheel_alone_scrolls(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", engine_events(), manifest={"link": EMULATED})
     view = timeline_view(timeline_events(run))
-    shown = drawn(charts.timeline(view, note="emulated link 1Gbps,200us"), "emulated link 1Gbps,200us")
+    shown = draw_chart(charts.timeline(view, note="emulated link 1Gbps,200us"), "emulated link 1Gbps,200us")
     assert shown.title.startswith("Exposed communication 0.70 ms of 1.0 ms")
     assert shown.lines[-1] == "Emulated link 1Gbps,200us."
     assert shown.hint == "Ctrl + wheel zooms, drag pans, double-click shows all."
@@ -246,7 +246,7 @@ def test_a_charts_words_are_the_pages_and_the_wheel_alone_scrolls(tmp_path: Path
     (parameter,) = [one for one in shown.spec["params"] if one["name"] == WINDOW]
     assert parameter["select"]["zoom"] == "wheel![event.ctrlKey || event.metaKey]"
     assert "wheel zooms" not in json.dumps({key: value for key, value in shown.spec.items() if key != "datasets"})
-    still = drawn(charts.summary(summary(run)))
+    still = draw_chart(charts.summary(summary(run)))
     assert "params" not in still.spec
     assert still.lines == (
         "Summed over 1 rank and 2 steps. Each bar is 100 % of its rank's step time; numbers are percent of it.",

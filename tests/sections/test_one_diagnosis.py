@@ -61,7 +61,7 @@ def sentences(section: Section | Shown) -> Iterator[str]:
             case Drawn():
                 yield block.title
             case Bars():
-                yield from (block.heading, block.rest)
+                yield from (block.heading, block.remainder)
                 yield from (line for bar in block.bars for line in (bar.label, *bar.lines))
             case Tiles():
                 yield from (str(tile) for tile in block.tiles)
@@ -159,7 +159,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
     if speaks is None:
         pytest.skip("nothing was measured")
     for asked in places(tables):
-        found = tables.diagnosis_of(*asked)
+        found = tables.find_diagnosis(*asked)
         assert found is not None
         assert sum(share.exposed_ns for share in found.causes) == found.exposed_ns
         assert little_gains(found) == []

@@ -24,7 +24,7 @@ def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_pa
     run = load_run(made_runs(tmp_path / "runs") / "bucketed")
     table = analyses.buckets(run)
     section = buckets_section(
-        table[(table["rank"] == 0) & (table["step"] == 1)], RunTables(run=run).diagnosis_of(0, 1), "a note"
+        table[(table["rank"] == 0) & (table["step"] == 1)], RunTables(run=run).find_diagnosis(0, 1), "a note"
     )
     assert section is not None
     assert section.lead == ("2 buckets of rank 0, step 1: 1 with exposed communication.")

@@ -111,5 +111,5 @@ def test_what_is_listed_adds_up(name: str) -> None:
 def test_every_rank_and_step_is_advised_the_same(name: str) -> None:
     run = tables(name)
     rows = run.summary[["rank", "step"]].to_numpy().tolist()
-    played = {found.advice for at in rows if (found := run.diagnosis_of(*at)) and found.gain_ns}
+    played = {found.advice for at in rows if (found := run.find_diagnosis(*at)) and found.gain_ns}
     assert len(played) <= 1

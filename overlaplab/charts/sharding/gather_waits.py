@@ -12,8 +12,8 @@ from overlaplab.words import count, rank_word, to_ms
 
 CELL = "cell"
 """The name of the chart's selection parameter: the `rank` and `step` of the chosen cell."""
-_DEEP = 0.85  # of the deepest shade: from there on the other ink reads better, in both themes
-_NAMED = 24  # so many steps leave room for numbers in the cells
+_DEEP_SHARE = 0.85  # of the deepest shade: from there on the other ink reads better, in both themes
+_MOST_NUMBERED_STEPS = 24  # so many steps leave room for numbers in the cells
 
 
 def gather_waits(steps: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -21,9 +21,9 @@ def gather_waits(steps: pd.DataFrame, *, dark: bool = False, note: str | None = 
 
     Rows without a rank, a step or a known wait are left out.
     """
-    known = steps.dropna(subset=["rank", "step", "wait_ns"])
+    complete = steps.dropna(subset=["rank", "step", "wait_ns"])
     what = "Compute's waits for gathers."
-    return _strip(known, "wait_ns", "waited", gather_waits_title(known), [what, note], dark=dark)
+    return _strip(complete, "wait_ns", "waited", gather_waits_title(complete), [what, note], dark=dark)
 
 
 def scatters_exposed(steps: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -31,21 +31,21 @@ def scatters_exposed(steps: pd.DataFrame, *, dark: bool = False, note: str | Non
 
     Rows without a rank or a step are left out.
     """
-    known = steps.dropna(subset=["rank", "step"])
+    complete = steps.dropna(subset=["rank", "step"])
     what = "Exposed time of reduce-scatters."
-    return _strip(known, "exposed_ns", "exposed", scatters_exposed_title(known), [what, note], dark=dark)
+    return _strip(complete, "exposed_ns", "exposed", scatters_exposed_title(complete), [what, note], dark=dark)
 
 
 def _strip(
-    known: pd.DataFrame, column: str, word: str, title: str, subtitle: list[str | None], *, dark: bool
+    complete: pd.DataFrame, column: str, word: str, title: str, subtitle: list[str | None], *, dark: bool
 ) -> alt.LayerChart:
     tones = palette(dark)
     cells = pd.DataFrame(
         {
-            "rank": known["rank"].astype("int64"),
-            "step": known["step"].astype("int64"),
-            "row": known["rank"].map(rank_word),
-            "ms": to_ms(known[column].astype("float64")),
+            "rank": complete["rank"].astype("int64"),
+            "step": complete["step"].astype("int64"),
+            "row": complete["rank"].map(rank_word),
+            "ms": to_ms(complete[column].astype("float64")),
         }
     )
     cells["word"] = cells["ms"].map("{:,.1f}".format)
@@ -63,8 +63,8 @@ def _strip(
         .add_params(chosen)
     )
     layers = [drawn]
-    if cells["step"].nunique() <= _NAMED and len(cells):
-        deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP!r}"
+    if cells["step"].nunique() <= _MOST_NUMBERED_STEPS and len(cells):
+        deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP_SHARE!r}"
         ink = alt.condition(deep, alt.value(tones.on_dark), alt.value(tones.ink))
         layers.append(Layer(cells).mark_text(fontSize=12).encode(x=x, y=y, text="word:N", color=ink))
     return finish(

@@ -91,7 +91,7 @@ def schedule(
     return finish(
         layers,
         title=title,
-        subtitle=[*schedule_remarks(table, prefetch, _undrawn(table)), note],
+        subtitle=[*schedule_remarks(table, prefetch, _undrawn_uses(table)), note],
         description=f"{len(names)} units on a time axis: {', '.join(part for part, _ in fills)}, freed. {title}.",
         dark=dark,
         height=alt.Step(step),
@@ -146,7 +146,7 @@ def _parts(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) -
 
 
 def _around_layers(table: pd.DataFrame, begin: str, end: str) -> pd.Series:
-    """Which rows are of a unit, not a layer, that is in use while a layer is.
+    """Mark the rows of a unit, not a layer, that is in use while a layer is.
 
     FSDP2's root module and tied weights are in use before, during and after the layers; a bar would cover these.
     """
@@ -160,7 +160,7 @@ def _around_layers(table: pd.DataFrame, begin: str, end: str) -> pd.Series:
     return pd.Series(around, index=table.index, dtype=bool)
 
 
-def _undrawn(table: pd.DataFrame) -> pd.DataFrame:
+def _undrawn_uses(table: pd.DataFrame) -> pd.DataFrame:
     """The rows with a use that is not drawn."""
     return table[_around_layers(table, *_USES[0]) | _around_layers(table, *_USES[1])]
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.words import unit_name
 
-_LABEL_HEIGHT = 13  # pixels
+_LABEL_HEIGHT_PX = 13  # pixels
 
 
 def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:
@@ -41,6 +41,6 @@ def shown_rows(table: pd.DataFrame, names: dict[str, str], step: int) -> list[st
     wanted = [row for row in rows if row not in layers] + numbered[:1] + numbered[-1:] + numbered[::every]
     shown: list[int] = []
     for place in (rows.index(row) for row in wanted):
-        if all(abs(place - other) * step >= _LABEL_HEIGHT for other in shown):
+        if all(abs(place - other) * step >= _LABEL_HEIGHT_PX for other in shown):
             shown.append(place)
     return [rows[place] for place in sorted(shown)]

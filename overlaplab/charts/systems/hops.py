@@ -13,7 +13,7 @@ from overlaplab.words import count, rank_word
 PARTIAL, WHOLE = "the sum of some ranks", "the sum of all ranks"
 MOST_CELLS = 2000
 """More are no picture that anybody reads: 8 ranks around a ring have 960."""
-_NUMBERED = 60  # cells side by side that leave room for numbers in them
+_MOST_NUMBERED_CELLS = 60  # cells side by side that leave room for numbers in them
 
 
 def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -49,7 +49,7 @@ def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note
         .encode(**place, color=colours([(PARTIAL, tones.idle), (WHOLE, tones.gather)]), stroke=border, tooltip=lines)
     )
     layers = [drawn]
-    if len(after) * cells["chunk"].nunique() <= _NUMBERED:
+    if len(after) * cells["chunk"].nunique() <= _MOST_NUMBERED_CELLS:
         ink = alt.condition(f"datum.part == '{WHOLE}'", alt.value(tones.on_dark), alt.value(tones.ink))
         layers.append(Layer(cells).mark_text(fontSize=11).encode(**place, text="ranks:Q", color=ink))
     title = hops_title(moments)

@@ -21,13 +21,13 @@ _PARTS = {
     "backward_input": "backward, inputs",
     "backward_weight": "backward, weights",
 }
-_STEP = 46
-_TALL = 29
+_ROW_PX = 46
+_BAR_PX = 29
 """Pixels: how tall bars are, which take 0.7 of a row's band."""
-_HATCHES = 120
+_STROKES_PER_STEP = 120
 """How many strokes a bubble as long as the step would get."""
-_FITS = 0.011
-"""Of the chart's width: a narrower bar has no room for its microbatch's number."""
+_NUMBERED_SHARE = 0.011
+"""Share of the chart's width: a narrower bar has no room for its microbatch's number."""
 
 
 def pipeline(
@@ -60,13 +60,13 @@ def pipeline(
     x = time_axis((0, end), line)
     colour = colours(fills, columns=5, left=labels_width(labels))
     bubble = drawn["part"] == "bubble"
-    wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _FITS * to_ms(end))]
+    wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _NUMBERED_SHARE * to_ms(end))]
     lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
     inks = {"forward": tones.ink, "backward, weights": tones.on_light}
     return finish(
         [
             bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
-            _hatched(drawn[bubble], to_ms(end) / _HATCHES, y, tones.soft, lines[:2] + lines[3:5]),
+            _draw_hatching(drawn[bubble], to_ms(end) / _STROKES_PER_STEP, y, tones.soft, lines[:2] + lines[3:5]),
             bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
             *(
                 _numbers(wide[wide["part"] == part], y, inks.get(part, tones.on_dark))
@@ -81,7 +81,7 @@ def pipeline(
         ],
         description=f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}.",
         dark=dark,
-        height=alt.Step(_STEP),
+        height=alt.Step(_ROW_PX),
         line=line,
     )
 
@@ -134,10 +134,10 @@ def _names(table: pd.DataFrame) -> dict[int, str]:
 def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
     """Where the rank of each stage does nothing, as rows of the part `bubble`."""
     rows = []
-    for rank, own in table.groupby("rank", dropna=False):
-        own = own.sort_values("start_ns")
-        begins, ends = [0, *own["end_ns"].tolist()], [*own["start_ns"].tolist(), end_ns]
-        for stage in own["stage"].unique():
+    for rank, actions in table.groupby("rank", dropna=False):
+        actions = actions.sort_values("start_ns")
+        begins, ends = [0, *actions["end_ns"].tolist()], [*actions["start_ns"].tolist(), end_ns]
+        for stage in actions["stage"].unique():
             rows += [
                 {"rank": rank, "stage": stage, "start_ns": begin, "end_ns": end, "part": "bubble"}
                 for begin, end in zip(begins, ends, strict=True)
@@ -150,7 +150,7 @@ def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
     )
 
 
-def _hatched(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: list[alt.Tooltip]) -> alt.Chart:
+def _draw_hatching(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: list[alt.Tooltip]) -> alt.Chart:
     """Slanted strokes over the bubbles; what sticks out of one is under the bars beside it, which are drawn later."""
     strokes = [
         {**row, "middle": number * apart_ms}
@@ -159,7 +159,7 @@ def _hatched(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: 
     ]
     table = pd.DataFrame(strokes, columns=list(bubbles.columns))
     mark = Layer(table).mark_point(
-        shape="M-0.7,1L0.7,-1", size=_TALL**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
+        shape="M-0.7,1L0.7,-1", size=_BAR_PX**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
     )
     chart: alt.Chart = mark.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)
     return chart

@@ -10,7 +10,7 @@ from overlaplab.charts.theme import finish, palette
 from overlaplab.columns import column
 from overlaplab.findings import staleness_remark, staleness_title
 
-_HEIGHT = 220
+_HEIGHT_PX = 220
 
 
 def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -30,7 +30,7 @@ def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = Non
         subtitle=[staleness_remark(table), note],
         description=f"Bars of {len(table)} updates by their staleness. {title}.",
         dark=dark,
-        height=_HEIGHT,
+        height=_HEIGHT_PX,
     )
 
 

@@ -11,12 +11,12 @@ from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import nothing_to_show, open_page, show_page
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import buckets_section
-from overlaplab.sections.run_tables import window_of
+from overlaplab.sections.run_tables import table_window
 
 
 def _section(opened: Opened, table: pd.DataFrame) -> Section | None:
     """The section about these rows, which are of one rank and step."""
-    found = opened.diagnosis_of(*window_of(table))
+    found = opened.find_diagnosis(*table_window(table))
     return buckets_section(table, found, findings.note(opened.manifest), opened.best_buckets)
 
 
@@ -30,7 +30,7 @@ def page() -> None:
     section = None
     if len(table):
         table = one_window(table, opened.window)
-        section = opened.kept(("buckets", *window_of(table)), lambda: _section(opened, table))
+        section = opened.kept(("buckets", *table_window(table)), lambda: _section(opened, table))
     if section is None:
         nothing_to_show(
             opened,

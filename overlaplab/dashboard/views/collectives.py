@@ -16,7 +16,7 @@ def _section(opened: Opened, step: int | None) -> Section | None:
     """The section about this step, None for all."""
     table, manifest = chosen_rows(opened.collectives, None, step), opened.manifest
     link = manifest.link if manifest else None
-    found, hops = opened.diagnosis_of(step=step), chosen_rows(opened.hops, None, step)
+    found, hops = opened.find_diagnosis(step=step), chosen_rows(opened.hops, None, step)
     late, lines = stragglers_of(table), opened.transfer_lines if len(table) else None
     stale, exposed = (chosen_rows(of, None, step) for of in (opened.staleness, opened.exposed))
     more = {"stale": stale, "hops": hops, "lines": lines, "exposed": exposed}

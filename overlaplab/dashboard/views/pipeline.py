@@ -21,7 +21,7 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import pipeline_section, pipeline_waits_section
-from overlaplab.sections.run_tables import pipeline_of, pipeline_waits_of, window_of
+from overlaplab.sections.run_tables import diagnosed_pipeline_waits, pipeline_tables, table_window
 
 
 def page() -> None:
@@ -35,11 +35,11 @@ def page() -> None:
             " groups that are described as a pipeline's, such as Megatron-LM's.",
         )
         return
-    waits = None if not opened.pipeline.empty else pipeline_waits_of(opened)
-    rank, step = window_of(one_window(opened.pipeline if waits is None else waits, opened.window))
-    found = opened.diagnosis_of(rank, step)
+    waits = None if not opened.pipeline.empty else diagnosed_pipeline_waits(opened)
+    rank, step = table_window(one_window(opened.pipeline if waits is None else waits, opened.window))
+    found = opened.find_diagnosis(rank, step)
     if waits is None:
-        chosen = pipeline_of(opened, rank, step)
+        chosen = pipeline_tables(opened, rank, step)
         section = pipeline_section(*chosen, opened.pipeline_remedies, opened.manifest, found)
     else:
         section = pipeline_waits_section(waits, found)

@@ -16,7 +16,7 @@ from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import run_word
 from overlaplab.dashboard.widgets import error_line, lead, page_head, show_blocks, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
-from overlaplab.sections.plan import plan_section, planned_training, recorded_of
+from overlaplab.sections.plan import plan_section, planned_training, require_recorded
 from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.what_if import message_without_path
 
@@ -79,7 +79,7 @@ def _recording() -> _Recording | None:
         if isinstance(opened, Opened) and problem is None:
             tokens = _tokens()
             price = _price(disabled=tokens is None)
-            return _Recording(opened=opened, known=recorded_of(opened.run), tokens=tokens, price=price)
+            return _Recording(opened=opened, known=require_recorded(opened.run), tokens=tokens, price=price)
     if problem is not None:
         error_line(problem, _word(name))
     return None
@@ -88,7 +88,7 @@ def _recording() -> _Recording | None:
 def _problem(opened: Opened) -> OverlaplabError | None:
     """Why no step is predicted from the run, not even the recorded one; None where one is."""
     try:
-        _predict(opened, AskedPlan().plan(recorded_of(opened.run)))
+        _predict(opened, AskedPlan().plan(require_recorded(opened.run)))
     except OverlaplabError as error:
         return OverlaplabError(message_without_path(opened.run, error))
     return None

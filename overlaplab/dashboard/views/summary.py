@@ -17,7 +17,7 @@ from overlaplab.dashboard.widgets import (
     small_head,
 )
 from overlaplab.findings import Diagnosis
-from overlaplab.sections.run_tables import window_of
+from overlaplab.sections.run_tables import table_window
 from overlaplab.sections.summary import summary_section
 
 
@@ -47,7 +47,7 @@ def page() -> None:
 def _chosen(opened: Opened, verdict: Diagnosis) -> Diagnosis:
     """The diagnosis of the rank and step that the side bar names, at first the verdict's."""
     window = one_window(opened.summary, opened.window)
-    return opened.diagnosis_of(*window_of(window)) or verdict
+    return opened.find_diagnosis(*table_window(window)) or verdict
 
 
 page()

@@ -52,7 +52,7 @@ def page() -> None:
         return
     table = one_window(opened.schedule, opened.window)
     other = _pick_other(opened)
-    window = run_tables.window_of(table)
+    window = run_tables.table_window(table)
     section = opened.kept(("gathers", *window), lambda: _section(opened, table))
     lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
@@ -81,7 +81,7 @@ def _section(opened: Opened, table: pd.DataFrame, **chosen: Any) -> Section:
     """The section about these rows of the run's schedule; where its charts are narrow, with a shorter note."""
     manifest = opened.run.manifest
     note = findings.link_note(manifest) if chosen else findings.note(manifest)
-    found = opened.diagnosis_of(*run_tables.window_of(table))
+    found = opened.find_diagnosis(*run_tables.table_window(table))
     section = gathers_section(table, opened.scatters, manifest, note, found, **chosen)
     assert section is not None, "a rank and step are chosen among those that gather"
     return section

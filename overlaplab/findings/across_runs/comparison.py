@@ -1,4 +1,4 @@
-"""Which of several runs is fastest, or why none is, and what to do about it."""
+"""The fastest of several runs, or why none is, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pandas as pd
 
 from overlaplab.findings.runs import PREDICTED
 from overlaplab.findings.thresholds import (
-    A_PAIR,
     FEWEST_RECORDINGS,
     FEWEST_STEPS,
     MOST_BEATEN,
@@ -32,24 +31,22 @@ def no_fastest(table: pd.DataFrame) -> str | None:
     if table["tier"].nunique() > 1:
         first = [setting.label for setting in _settings(table) if setting.tier == 1]
         return ties(first)
-    if _by_recordings(table):
+    if _decided_by_recordings(table):
         return (
-            "recordings do not tell them apart"
-            if settings <= A_PAIR
-            else "recordings tell none of them from the shortest"
+            "recordings do not tell them apart" if settings <= 2 else "recordings tell none of them from the shortest"
         )
     if table["spread_ms"].isna().any():
         return f"too few steps to tell a difference (fewer than {FEWEST_STEPS} in a run)"
-    return "no difference beyond the spread" if settings <= A_PAIR else ALL_TIE
+    return "no difference beyond the spread" if settings <= 2 else ALL_TIE
 
 
 ALL_TIE = "all tie with the shortest"
-"""Of more than two settings: of two others nothing is said (see `across_runs.tiers`)."""
+"""What is said of more than two settings: of two others nothing is (see `across_runs.tiers`)."""
 
 
 def ties(labels: Sequence[str]) -> str:
     """That settings of the first tier tie with the first of them: of more than two others may differ."""
-    return f"{joined(labels)} tie" if len(labels) <= A_PAIR else f"{labels[0]} ties with {joined(labels[1:])}"
+    return f"{joined(labels)} tie" if len(labels) <= 2 else f"{labels[0]} ties with {joined(labels[1:])}"
 
 
 def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> str:
@@ -69,7 +66,7 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
 
 
 def compare_finding(table: pd.DataFrame) -> str:
-    """Which of the rows of `overlaplab.compare` has the shortest step, which others it beats, and by how much.
+    """Say which of the rows of `overlaplab.compare` has the shortest step, which others it beats, and by how much.
 
     Of two others nothing is said, so that what is said of a pair does not depend on what else is compared.
     """
@@ -79,7 +76,7 @@ def compare_finding(table: pd.DataFrame) -> str:
         return f"Different models, not comparable: {_models_differ(table)}"
     settings = _settings(table)
     if len(settings) < 2:
-        return f"Nothing to compare: no step was measured in {_few(_without_steps(table))}"
+        return f"Nothing to compare: no step was measured in {_first_names(_without_steps(table))}"
     first = [setting for setting in settings if setting.tier == 1]
     slower = [setting for setting in settings if setting.tier != 1]
     if not slower:
@@ -88,7 +85,7 @@ def compare_finding(table: pd.DataFrame) -> str:
             f"{sentence(no_fastest(table) or '').removesuffix('.')}: {best.label} has the shortest median step,"
             f" {duration(best.step_ms)}; the next, {second.label}, has {duration(second.step_ms)}"
         )
-    once = "" if _by_recordings(table) else " in one recording of each"
+    once = "" if _decided_by_recordings(table) else " in one recording of each"
     least = first[0].step_ms
     named = slower if len(slower) <= MOST_BEATEN + 1 else slower[:MOST_BEATEN]
     beaten = [
@@ -107,8 +104,10 @@ def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of a comparison must know of how it was decided, a line each."""
     fewest = int(table["recording_of"].value_counts().min())
     few = too_few_recordings(fewest, "settings") if fewest > 1 and table["tier"].notna().all() else ()
-    said = "a predicted run is no recording: it is judged by the spread of the steps that it was predicted from"
-    return (*few, said) if table["predicted"].any() else few
+    predicted_note = (
+        "a predicted run is no recording: it is judged by the spread of the steps that it was predicted from"
+    )
+    return (*few, predicted_note) if table["predicted"].any() else few
 
 
 def too_few_recordings(fewest: int, what: str) -> tuple[str, ...]:
@@ -137,7 +136,7 @@ def compare_advice(table: pd.DataFrame) -> str:
             f"Record at least {FEWEST_STEPS} steps of each run before choosing: fewer do not show how much steps"
             " differ."
         )
-    if _by_recordings(table):
+    if _decided_by_recordings(table):
         return "Record each setting more often before choosing."
     return "Record more steps or repeat the runs before choosing: the difference is within the spread."
 
@@ -159,13 +158,14 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
     for name, keys in differing.items():
         if keys is not None:
             alike.setdefault(tuple(keys), []).append(name)
-    said = [
-        f"{_few(names)} {'differ' if len(names) > 1 else 'differs'} in {joined([_WORDS.get(key, key) for key in keys])}"
+    reasons = [
+        f"{_first_names(names)} {'differ' if len(names) > 1 else 'differs'} in"
+        f" {joined([_WORDS.get(key, key) for key in keys])}"
         for keys, names in sorted(alike.items(), key=lambda item: len(item[0]))[:MOST_REASONS]
     ]
     if unknown:
-        said.append(f"of {_few(unknown)} nothing tells the model (no run.json)")
-    return f"No other run here did the same work as {shorten(chosen)}: {'; '.join(said)}."
+        reasons.append(f"of {_first_names(unknown)} nothing tells the model (no run.json)")
+    return f"No other run here did the same work as {shorten(chosen)}: {'; '.join(reasons)}."
 
 
 _WORDS = {
@@ -184,14 +184,16 @@ _WORDS = {
 
 
 def links_refused(names: Sequence[str]) -> str | None:
-    """Which links to folders the dashboard does not follow, and what to do; None without any."""
+    """Name the links to folders that the dashboard does not follow, and what to do; None without any."""
     if not names:
         return None
     what = "a link" if len(names) == 1 else "links"
-    return f"Not opened, {what} out of this folder: {_few(names)}. Copy the runs here, or open their own folder."
+    return (
+        f"Not opened, {what} out of this folder: {_first_names(names)}. Copy the runs here, or open their own folder."
+    )
 
 
-def _few(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     shown = [shorten(name, 40) for name in names[:MOST_RUNS_LISTED]]
     more = len(names) - len(shown)
@@ -199,7 +201,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
+class _ComparedSetting:
     """The recordings of one setting in a table of `overlaplab.compare`."""
 
     label: str
@@ -207,25 +209,25 @@ class _Setting:
     step_ms: float
 
 
-def _settings(table: pd.DataFrame) -> list[_Setting]:
+def _settings(table: pd.DataFrame) -> list[_ComparedSetting]:
     """The settings of which steps were measured, the fastest first."""
     axis, labels = run_labels(table)
-    found = [
-        _Setting(
+    settings = [
+        _ComparedSetting(
             label=f"{'cap ' if axis == 'bucket_cap_mb' else ''}{rows['label'].iloc[0]}",
             tier=int(rows["tier"].iloc[0]),
             step_ms=float(rows["step_ms_median"].median()),
         )
         for _, rows in table.assign(label=labels).dropna(subset=["step_ms_median"]).groupby("recording_of")
     ]
-    return sorted(found, key=lambda setting: (setting.tier, setting.step_ms))
+    return sorted(settings, key=lambda setting: (setting.tier, setting.step_ms))
 
 
 def _without_steps(table: pd.DataFrame) -> list[str]:
     return [label for label, step in zip(run_labels(table)[1], table["step_ms_median"], strict=True) if pd.isna(step)]
 
 
-def _by_recordings(table: pd.DataFrame) -> bool:
+def _decided_by_recordings(table: pd.DataFrame) -> bool:
     """Whether recordings decide, and not the steps of one (see `across_runs.tiers`)."""
     return bool(table["recording_of"].value_counts().min() > 1)
 
@@ -236,12 +238,12 @@ def _models_differ(table: pd.DataFrame) -> str:
     named = dict.fromkeys(key for model in models for key in model)
     keys = [key for key in named if key != "parameters"] or list(named)  # of a model that is not the engine's
     values = {key: dict.fromkeys(str(model.get(key, "unknown")) for model in models) for key in keys}
-    said = [
-        f"{_WORDS.get(key, key)} {joined([shorten(value, 20) for value in own])}"
-        for key, own in values.items()
-        if len(own) > 1
+    differences = [
+        f"{_WORDS.get(key, key)} {joined([shorten(value, 20) for value in distinct])}"
+        for key, distinct in values.items()
+        if len(distinct) > 1
     ]
-    return "; ".join(said[:MOST_REASONS])
+    return "; ".join(differences[:MOST_REASONS])
 
 
 def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
@@ -276,7 +278,7 @@ def short_names(table: pd.DataFrame) -> list[str]:
     """The last part of each run's path, or as many parts as tell the runs apart."""
     parts = [PurePath(str(path)).parts for path in table["path"]]
     for depth in range(1, max(map(len, parts), default=1)):
-        names = ["/".join(own[-depth:]) for own in parts]
+        names = ["/".join(path_parts[-depth:]) for path_parts in parts]
         if len(set(names)) == len(set(parts)):
             break
     else:

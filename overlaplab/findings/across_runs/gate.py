@@ -56,21 +56,21 @@ def gate_title(lines: Sequence[CheckLine]) -> str:
     return ", ".join(named) or "Every condition holds"
 
 
-def _judged_sentence(found: Judged) -> str:
-    limit = f"{found.condition.sign} {found.condition.limit:g}{found.condition.unit}"
-    if found.holds and found.within:
-        held_against = f"the {count(found.recordings, 'recording')} that it is held against"
-        return f"{_number(found)}, and may not be {limit}; it lies within {held_against}"
-    return f"{_number(found)}, and may not be {limit}"
+def _judged_sentence(judged: Judged) -> str:
+    limit = f"{judged.condition.sign} {judged.condition.limit:g}{judged.condition.unit}"
+    if judged.holds and judged.within:
+        held_against = f"the {count(judged.recordings, 'recording')} that it is held against"
+        return f"{_number(judged)}, and may not be {limit}; it lies within {held_against}"
+    return f"{_number(judged)}, and may not be {limit}"
 
 
-def _number(found: Judged) -> str:
+def _number(judged: Judged) -> str:
     """What the figure did, or is."""
-    condition = found.condition
-    if found.before is None or found.now is None:
-        return figure_words(condition, found.number)
-    values = " to ".join(_value(condition.column, value) for value in (found.before, found.now))
-    return f"{condition.column} changed by {found.number:+.1f} %, from {values} (means)"
+    condition = judged.condition
+    if judged.before is None or judged.now is None:
+        return figure_words(condition, judged.number)
+    values = " to ".join(_value(condition.column, value) for value in (judged.before, judged.now))
+    return f"{condition.column} changed by {judged.number:+.1f} %, from {values} (means)"
 
 
 def figure_words(condition: Condition, number: float) -> str:

@@ -1,4 +1,4 @@
-"""Which values of bucket_cap_mb in a sweep are fastest, or why none is, and what to do about it."""
+"""The values of bucket_cap_mb in a sweep that are fastest, or why none is, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab.findings.across_runs.comparison import ALL_TIE, ties, too_few_recordings
-from overlaplab.findings.thresholds import A_PAIR, AVOID, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
+from overlaplab.findings.thresholds import AVOID_SHARE, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
 from overlaplab.words import count, duration, joined, percent, sentence, shorten
 
 Row: TypeAlias = Mapping[Any, Any]
@@ -31,11 +31,11 @@ def sweep_title(table: pd.DataFrame) -> str:
         bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
         tied = ties([_cap(row) for row in first])
         return f"bucket_cap_mb {tied}{f'; avoid {_caps(bad)}' if bad else ', others are slower'}"
-    if _by_recordings(table):
+    if _decided_by_recordings(table):
         return "Step time: recordings do not tell the caps apart"
     if table["spread_ms"].isna().any():
         return "Step time: too few steps to tell a difference"
-    return f"Step time: {'no difference beyond the spread' if len(first) <= A_PAIR else ALL_TIE}"
+    return f"Step time: {'no difference beyond the spread' if len(first) <= 2 else ALL_TIE}"
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
@@ -43,34 +43,34 @@ def sweep_finding(table: pd.DataFrame) -> str:
     first, *slower = _tiers(table)
     best = first[0]
     if not slower:
-        return _undecided(table)
-    once = "" if _by_recordings(table) else " in one recording of each"
+        return _undecided_finding(table)
+    once = "" if _decided_by_recordings(table) else " in one recording of each"
     if len(first) == 1:
-        said = [f"Fastest{once}: bucket_cap_mb {_cap(best)}, median step {duration(best['step_ms'])}"]
+        parts = [f"Fastest{once}: bucket_cap_mb {_cap(best)}, median step {duration(best['step_ms'])}"]
     else:
         last = first[-1]["step_ms"]
         tied = ties([_cap(row) for row in first])
-        said = [f"bucket_cap_mb {tied}{once}, median steps {duration(best['step_ms'])} to {duration(last)}"]
+        parts = [f"bucket_cap_mb {tied}{once}, median steps {duration(best['step_ms'])} to {duration(last)}"]
     bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
-    said += [
-        f"{_caps(tier)} {'are' if len(tier) > 1 else 'is'} {_slower(tier, best)}"
+    parts += [
+        f"{_caps(tier)} {'are' if len(tier) > 1 else 'is'} {_slower_words(tier, best)}"
         for tier in slower
         if not _to_avoid(table, tier, best)
     ]
     if bad:
-        said.append(f"avoid {_caps(bad)}, {_slower(bad, best)}{_all_of_it(bad, table)}")
-    return "; ".join(said)
+        parts.append(f"avoid {_caps(bad)}, {_slower_words(bad, best)}{_all_of_it(bad, table)}")
+    return "; ".join(parts)
 
 
-def _undecided(table: pd.DataFrame) -> str:
+def _undecided_finding(table: pd.DataFrame) -> str:
     """Why no cap is faster than another."""
     first, second = _two_shortest(table)
-    if _by_recordings(table):
+    if _decided_by_recordings(table):
         why = f"{count(int(table['runs'].sum()), 'recording')} do not tell the caps apart"
     elif table["spread_ms"].isna().any():
         why = "Too few steps to tell a difference"
     else:
-        why = "No difference beyond the spread" if len(table) <= A_PAIR else sentence(ALL_TIE)[:-1]
+        why = "No difference beyond the spread" if len(table) <= 2 else sentence(ALL_TIE)[:-1]
     return (
         f"{why}: bucket_cap_mb {_cap(first)} has the shortest median step,"
         f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"
@@ -80,7 +80,7 @@ def _undecided(table: pd.DataFrame) -> str:
 def _all_of_it(caps: Sequence[Row], table: pd.DataFrame) -> str:
     """That every recording of these caps is slower than every other one, where each has several."""
     others = table[~table["bucket_cap_mb"].isin([row["bucket_cap_mb"] for row in caps])]
-    if not _by_recordings(table) or min(row["lowest_ms"] for row in caps) <= others["highest_ms"].max():
+    if not _decided_by_recordings(table) or min(row["lowest_ms"] for row in caps) <= others["highest_ms"].max():
         return ""
     return f": every recording of {'them' if len(caps) > 1 else 'it'} is slower than every other cap's"
 
@@ -98,8 +98,8 @@ def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
     if table["runs"].nunique() > 1:
         counts = ", ".join(f"{_cap(row)}: {row['runs']}" for row in table.to_dict("records"))
         notes.append(f"not every cap was recorded as often (recordings by cap: {counts})")
-    known = table.dropna(subset=["buckets"])
-    for buckets, same in known.groupby("buckets", sort=True):
+    with_buckets = table.dropna(subset=["buckets"])
+    for buckets, same in with_buckets.groupby("buckets", sort=True):
         if len(same) > 1:
             caps = " and ".join(_cap(row) for row in same.to_dict("records"))
             notes.append(f"caps {caps} make the same number of buckets, {buckets}: a difference between them is chance")
@@ -113,12 +113,12 @@ def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
         return (_tell_apart(table),)
     first = tier[0]
     few = int(table["runs"].min()) < FEWEST_RECORDINGS
-    advice = [f"Repeat it first: {_more(table)}"] if few else []
+    advice = [f"Repeat it first: {_recording_advice(table)}"] if few else []
     if len(tier) > 1:
         caps = " or ".join([", ".join(map(_cap, tier[:-1])), _cap(tier[-1])])
         advice.append(f"Train with bucket_cap_mb {caps} on this model, link and number of ranks.")
         if not few and tier[-1]["step_ms"] - first["step_ms"] > LITTLE_GAIN * first["step_ms"]:
-            advice.append(f"More recordings may tell them apart: {_more(table)}")
+            advice.append(f"More recordings may tell them apart: {_recording_advice(table)}")
     else:
         advice.append(f"Train with bucket_cap_mb {_cap(first)} on this model, link and number of ranks.")
         smallest, largest = first["bucket_cap_mb"] == table["bucket_cap_mb"].min(), _is_largest(table, first)
@@ -165,10 +165,10 @@ def _tell_apart(table: pd.DataFrame) -> str:
             f"Leave bucket_cap_mb as it is among {_cap(first)} and {_cap(second)}: they differ by"
             f" {100 * lead / second['step_ms']:.1f} % of the step time."
         )
-    return f"Record more before choosing: {_more(table)}"
+    return f"Record more before choosing: {_recording_advice(table)}"
 
 
-def _more(table: pd.DataFrame) -> str:
+def _recording_advice(table: pd.DataFrame) -> str:
     """How to record more: as often as can decide, or twice as often as now."""
     fewest = int(table["runs"].min())
     repeats = FEWEST_RECORDINGS if fewest < FEWEST_RECORDINGS else 2 * fewest
@@ -181,17 +181,17 @@ def _tiers(table: pd.DataFrame) -> list[list[Row]]:
     return [[*rows.to_dict("records")] for _, rows in ordered.groupby("tier")]
 
 
-def _by_recordings(table: pd.DataFrame) -> bool:
+def _decided_by_recordings(table: pd.DataFrame) -> bool:
     """Whether recordings decide, and not the steps of one (see `across_runs.tiers`)."""
     return bool(table["runs"].min() > 1)
 
 
 def _to_avoid(table: pd.DataFrame, tier: Sequence[Row], best: Row) -> bool:
     """Whether a slower tier is so much slower that one should avoid it, by several recordings of each cap."""
-    return _by_recordings(table) and bool(tier[0]["step_ms"] - best["step_ms"] > AVOID * best["step_ms"])
+    return _decided_by_recordings(table) and bool(tier[0]["step_ms"] - best["step_ms"] > AVOID_SHARE * best["step_ms"])
 
 
-def _slower(caps: Sequence[Row], best: Row) -> str:
+def _slower_words(caps: Sequence[Row], best: Row) -> str:
     least = min(row["step_ms"] for row in caps) - best["step_ms"]
     at_least = "at least " if len(caps) > 1 else ""
     return f"{at_least}{percent(least, best['step_ms'])} slower than {_cap(best)}"

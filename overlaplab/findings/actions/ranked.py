@@ -17,10 +17,11 @@ from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
 from overlaplab.words import ms, percent
 
 Row: TypeAlias = Mapping[Any, Any]
-_LESS = 0.5
-"""Of its gain counts, in the order, what costs more than a changed line or option."""
-_LIMIT = 0.5
-"""Of that counts a limit: on an H100 launches took twice as long while they were recorded (docs/predictions.md)."""
+_COST_WEIGHT = 0.5
+"""Weight, in the order, of a gain that costs more than a changed line or option."""
+_LIMIT_WEIGHT = 0.5
+"""Weight of a gain that is a limit: on an H100 launches took twice as long while they were recorded
+(docs/predictions.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +81,18 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
     for action in ACTIONS:
         for row in by_name.get(action.name, ()):
             setting = _or_none(row["setting"])
-            rows = _answered(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
+            rows = _answered_rows(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
             text = action.words(Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
             if text:
-                advised.append(_advised(action, text, row, _why(action, rows, idle_ns, int(row["gain_ns"]))))
+                advised.append(
+                    _advised_action(action, text, row, _answered_words(action, rows, idle_ns, int(row["gain_ns"])))
+                )
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
     specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
     return tuple(_in_order(specific))
 
 
-def _advised(action: Action, text: str, row: Row, why: str) -> Advised:
+def _advised_action(action: Action, text: str, row: Row, why: str) -> Advised:
     return Advised(
         action=action,
         text=text,
@@ -114,12 +117,17 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
 def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
     """The same actions, with what they answer of another step: such rows, and its idle time."""
     return tuple(
-        replace(each, why=_why(each.action, _answered(each.action, each.setting, told_rows), idle_ns, each.gain_ns))
+        replace(
+            each,
+            why=_answered_words(
+                each.action, _answered_rows(each.action, each.setting, told_rows), idle_ns, each.gain_ns
+            ),
+        )
         for each in actions
     )
 
 
-def _answered(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
+def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
     answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
     if action.name == "balance":
@@ -127,7 +135,7 @@ def _answered(action: Action, setting: float | None, told_rows: pd.DataFrame) ->
     return told_rows[answers]
 
 
-def _why(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
+def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
     """The largest cause of these rows that an action answers, or the idle time, if that is longer."""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         return f"{ms(idle_ns)} idle"
@@ -162,8 +170,8 @@ def _in_order(advised: Sequence[Advised]) -> list[Advised]:
 
 
 def _weighed_ns(advised: Advised) -> float:
-    cost = 1.0 if advised.action.costs == "nothing" else _LESS
-    return advised.gain_ns * cost * (_LIMIT if advised.action.condition else 1.0)
+    cost = 1.0 if advised.action.costs == "nothing" else _COST_WEIGHT
+    return advised.gain_ns * cost * (_LIMIT_WEIGHT if advised.action.condition else 1.0)
 
 
 def predicted_words(advised: Advised) -> str:

@@ -18,7 +18,7 @@ class Action:
     """Something that can be done to make steps shorter."""
 
     name: str
-    """As `simulate.remedies` calls it."""
+    """What `simulate.remedies` calls it."""
     causes: tuple[Cause, ...]
     """The causes of exposed communication that it answers."""
     costs: Literal["nothing", "numerics or hardware", "a search"] = "nothing"
@@ -30,7 +30,7 @@ class Action:
     condition: str = ""
     """Under which its gain is predicted, where it is a limit and no setting."""
     shortens_overhead: bool = False
-    """Of compute gaps it answers those between any two operators, too."""
+    """Whether it answers the compute gaps between any two operators, too."""
     words: Words
 
     def answers(self, cause: Cause, *, overhead: bool) -> bool:
@@ -55,7 +55,7 @@ ACTIONS = [
     Action(
         name="arrival_order",
         causes=(Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
-        words=words.always(words.ARRIVAL_ORDER),
+        words=words.same_words(words.ARRIVAL_ORDER),
     ),
     Action(name="prefetch", causes=(Cause.LATE,), words=words.prefetch),
     Action(
@@ -67,21 +67,21 @@ ACTIONS = [
     Action(name="first_bucket", causes=(Cause.TAIL, Cause.QUEUED), words=words.first_bucket),
     Action(name="cap", causes=(Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words=words.cap),
     Action(name="strategy", causes=(Cause.BLOCKING,), words=words.strategy),
-    Action(name="asynchronous", causes=(Cause.BLOCKING, Cause.QUEUED), words=words.asynchronous),
+    Action(name="asynchronous", causes=(Cause.BLOCKING, Cause.QUEUED), words=words.asynchronous_launch),
     Action(name="background", causes=(Cause.BLOCKING, Cause.LINK, Cause.TAIL), words=words.background),
     Action(name="merge", causes=(Cause.BLOCKING, Cause.QUEUED), words=words.merge),
-    Action(name="split", causes=(Cause.IMBALANCE,), words=words.of_pipeline("split")),
-    Action(name="schedule", causes=(Cause.BUBBLE, Cause.SEND), words=words.of_pipeline("schedule")),
-    Action(name="microbatches", causes=(Cause.BUBBLE,), words=words.of_pipeline("microbatches")),
+    Action(name="split", causes=(Cause.IMBALANCE,), words=words.pipeline_action_words("split")),
+    Action(name="schedule", causes=(Cause.BUBBLE, Cause.SEND), words=words.pipeline_action_words("schedule")),
+    Action(name="microbatches", causes=(Cause.BUBBLE,), words=words.pipeline_action_words("microbatches")),
     Action(name="balance", causes=(Cause.STRAGGLER,), words=words.balance),
-    Action(name="even_work", causes=(Cause.STRAGGLER,), words=words.always(words.EVEN_WORK)),
-    Action(name="earlier", causes=(Cause.QUEUED,), words=words.earlier),
+    Action(name="even_work", causes=(Cause.STRAGGLER,), words=words.same_words(words.EVEN_WORK)),
+    Action(name="earlier", causes=(Cause.QUEUED,), words=words.earlier_launch),
     Action(
         name="no_pause",
         causes=(Cause.GAP,),
         costs="a search",
         fills_idle_time=True,
-        words=words.always(words.FIND_PAUSE),
+        words=words.same_words(words.FIND_PAUSE),
     ),
     Action(
         name="launch_overhead",
@@ -106,4 +106,4 @@ ACTIONS = [
         words=words.half_the_bytes,
     ),
 ]
-"""Of those that gain as much the first is advised, which changes least."""
+"""Every action, those first that change least: the first of those that gain as much is advised."""

@@ -47,7 +47,7 @@ def cause_words(cause: Cause, late_rank: int | None = None, *, overhead: bool = 
     return cause.label
 
 
-def always(text: str) -> Words:
+def same_words(text: str) -> Words:
     """The same words in every case."""
     return lambda _case: text
 
@@ -76,7 +76,7 @@ def pipeline_words(row: Mapping[Any, Any]) -> str:
     return f"the schedule {SCHEDULES[row['setting']]}"
 
 
-def of_pipeline(remedy: str) -> Words:
+def pipeline_action_words(remedy: str) -> Words:
     """The words of one of `simulate.pipeline_remedies`, whose setting is the case's name."""
     return lambda case: pipeline_words({"remedy": remedy, "setting": case.what})
 
@@ -122,25 +122,25 @@ def balance(case: Case) -> str:
     return f"making {who} as fast as the others: see on the timeline what it does while they wait"
 
 
-def asynchronous(case: Case) -> str:
+def asynchronous_launch(case: Case) -> str:
     """Waiting for other collectives when the step ends."""
-    return f"launching {_which(case.rows)} with async_op=True, and waiting when the step ends"
+    return f"launching {_collective_words(case.rows)} with async_op=True, and waiting when the step ends"
 
 
 def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
         return IN_THE_BACKGROUND
-    which = _which(case.rows, "after the optimizer step")
+    which = _collective_words(case.rows, "after the optimizer step")
     return f"launching {which} with async_op=True, and waiting a step later"
 
 
 def merge(case: Case) -> str:
     """One collective in place of several."""
-    return f"one collective in place of {_which(case.rows)}, on stacked tensors"
+    return f"one collective in place of {_collective_words(case.rows)}, on stacked tensors"
 
 
-def earlier(case: Case) -> str:
+def earlier_launch(case: Case) -> str:
     """What is ahead in the link's queue, at the start of the step."""
     if case.rows.empty:
         return ""
@@ -151,9 +151,9 @@ def earlier(case: Case) -> str:
 
 def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
-    if case.loop.framework == "ddp" and set(_others(case.rows)["kind"]) == {"broadcast"}:
+    if case.loop.framework == "ddp" and set(_unnamed_rows(case.rows)["kind"]) == {"broadcast"}:
         return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
-    return f"doing without {_which(case.rows)}, or doing them less often"
+    return f"doing without {_collective_words(case.rows)}, or doing them less often"
 
 
 def one_gradient_less(case: Case) -> str:
@@ -274,12 +274,12 @@ def _how_fewer(loop: Loop) -> str:
     return ", ".join(text for text in options if not (loop.accumulates and text.startswith("accumulation")))
 
 
-def _which(rows: pd.DataFrame, where: str = "") -> str:
-    """Which collectives are meant that move neither gradients nor parameters: these have no name.
+def _collective_words(rows: pd.DataFrame, where: str = "") -> str:
+    """The collectives that move neither gradients nor parameters, by number and kind: these have no name.
 
     `where` they are, unless it is said that they wait.
     """
-    others = _others(rows)
+    others = _unnamed_rows(rows)
     kinds = {kind_word(kind) for kind in others["kind"].dropna()}
     word = kinds.pop() if len(kinds) == 1 else "collective"
     number = others["collective"].nunique()
@@ -288,7 +288,7 @@ def _which(rows: pd.DataFrame, where: str = "") -> str:
     return f"the {count(number, word)} {where or ('that waits' if number == 1 else 'that wait')}"
 
 
-def _others(rows: pd.DataFrame) -> pd.DataFrame:
+def _unnamed_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["what"].isna()]
 
 

@@ -14,7 +14,9 @@ from overlaplab.words import ms
 def bound_finding(
     bound: Mapping[str, Any], span: int, exposed: int, ahead: tuple[int, int] | None = None
 ) -> str | None:
-    """Of one rank's step: a row of `overlaplab.simulate.bound`, its length and its exposed communication in ns.
+    """Say how short one rank's step could have been.
+
+    Takes a row of `overlaplab.simulate.bound`, the step's length and its exposed communication in ns.
 
     `ahead`: a prefetch that was replayed, and how long the step then takes.
 
@@ -54,15 +56,15 @@ def bound_finding(
 
 def _played_finding(bound: Mapping[str, Any], span: int, alone: int) -> str:
     """Where buckets were played with all ranks."""
-    found, least = int(bound["found_ns"]), int(bound["least_ns"])
-    gap = f", no less than about {ms(least)} with any" if found - least > LITTLE_GAIN * span else ""
-    if span - found <= LITTLE_GAIN * span:
+    best, least = int(bound["found_ns"]), int(bound["least_ns"])
+    gap = f", no less than about {ms(least)} with any" if best - least > LITTLE_GAIN * span else ""
+    if span - best <= LITTLE_GAIN * span:
         return (
             f"That step takes {ms(span)}, and would take {ms(alone)} without any communication: the best buckets found"
-            f" gain {ms(max(span - found, 0))}{gap}."
+            f" gain {ms(max(span - best, 0))}{gap}."
         )
     return (
-        f"That step takes {ms(span)}: {ms(found)} with the best buckets found{gap}, and {ms(alone)} without any"
+        f"That step takes {ms(span)}: {ms(best)} with the best buckets found{gap}, and {ms(alone)} without any"
         " communication."
     )
 

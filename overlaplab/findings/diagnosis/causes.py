@@ -41,8 +41,8 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
         kinds = rows.groupby(rows["kind"].map(kind_word))["exposed_ns"].sum().sort_values(ascending=False)
         word = str(kinds.index[0]) if len(kinds) == 1 else "collective"
         if number > 1:
-            return f"{count(number, word)}, most in {_short(first)}"
-        return _short(first)
+            return f"{count(number, word)}, most in {_short_label(first)}"
+        return _short_label(first)
     names = list(dict.fromkeys(shorten(str(name), 40) for name in rows["what"]))
     if len(names) == 1 and cause in (Cause.TAIL, Cause.UNHIDEABLE) and buckets is not None:
         launched = buckets.loc[bucket_rows_by_name(buckets).get(names[0], [])]
@@ -66,5 +66,5 @@ def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:
     return rows
 
 
-def _short(row: Mapping[Any, Any]) -> str:
+def _short_label(row: Mapping[Any, Any]) -> str:
     return collective_label(row) if pd.isna(row["what"]) else shorten(str(row["what"]), 40)

@@ -1,4 +1,4 @@
-"""Which rank is late, how often, and what it does for longer than the others."""
+"""The rank that is late, how often it is, and what it does for longer than the others."""
 
 from __future__ import annotations
 

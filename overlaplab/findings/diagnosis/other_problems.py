@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.analyses.idle import HostRole
 from overlaplab.causes import Cause
-from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, LITTLE_EXPOSED, MAJORITY, MUCH
+from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, IDLE_PROBLEM_SHARE, LITTLE_EXPOSED, MAJORITY
 from overlaplab.words import percent
 
 LEAVE_CORES = (
@@ -24,14 +24,16 @@ def other_problem(
     what the host does.
     Communication is not the problem in two cases: if its exposed time, without
     pauses of compute that did not wait for it, is at most `LITTLE_EXPOSED` of the step time; or if idle time is more
-    than `MUCH` of the step time and more than `IDLE_OVER_EXPOSED` times as long.
+    than `IDLE_PROBLEM_SHARE` of the step time and more than `IDLE_OVER_EXPOSED` times as long.
     """
     span = int(table["span_ns"].sum())
     exposed = int(table["exposed_comm_ns"].sum())
     gaps = 0 if causes is None else int(causes.loc[causes["cause"] == Cause.GAP, "exposed_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
     cost = exposed - gaps
-    if span == 0 or (cost > LITTLE_EXPOSED * span and not (idle > IDLE_OVER_EXPOSED * cost and idle > MUCH * span)):
+    if span == 0 or (
+        cost > LITTLE_EXPOSED * span and not (idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span)
+    ):
         return None
     begin = "Communication is not the problem: "
     if not table["comm_ns"].any():
@@ -41,9 +43,9 @@ def other_problem(
         begin = (
             f"Communication is not the first problem ({percent(exposed, span)} of the step time is exposed{paused}): "
         )
-    if idle > MUCH * span:
+    if idle > IDLE_PROBLEM_SHARE * span:
         return f"{begin}{percent(idle, span)} of the step time is idle{why_idle(idled, host)}."
-    if memory > MUCH * span:
+    if memory > IDLE_PROBLEM_SHARE * span:
         return f"{begin}for {percent(memory, span)} of the step time only copies run."
     return (
         f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the rank computes."
@@ -56,9 +58,9 @@ def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None, host: 
     """What to do where `other_problem` is not None; takes the same tables."""
     span = int(table["span_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
-    if memory > idle and memory > MUCH * span:
+    if memory > idle and memory > IDLE_PROBLEM_SHARE * span:
         return "Copies are the larger part: pin memory, copy asynchronously, or keep data on the device."
-    if idle <= MUCH * span:
+    if idle <= IDLE_PROBLEM_SHARE * span:
         return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
     if waits_for_cores(idled):
         return LEAVE_CORES

@@ -49,7 +49,7 @@ def by_unit_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     if len(set(kinds)) < 2:
         yield "", rows
     else:
-        yield from ((str(kind), own) for kind, own in rows.groupby(kinds, sort=False))
+        yield from ((str(kind), kind_rows) for kind, kind_rows in rows.groupby(kinds, sort=False))
 
 
 def _unit_kind(kind: object, what: object) -> str:

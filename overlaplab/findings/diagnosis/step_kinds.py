@@ -30,7 +30,7 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
 
 
 def kinds_finding(table: pd.DataFrame) -> str | None:
-    """Which kinds of steps there are in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
+    """Name the kinds of steps in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
     steps; None where there is one.
 
     Kinds of a single step that is much unlike the others are outliers, see `outliers_finding`.
@@ -42,7 +42,7 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     for _, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
-        named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_NAMED else ""
+        named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_STEPS_NAMED else ""
         span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
         unknown = (
             "" if often.startswith("one step in") or _fills(rows, kind_rows) else ", how often they come is not known"
@@ -52,8 +52,8 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
 
 
-_MOST_NAMED = 4
-"""Steps."""
+_MOST_STEPS_NAMED = 4
+"""Steps of a kind that are named by number."""
 
 
 def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:

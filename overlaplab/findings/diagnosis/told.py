@@ -37,10 +37,10 @@ def told_causes(table: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
     left_ns = excess.loc[order, "excess_ns"].astype("int64") - window.cumsum() + table.loc[order, "exposed_ns"]
     taken_ns = left_ns.clip(lower=0, upper=table.loc[order, "exposed_ns"]).reindex(table.index, fill_value=0)
     apart = table.assign(exposed_ns=taken_ns, start_ns=table["end_ns"] - taken_ns, cause=excess["called"])
-    rest = table.assign(exposed_ns=table["exposed_ns"] - taken_ns, end_ns=table["end_ns"] - taken_ns)
-    both = pd.concat([rest[rest["exposed_ns"] > 0], apart[taken_ns > 0]])
-    found: pd.DataFrame = both.astype(table.dtypes.to_dict()).sort_index(kind="stable").reset_index(drop=True)
-    return found
+    hideable = table.assign(exposed_ns=table["exposed_ns"] - taken_ns, end_ns=table["end_ns"] - taken_ns)
+    both = pd.concat([hideable[hideable["exposed_ns"] > 0], apart[taken_ns > 0]])
+    split: pd.DataFrame = both.astype(table.dtypes.to_dict()).sort_index(kind="stable").reset_index(drop=True)
+    return split
 
 
 def _excess(bounds: pd.DataFrame, may_be_taken: pd.Series) -> pd.DataFrame:
@@ -50,10 +50,10 @@ def _excess(bounds: pd.DataFrame, may_be_taken: pd.Series) -> pd.DataFrame:
     """
     rows = []
     for row in bounds.to_dict("records"):
-        known = pd.notna(row["any_cap_ns"]) or pd.notna(row.get("least_ns"))
+        is_cutting_known = pd.notna(row["any_cap_ns"]) or pd.notna(row.get("least_ns"))
         own_ns = int(may_be_taken.get((row["rank"], row["step"]), 0))
         excess_ns = unavoidable_ns({str(name): value for name, value in row.items()}, own_ns)
-        called = Cause.UNHIDEABLE if known else Cause.LINK
+        called = Cause.UNHIDEABLE if is_cutting_known else Cause.LINK
         rows.append((row["rank"], row["step"], excess_ns, called.value))
     return pd.DataFrame(rows, columns=[*_WINDOW, "excess_ns", "called"]).astype(dict.fromkeys(_WINDOW, "Int64"))
 

@@ -19,13 +19,13 @@ class Unseen:
     """What no trace shows; by default only what other ranks' traces would show."""
 
     only_ends: bool = False
-    """Of some collectives only the kernels at either end were recorded."""
+    """Whether only the kernels at either end of some collectives were recorded."""
     waits: str | None = None
     """Why it is unknown who waited, although the traces of all ranks that took part are here."""
     ranks_missing: int = 0
     """How many ranks took part of which no trace is here."""
     late_starts: Mapping[int | None, int] = field(default_factory=dict)
-    """Of recordings of one step: the ranks whose recording began later than the first rank's, and by how many ns."""
+    """In recordings of one step, the ranks whose recording began later than the first rank's, and by how many ns."""
 
 
 OTHER_RANKS = Unseen()

@@ -13,7 +13,7 @@ from overlaplab.words import count, ms, shorten
 NOTHING_COUNTS = "Nothing in this run counts as compute, communication or memory: there is nothing to show."
 
 
-def verdict(table: pd.DataFrame, manifest: Manifest | None, found: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:
+def verdict(table: pd.DataFrame, manifest: Manifest | None, diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:
     """The diagnosis of a run in a few sentences; `table` has the rows of `overlaplab.summary` that it was chosen from.
 
     `unseen`: what the traces do not show.
@@ -21,15 +21,15 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, found: Diagnosis, un
     strategy = shorten(manifest.strategy or "Recorded loop") if manifest is not None else "Foreign traces"
     ranks = count(table["rank"].nunique(dropna=False), "rank")
     sentences = [
-        f"{strategy}, {ranks}, {_step(table)}; {place_name(found)}:",
-        found.headline,
+        f"{strategy}, {ranks}, {_step(table)}; {place_name(diagnosis)}:",
+        diagnosis.headline,
     ]
-    sentences.append(how_short(found))
-    if found.comm_ns:
-        sentences.append(hidden_finding(found, unseen))
-    if found.late_rank is not None:
-        sentences.append(started_late(unseen, found.late_rank))
-    sentences += found.remarks
+    sentences.append(how_short(diagnosis))
+    if diagnosis.comm_ns:
+        sentences.append(hidden_finding(diagnosis, unseen))
+    if diagnosis.late_rank is not None:
+        sentences.append(started_late(unseen, diagnosis.late_rank))
+    sentences += diagnosis.remarks
     return " ".join(filter(None, sentences))
 
 
@@ -39,16 +39,16 @@ def _step(table: pd.DataFrame) -> str:
     return f"mean step {ms(table['span_ns'].mean())}" if several else f"median step {ms(table['span_ns'].median())}"
 
 
-def how_short(found: Diagnosis) -> str:
+def how_short(diagnosis: Diagnosis) -> str:
     """How short the step could have been; empty where communication is not its problem, or where that is unknown."""
-    if not found.is_problem or found.bound is None:
+    if not diagnosis.is_problem or diagnosis.bound is None:
         return ""
-    return bound_finding(found.bound, found.span_ns, found.exposed_ns, found.ahead) or ""
+    return bound_finding(diagnosis.bound, diagnosis.span_ns, diagnosis.exposed_ns, diagnosis.ahead) or ""
 
 
-def hidden_finding(found: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:
+def hidden_finding(diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:
     """How much of the communication was hidden, as far as the traces show it."""
-    hidden = f"{ms(found.hidden_ns)} of {ms(found.comm_ns)}"
+    hidden = f"{ms(diagnosis.hidden_ns)} of {ms(diagnosis.comm_ns)}"
     if unseen.only_ends:
         return (
             "How much of communication is hidden is unknown: of low-latency DeepEP only the kernels that send and that"

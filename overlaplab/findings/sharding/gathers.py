@@ -132,8 +132,8 @@ def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
     unclear = table["resharded_bytes"].isna()
     if (mixed := unclear & table["free_ns"].isna()).any():
         notes.append(
-            f"of {int(mixed.sum())} of {len(table)} gathers ({_few([*table.loc[mixed, 'unit'].unique()])}) it cannot be"
-            " told when they were freed, as units share a name: what was held is unknown"
+            f"of {int(mixed.sum())} of {len(table)} gathers ({_few_names([*table.loc[mixed, 'unit'].unique()])}) it"
+            " cannot be told when they were freed, as units share a name: what was held is unknown"
         )
     if number := int((unclear & ~mixed & table["bytes"].notna()).sum()):
         notes.append(f"for {number} of {len(table)} gathers no event shows whether a part stayed held: unknown")
@@ -191,44 +191,43 @@ def schedule_remarks(table: pd.DataFrame, prefetch: int | None, undrawn: pd.Data
     if table["free_ns"].notna().any():
         remarks.append(f"Tick: {what} freed.")
     if what == "layer" and len(counted) < len(table):
-        remarks.append(f"With {_listed(table[table['layer'].isna()])}: {len(table)} gathers.")
+        remarks.append(f"With {_unit_names(table[table['layer'].isna()])}: {len(table)} gathers.")
     if len(undrawn):
-        remarks.append(f"Compute of {_listed(undrawn)} surrounds that of the layers and is not drawn.")
+        remarks.append(f"Compute of {_unit_names(undrawn)} surrounds that of the layers and is not drawn.")
     if (table["source"] == "fsdp2").any():
         remarks.append("Read from FSDP2's ranges: a unit that is gathered again was freed after its forward.")
     if (table["resharded_bytes"] > 0).any():
         remarks.append("Thin: a part stays held, as the unit was resharded to fewer ranks.")
-    return [" ".join(remarks), _unknown(table)]
+    return [" ".join(remarks), _unknown_facts(table)]
 
 
 def turn_label(table: pd.DataFrame) -> str:
     """What stays gathered from its forward into its backward, for the line where the forward pass ends."""
-    kept = table[table["unit"].isin(kept_units(table))]
+    staying = table[table["unit"].isin(kept_units(table))]
     units = [
         f"layer {layer}" if not pd.isna(layer) else unit_name(unit, 20)
-        for unit, layer in kept.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)
+        for unit, layer in staying.drop_duplicates("unit")[["unit", "layer"]].itertuples(index=False)
     ]
-    return f"turn: {_few(units)} {'stays' if len(units) == 1 else 'stay'} gathered" if units else "turn"
+    return f"turn: {_few_names(units)} {'stays' if len(units) == 1 else 'stay'} gathered" if units else "turn"
 
 
 def gathered_title(curve: pd.DataFrame) -> str:
     """The most that was held at a time, from rows of `overlaplab.analyses.gathered_bytes`."""
     if curve["bytes"].isna().any():
         unknown = curve["layers"].isna().any()
-        return "How much was held is unknown" if unknown else f"At most {_most(curve)[0]} held in full"
+        return "How much was held is unknown" if unknown else f"At most {_most_held(curve)[0]} held in full"
     parts = (curve["resharded_bytes"] > 0).any()
-    return (
-        f"At most {_most(curve)[0]} of parameters held{', with the parts of resharded units' if parts else ' in full'}"
-    )
+    how = ", with the parts of resharded units" if parts else " in full"
+    return f"At most {_most_held(curve)[0]} of parameters held{how}"
 
 
 def gathered_peak(curve: pd.DataFrame) -> str:
     """The same as a label for the point on the curve, with the number of layers."""
-    most, layers = _most(curve)
+    most, layers = _most_held(curve)
     return f"peak {most}{layers}"
 
 
-def _most(curve: pd.DataFrame) -> tuple[str, str]:
+def _most_held(curve: pd.DataFrame) -> tuple[str, str]:
     """The most bytes held, and how many layers these are; or the most layers, where bytes are unknown."""
     if curve["bytes"].isna().any():
         return count(int(curve["layers"].max()), "layer"), ""
@@ -243,7 +242,7 @@ def _layers_or_units(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return (layers, "layer") if len(layers) else (table, "unit")
 
 
-def _unknown(table: pd.DataFrame) -> str:
+def _unknown_facts(table: pd.DataFrame) -> str:
     """What the trace does not hold, in one line; empty if it holds everything."""
     lacks = {
         "gather_end_ns": "when gathers ran",
@@ -258,9 +257,9 @@ def _unknown(table: pd.DataFrame) -> str:
     return f"Unknown from this trace: {', '.join([*everywhere, *some])}." if everywhere or some else ""
 
 
-def _listed(table: pd.DataFrame) -> str:
-    return _few([unit_name(unit, 24) for unit in table["unit"].unique()])
+def _unit_names(table: pd.DataFrame) -> str:
+    return _few_names([unit_name(unit, 24) for unit in table["unit"].unique()])
 
 
-def _few(units: list[str]) -> str:
+def _few_names(units: list[str]) -> str:
     return f"{len(units)} units" if len(units) > MOST_UNITS_LISTED else joined(units)

@@ -10,8 +10,8 @@ from overlaplab.words import count, ms, percent, size
 
 def held_limit(limit: HeldLimit) -> str:
     """The name of the line at what a prefetch may hold."""
-    kept = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
-    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{kept}: {size(limit.bytes)}"
+    staying = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
+    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}: {size(limit.bytes)}"
 
 
 def gather_waits_title(steps: pd.DataFrame) -> str:
@@ -41,14 +41,14 @@ def scatters_exposed(scatters: pd.DataFrame, exposed: pd.DataFrame) -> str | Non
 
     Takes rows of `analyses.scatters` and of `overlaplab.exposed` about one rank and step.
     """
-    known = scatters.dropna(subset=["start_ns", "end_ns"])
-    if known.empty:
+    timed = scatters.dropna(subset=["start_ns", "end_ns"])
+    if timed.empty:
         return None
-    took = int((known["end_ns"] - known["start_ns"]).sum())
-    own = exposed[exposed["kind"] == "reduce_scatter"]
-    bare = int(own["exposed_ns"].sum())
+    took = int((timed["end_ns"] - timed["start_ns"]).sum())
+    scatter_rows = exposed[exposed["kind"] == "reduce_scatter"]
+    bare = int(scatter_rows["exposed_ns"].sum())
     if bare == 0:
         return f"Of {ms(took)} of reduce-scatters nothing is exposed."
-    worst = own.groupby("what")["exposed_ns"].sum()
+    worst = scatter_rows.groupby("what")["exposed_ns"].sum()
     most = f", most of it of {worst.idxmax()} ({ms(int(worst.max()))})" if len(worst) > 1 else ""
     return f"Of {ms(took)} of reduce-scatters {ms(bare)} is exposed ({percent(bare, took)} of their time){most}."

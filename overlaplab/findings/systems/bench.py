@@ -12,15 +12,15 @@ from overlaplab.words import count, joined, size_exact
 
 
 def bench_finding(table: pd.DataFrame) -> str:
-    """Which algorithm is fastest at which sizes: rows of `analyses.bench_collectives`."""
+    """Say which algorithm is fastest at which sizes: rows of `analyses.bench_collectives`."""
     fastest = table.loc[table.groupby("bytes")["time_ns"].idxmin()].sort_values("bytes")
     run = (fastest["algorithm"] != fastest["algorithm"].shift()).cumsum()
-    spans = [(own["algorithm"].iloc[0], own["bytes"].min(), own["bytes"].max()) for _, own in fastest.groupby(run)]
-    told = [
+    spans = [(rows["algorithm"].iloc[0], rows["bytes"].min(), rows["bytes"].max()) for _, rows in fastest.groupby(run)]
+    parts = [
         f"{name} at {size_exact(least)}" if least == most else f"{name} from {size_exact(least)} to {size_exact(most)}"
         for name, least, most in spans
     ]
-    return f"Fastest is {joined(told)}."
+    return f"Fastest is {joined(parts)}."
 
 
 def bench_remarks(table: pd.DataFrame, link: Link | None) -> Iterator[str]:

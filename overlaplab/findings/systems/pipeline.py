@@ -28,14 +28,14 @@ _PARTS = {"imbalance": "unequal stages", "sending": "waiting for sends", "overhe
 def pipeline_lead(step: Mapping[Any, Any]) -> str:
     """How much of the stages' time is bubble, and of what; a row of `analyses.pipeline_steps`."""
     share = _share(step["bubble"])
-    if _unknown(step):
+    if _lacks_parts(step):
         return f"{share} of the stages' time is bubble; an ideal schedule of this shape has {_share(step['theory'])}."
-    own = float(step["bubble"]) - sum(float(step[name]) for name in _PARTS)
+    schedule_share = float(step["bubble"]) - sum(float(step[name]) for name in _PARTS)
     largest = sorted(_PARTS, key=lambda name: -float(step[name]))
-    told = [f"{_share(step[name])} {_PARTS[name]}" for name in largest if float(step[name]) >= PIPELINE_PART]
-    rest = f", {joined(told)}" if told else ", and little else"
-    ideal = "" if _share(own) == _share(step["theory"]) else f" ({_share(step['theory'])} of an ideal step)"
-    return f"{share} of the stages' time is bubble: {_share(own)} is the schedule's own{ideal}{rest}."
+    parts = [f"{_share(step[name])} {_PARTS[name]}" for name in largest if float(step[name]) >= PIPELINE_PART]
+    others = f", {joined(parts)}" if parts else ", and little else"
+    ideal = "" if _share(schedule_share) == _share(step["theory"]) else f" ({_share(step['theory'])} of an ideal step)"
+    return f"{share} of the stages' time is bubble: {_share(schedule_share)} is the schedule's own{ideal}{others}."
 
 
 def pipeline_waits_lead(table: pd.DataFrame) -> str:
@@ -78,24 +78,24 @@ def pipeline_title(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
 
 def pipeline_note(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
     """The pipeline in a few words: `1F1B, 4 stages, 8 microbatches`."""
-    known = manifest.pipeline if manifest else None
-    schedule = [] if known is None else [SCHEDULES.get(known.schedule, known.schedule)]
+    pipeline = manifest.pipeline if manifest else None
+    schedule = [] if pipeline is None else [SCHEDULES.get(pipeline.schedule, pipeline.schedule)]
     return ", ".join([*schedule, count(int(step["stages"]), "stage"), _microbatches(int(step["microbatches"]))])
 
 
 def pipeline_held_title(table: pd.DataFrame) -> str:
     """What the curves of held activations show; rows of `analyses.pipeline_held`."""
     most = table.groupby("stage")["held"].max()
-    told = [f"{number} in stage {stage}" for stage, number in most.items()]
-    return f"Activations held, at most: {', '.join(told)}"
+    stages = [f"{number} in stage {stage}" for stage, number in most.items()]
+    return f"Activations held, at most: {', '.join(stages)}"
 
 
 def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
     """What to try: rows of `simulate.pipeline_remedies`: those worth an effort, the largest gain first."""
     enough = played[played["gain_ns"] > LITTLE_GAIN * played["recorded_ns"]]
-    said = [_played(row) for row in enough.to_dict("records")]
-    if said:
-        return tuple(said)
+    sentences = [_remedy_words(row) for row in enough.to_dict("records")]
+    if sentences:
+        return tuple(sentences)
     if played.empty:
         return ("What other settings gain cannot be played: the traces of all stages behind an emulated link tell.",)
     return (
@@ -104,7 +104,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
-def _played(row: Mapping[Any, Any]) -> str:
+def _remedy_words(row: Mapping[Any, Any]) -> str:
     gain = f"the step is {percent(row['gain_ns'], row['recorded_ns'])} shorter for as many samples, played"
     bubble = f"bubble {_share(row['bubble'])}"
     return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {_microbatches(int(row['held']))}."
@@ -118,7 +118,7 @@ def _ms(value: Any) -> str:
     return "unknown" if pd.isna(value) else ms(value)
 
 
-def _unknown(step: Mapping[Any, Any]) -> bool:
+def _lacks_parts(step: Mapping[Any, Any]) -> bool:
     return any(pd.isna(step[name]) for name in _PARTS)
 
 

@@ -18,7 +18,7 @@ _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9,
 def plan_lead(plan: Plan) -> str:
     """Model, batch and work of a step, in sentences."""
     batch = plan.batch
-    said = [
+    sentences = [
         f"{_billions(plan.parameters)} parameters take {size_exact(quick_look(plan.parameters))} in 16 bits, and"
         f" {plan.precision.total}Ψ = {size_exact(plan.precision.total * plan.parameters)} in training"
         f" ({plan.precision_name})",
@@ -26,7 +26,7 @@ def plan_lead(plan: Plan) -> str:
         f" {count(batch.ranks, 'GPU')} = {batch.samples:,} sequences of {batch.seq:,}",
         f"it takes {_operations(plan.step_flops)}, {_operations(plan.step_flops / batch.ranks)} on each GPU",
     ]
-    return ". ".join(text[:1].upper() + text[1:] for text in said) + "."
+    return ". ".join(text[:1].upper() + text[1:] for text in sentences) + "."
 
 
 def plan_title(plan: Plan, stage: int) -> str:
@@ -63,21 +63,21 @@ def require_told(run: Run) -> RecordedPlan:
 
     Raises `OverlaplabError` where run.json does not tell, or where ranks are not all data-parallel.
     """
-    found, manifest = recorded_plan(run.manifest), run.manifest
-    if manifest is None or found is None:
+    recorded, manifest = recorded_plan(run.manifest), run.manifest
+    if manifest is None or recorded is None:
         what = "no run.json says of which model it is, with how many tokens in a sample and samples in a microbatch"
         raise OverlaplabError(what, path=run.path, remedy="Give a run of the engine: overlaplab record.")
     if not manifest.axes.is_one_axis:
         what = f"its ranks share the model ({manifest.axes}), and a plan's are data-parallel"
         raise OverlaplabError(what, path=run.path)
-    return found
+    return recorded
 
 
 def require_planned(run: Run, plan: Plan) -> None:
     """Raise `OverlaplabError` where the recording is of another model than the plan, and tells nothing of its step."""
     other = [
-        f"{one.name} {_value(one.recorded)} (planned: {_value(one.planned)})"
-        for one in require_told(run).differences(plan)
+        f"{difference.name} {_value(difference.recorded)} (planned: {_value(difference.planned)})"
+        for difference in require_told(run).differences(plan)
     ]
     if other:
         remedy = "Record the planned one, or leave these options out to plan the recorded one."
@@ -95,19 +95,19 @@ def plan_predicted(step: PlannedStep, training: Training, source: str) -> str:
     """
     half_ns, batch = step.interval.half_ns, training.batch
     begin = f"{PREDICTED.capitalize()} from {shorten(source, 80)}"
-    said = [
+    sentences = [
         f"{begin} ({note(step.run.manifest)}): a step takes {ms(step.step_ns)} ± {ms(half_ns)} on"
         f" {count(batch.ranks, 'rank')} as fast as the recorded ones"
     ]
     if training.tokens_per_s is not None:
-        said[0] += f", {amount(training.tokens_per_s)} tokens per second"
+        sentences[0] += f", {amount(training.tokens_per_s)} tokens per second"
     if training.tokens is not None and training.hours is not None and training.gpu_hours is not None:
         cost = "" if training.cost is None else f", which cost {amount(training.cost)} at {training.price:g} each"
-        said.append(
+        sentences.append(
             f"{_billions(training.tokens)} tokens take {amount(training.hours)} hours ±"
             f" {percent(half_ns, step.step_ns)}: {amount(training.gpu_hours)} GPU-hours{cost}"
         )
-    return " ".join([*(f"{text}." for text in said), extrapolation(step.extrapolated)]).strip()
+    return " ".join([*(f"{text}." for text in sentences), extrapolation(step.extrapolated)]).strip()
 
 
 def plan_notes(plan: Plan) -> tuple[str, ...]:

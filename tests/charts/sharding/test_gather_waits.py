@@ -50,9 +50,9 @@ def test_a_prefetch_holds_one_unit_more() -> None:
     rows = [(name, size, "forward", "forward", 0, 1) for name, size in (("a", 5), ("b", 7), ("c", 6), ("a", 5))]
     table = gathers(*rows)
     found = [held_limit(table, prefetch) for prefetch in (0, 1, 9)]
-    assert [(one.units, one.kept, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
+    assert [(one.units, one.staying, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
     assert held_limit(table.assign(bytes=pd.array([5, 7, None, 5], dtype="Int64")).head(3), 1) is None
-    limit = HeldLimit(prefetch=1, units=2, kept=0, bytes=6_320_000)
+    limit = HeldLimit(prefetch=1, units=2, staying=0, bytes=6_320_000)
     assert findings.held_limit(limit) == "prefetch 1 may hold 2 units: 6.3 MB"
 
 
@@ -63,12 +63,12 @@ def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
     turn = [("2", 7, "forward", "backward", 3, 10), ("head", 3, "forward", "backward", 4, 8)]
     table = gathers(*passing, *turn, *again)
     found = [held_limit(table, prefetch) for prefetch in (0, 1, 2)]
-    assert [(one.units, one.kept, one.bytes) for one in found if one] == [(2, 2, 10), (3, 2, 16), (4, 2, 21)]
+    assert [(one.units, one.staying, one.bytes) for one in found if one] == [(2, 2, 10), (3, 2, 16), (4, 2, 21)]
     with_root = held_limit(gathers(("root", 4, "forward", "backward", 0, 14), *passing, *again), 0)
-    assert with_root == HeldLimit(prefetch=0, units=2, kept=1, bytes=10)
+    assert with_root == HeldLimit(prefetch=0, units=2, staying=1, bytes=10)
     assert findings.held_limit(with_root) == "prefetch 0 may hold 2 units, 1 of them kept from the forward pass: 10 B"
     everything = [(name, 5, "forward", "backward", 0, 9) for name in "abc"]
-    assert held_limit(gathers(*everything), 1) == HeldLimit(prefetch=1, units=3, kept=3, bytes=15)
+    assert held_limit(gathers(*everything), 1) == HeldLimit(prefetch=1, units=3, staying=3, bytes=15)
 
 
 @pytest.mark.parametrize("name", ["zero3", "zero3-serial", "torch-fsdp2", "course/hsdp", "course/shard-grad-op"])

@@ -320,7 +320,7 @@ def test_curve_and_schedule_share_their_axes() -> None:
     window = charts.schedule_window(found, sent)
     assert window[0] == 0
     assert window[1] >= max(sent["end_ns"].max(), found["free_ns"].max())
-    limit = HeldLimit(prefetch=1, units=2, kept=0, bytes=1)
+    limit = HeldLimit(prefetch=1, units=2, staying=0, bytes=1)
     above = spec(charts.gathered(held(CURVE), window_ns=window, limit=limit))["layer"][0]["encoding"]
     below = spec(charts.schedule(found, sent, window_ns=window))["layer"][0]["encoding"]
     assert above["x"]["scale"] == below["x"]["scale"]
