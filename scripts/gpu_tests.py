@@ -31,6 +31,7 @@ FILES = (
     "tests/gpu/test_gpu_link.py",
     "tests/engine/network/test_streams_gpu.py",
     "tests/gpu/test_gpu_recorder.py",
+    "tests/gpu/test_gpu_watch.py",
     "tests/engine/network/test_gate_gpu.py",
 )
 OPTIONS = (
