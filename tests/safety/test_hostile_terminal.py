@@ -49,8 +49,22 @@ LINES = {
     "summary of strange ranks": ["summary", ENGINE, "--assign-rank", "\x1b[41;5m\u202e=0"],
     "no such option": ["summary", ENGINE, "--\x1b[41;5m\u202e"],
     "compare against a bound": ["compare", ENGINE, GPU, "--fail-if", "\x1b[41;5m > 3"],
+    "watch": ["watch", "watched"],
+    "watch of nothing": ["watch", "\x1b[41;5m\u202e no such folder"],
     "the app on nothing": ["app", "\x1b[41;5m no such folder"],
 }
+WATCHED = {
+    "format": "overlaplab-watch",
+    "version": 1,
+    "rank": 0,
+    "world_size": 1,
+    "started_unix_ns": 0,
+    "every": 100,
+    "burst": 3,
+    "ended": True,
+    "notes": ["\x1b[41;5m\u202e of a stranger"],
+}
+"""The header of a watched training."""
 ELSEWHERE = {
     "bench-collectives": "reads no trace",
     "doctor": "reads no trace; tests/cli/test_doctor.py has an nvidia-smi that writes orders to a terminal",
@@ -77,6 +91,9 @@ OURS = re.compile(r"\x1b\[(?!41;5m|31m)[0-9;]*m|\x1b\[(?:\?25[lh]|2K|1A|\d*G)")
 @pytest.fixture(scope="module")
 def written(strangers: Path) -> dict[str, str]:
     """By name of the line what it wrote to the terminal."""
+    (strangers / "watched").mkdir(exist_ok=True)
+    (strangers / "watched" / "rank0.json").write_text(json.dumps(WATCHED))
+    (strangers / "watched" / "rank0.cells").write_bytes(struct.pack("<BBHIq", 1, 0, 0, 0, 100))
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONUTF8": "1"}
