@@ -112,7 +112,9 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
     """
     figures = {
         name: {
-            f"{figure}_ns": round(mean_over_steps(recorded, table.groupby("step")[column].mean().to_numpy()))
+            f"{figure}_ns": round(
+                mean_over_steps(recorded, table.groupby("step", dropna=False)[column].mean().to_numpy())
+            )
             for figure, column in (("step", "span_ns"), ("exposed_comm", "exposed_comm_ns"))
         }
         for name, table in (("recorded", summary(recorded)), ("predicted", summary(predicted)))

@@ -246,3 +246,14 @@ def test_caps_of_ddp_that_nobody_labelled(command: Any, tmp_path: Path) -> None:
     code, out, err = command("predict", path, "--ranks", 4)
     assert (code, err.count("\n")) == (2, 1)
     assert "what its strategy is has not been recorded" in err
+
+
+def test_traces_without_steps(command: Any, tmp_path: Path) -> None:
+    """A trace is one step then, which has no number."""
+    events = [event for event in ddp_over_gloo() if not event["name"].startswith("ProfilerStep")]
+    path = run_of(tmp_path, events, events).path
+    code, out, err = command("predict", path, "--bucket-cap-mb", 0.0028)
+    assert (code, err) == (0, "")
+    assert "The mean step gets 2.8 ms longer" in " ".join(out.split())
+    code, out, err = command("summary", path)
+    assert (code, err) == (0, "")

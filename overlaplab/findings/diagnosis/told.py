@@ -49,10 +49,10 @@ def _excess(bounds: pd.DataFrame, may_be_taken: pd.Series) -> pd.DataFrame:
     `may_be_taken`: of each rank and step the exposed time from which it is taken.
     """
     rows = []
-    for row in bounds.to_dict("records"):
+    with_exposed = bounds.merge(may_be_taken.rename("exposed_ns").reset_index(), on=_WINDOW, how="left")
+    for row in with_exposed.fillna({"exposed_ns": 0}).to_dict("records"):
         is_cutting_known = pd.notna(row["any_cap_ns"]) or pd.notna(row.get("least_ns"))
-        own_ns = int(may_be_taken.get((row["rank"], row["step"]), 0))
-        excess_ns = unavoidable_ns({str(name): value for name, value in row.items()}, own_ns)
+        excess_ns = unavoidable_ns({str(name): value for name, value in row.items()}, int(row["exposed_ns"]))
         called = Cause.UNHIDEABLE if is_cutting_known else Cause.LINK
         rows.append((row["rank"], row["step"], excess_ns, called.value))
     return pd.DataFrame(rows, columns=[*_WINDOW, "excess_ns", "called"]).astype(dict.fromkeys(_WINDOW, "Int64"))
