@@ -14,6 +14,7 @@ from overlaplab.events import Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges
 from overlaplab.evidence.labels import Label, Span
+from overlaplab.evidence.moments import GRAIN_NS, STALL_NS
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
 
@@ -21,10 +22,6 @@ _WAITS = {"wait": None, "gather_wait": "gather", "param_gather_wait": "parameter
 _DONE = {"bucket_done": "bucket", "scatter_done": "scatter"}
 _IN_TURN = ("activations", "replicas")
 """Roles whose collectives are waited for in the order of their launches, each alone, while no label names them."""
-_GRAIN_NS = 20_000
-"""A wait may seem to end so much before what it waited for."""
-_STALL_NS = 5_000_000
-"""So much at most: the link's thread may be held up before it can end its range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +109,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
     ends = [launches[place].ended_ns for place in ending]
     for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
         if not wait.keys:
-            inside = ending[bisect_right(ends, wait.start_ns) : bisect_right(ends, wait.end_ns + _GRAIN_NS)]
+            inside = ending[bisect_right(ends, wait.start_ns) : bisect_right(ends, wait.end_ns + GRAIN_NS)]
             chosen = (launches[place] for place in sorted(inside))
             wait.keys += [own.launch.key for own in chosen if own.at_ns < wait.start_ns]
     by_launch = sorted(range(len(missing)), key=lambda place: missing[place].at_ns)
@@ -137,9 +134,9 @@ def _of_unnamed(own: Launched, generals: Sequence[Blocked], first: int) -> Block
             break
         if wait.alone or wait.end_ns <= own.at_ns:
             continue
-        if wait.start_ns < own.own_ended_ns <= wait.end_ns + _GRAIN_NS:
+        if wait.start_ns < own.own_ended_ns <= wait.end_ns + GRAIN_NS:
             return wait
-        if near is None and own.own_ended_ns <= wait.end_ns + _STALL_NS:
+        if near is None and own.own_ended_ns <= wait.end_ns + STALL_NS:
             near = wait
     return near
 
@@ -151,7 +148,7 @@ def _while_nothing_computes(unnamed: Sequence[Launched], compute: Intervals) -> 
         place = int(np.searchsorted(starts, own.own_ended_ns))
         since_ns = max(int(ends[place - 1]) if place else own.at_ns, own.at_ns)
         until_ns = int(starts[place]) if place < len(starts) else own.own_ended_ns
-        if since_ns < own.own_ended_ns and until_ns <= own.own_ended_ns + _STALL_NS:
+        if since_ns < own.own_ended_ns and until_ns <= own.own_ended_ns + STALL_NS:
             yield Blocked(since_ns, until_ns, [own.launch.key])
 
 
@@ -164,7 +161,7 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
     whole = np.array([[begun_ns, last]], dtype=np.int64)
     for start, end in subtract(whole, clip(compute, begun_ns, last)).tolist():
         wait = Blocked(start, end)
-        while pending and pending[0].own_ended_ns - _GRAIN_NS <= end:
+        while pending and pending[0].own_ended_ns - GRAIN_NS <= end:
             wait.keys.append(pending.popleft().launch.key)
         if wait.keys:
             yield wait

@@ -14,7 +14,7 @@ from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import engine_labels
-from overlaplab.evidence.moments import GRAIN_NS, STALL_NS, WAKE_NS
+from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, STALL_NS, WAKE_NS
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -103,8 +103,8 @@ def with_times(rows: pd.DataFrame) -> pd.DataFrame:
     by = rows.groupby("match")
     ended = by["end_ns"].transform("max")
     if "seen" in rows:
-        first_seen = rows["end_ns"].where(rows["seen"]).groupby(rows["match"]).transform("min")
-        ended = first_seen.fillna(ended).astype("int64")
+        first_seen = rows["end_ns"].where(rows["seen"], NEVER_NS).groupby(rows["match"]).transform("min")
+        ended = ended.where(first_seen == NEVER_NS, first_seen)  # in integers: floats do not hold absolute ns
     rows = rows.assign(ended_ns=ended, asked_ns=by["launch_ns"].transform("max"))
     traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
     took: dict[object, int] = {}
