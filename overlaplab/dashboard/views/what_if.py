@@ -29,7 +29,7 @@ from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
 from overlaplab.simulate.predictions.what_if import message_without_path
 from overlaplab.simulate.programs.buckets import find_recutting
-from overlaplab.simulate.programs.edits import edit_of
+from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
@@ -153,7 +153,11 @@ def _ask_of_unnamed(opened: Opened) -> Asked:
 def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:
     """The edit of one of the run's actions, if the reader wants one."""
     actions = opened.diagnosis.actions if opened.diagnosis else ()
-    edits = {each.action.name: edit for each in actions if (edit := edit_of(each.action.name, each.setting, each.what))}
+    edits = {
+        each.action.name: edit
+        for each in actions
+        if (edit := edit_of_action(each.action.name, each.setting, each.what))
+    }
     if opened.manifest is None or opened.manifest.link is None:
         edits.pop("larger_units", None)  # T of larger gathers is not known then
     words = {"none": "none"} | {each.action.name: each.short for each in actions if each.action.name in edits}

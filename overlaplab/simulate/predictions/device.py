@@ -38,7 +38,7 @@ from overlaplab.simulate.gpus.streams import (
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
 from overlaplab.simulate.predictions.error import Interval, prediction_interval
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
-from overlaplab.simulate.programs.edits import edited_on_devices
+from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_text
@@ -85,7 +85,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
     if link is not None:
         changed = replace(changed, programs=tuple(_retime_programs(run, changed, link)))
-    changed = edited_on_devices(run, changed, setting.edits)
+    changed = apply_device_edits(run, changed, setting.edits)
     after = _play_or_refuse(run, changed)
     if (beside := with_slowdowns(run, changed)) is not changed:
         changed, after = beside, _play_or_refuse(run, beside)
