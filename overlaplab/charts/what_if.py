@@ -49,7 +49,7 @@ def caps_predicted(
     """The step by cap: rows of `what_if.steps_by_cap` and `recorded_caps`, on either side the interval's half.
 
     A named line at the recorded step, `measured_ns`, whose cap is not known, at `what_if.best_found_ns`,
-    and at `device_what_if.least_ns`.
+    and at `what_if.least_ns`.
     `advised_mb`: the cap that `advise` finds best.
     """
     title = caps_predicted_title(table, advised_mb)
@@ -83,7 +83,7 @@ def depths_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by prefetch depth: rows of `device_what_if.steps_by_depth`, on either side the interval's half.
+    """The step by prefetch depth: rows of `what_if.steps_by_depth`, on either side the interval's half.
 
     A named line stands at the recorded step, whose depth is not known.
     """
@@ -275,7 +275,7 @@ def step_lanes(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """One step as it was measured and, below, as it is predicted: rows of `what_if.lanes`."""
+    """One step as it was measured and, below, as it is predicted: rows of `answer.lane_table`."""
     tones = palette(dark)
     measured_ns, step_ns = spans_ns
     y = row_axis("row", _ROWS, "")

@@ -19,7 +19,7 @@ from overlaplab.words import count, joined, ms, percent
 BEST_FOUND = "best buckets found"
 """The name of the line at `what_if.best_found_ns`."""
 BEST_POSSIBLE = "best buckets possible"
-"""The name of the line at `device_what_if.least_ns`."""
+"""The name of the line at `what_if.least_ns`."""
 _ALGORITHMS: dict[Algorithm, str] = {
     "ring": "Collectives go around a ring, as on the emulated link",
     "tree": "Collectives go along trees",
@@ -70,7 +70,7 @@ def what_if_notes(
     all_ranks: bool = True,
 ) -> list[str]:
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
-    are missing), and what is extrapolated: `what_if.setting_extrapolations`.
+    are missing), and what is extrapolated: see `Answer`.
     """
     as_recorded = _RECORDED if all_ranks else _WITH_WAITING
     notes = [
@@ -102,7 +102,7 @@ def best_buckets_reading(*, is_found: bool, possible: bool) -> str | None:
 
 
 def depths_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `device_what_if.steps_by_depth`: which depth is predicted to be best."""
+    """Rows of `what_if.steps_by_depth`: which depth is predicted to be best."""
     best = _shallowest(table)
     return f"Predicted step by prefetch: {_closeness(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
 
@@ -156,15 +156,20 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
     return f"The median step on one axis: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
-def depths_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
-    """What to do about the depths that were tried; rows of `device_what_if.steps_by_depth`; see `what_if_advice`."""
+def depths_advice(
+    table: pd.DataFrame, without_ns: int, doubt_ns: int, *, by_engine: bool = False, others: str = ""
+) -> str:
+    """What to do about the depths that were tried; rows of `what_if.steps_by_depth`; see `what_if_advice`."""
     best = _shallowest(table)
-    gain_ns = measured_ns - best["step_ns"]
+    gain_ns = without_ns - best["step_ns"]
+    beside = f" with {others}" if others else ""
     if gain_ns <= 0:
-        return "No prefetch depth is predicted to make the step shorter."
-    words = f"With prefetch {best['prefetch']} a step is predicted to be {ms(gain_ns)} shorter"
+        return f"No prefetch depth is predicted to make the step{beside} shorter."
+    words = f"With prefetch {best['prefetch']} a step{beside} is predicted to be {ms(gain_ns)} shorter"
     if gain_ns <= doubt_ns:
         return f"{words}{uncertain(gain_ns, doubt_ns)}."
+    if by_engine:
+        return f"{words}: record with --prefetch {best['prefetch']}."
     units = count(int(best["prefetch"]), "unit")
     return (
         f"{words}: name the next {units} in set_modules_to_forward_prefetch, the {units} before in"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,22 +17,21 @@ from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import missing_ranks, rule_of
+from overlaplab.events import missing_ranks
 from overlaplab.manifest import Link, Manifest, traits_of
-from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
-from overlaplab.sections.what_if_device import device_parts
+from overlaplab.sections.what_if import caps_tried, what_if_parts
 from overlaplab.simulate.assign import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
-from overlaplab.simulate.predictions.device import require_device
-from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
+from overlaplab.simulate.predictions.answer import DEPTHS, Question
+from overlaplab.simulate.predictions.device import is_on_gpus, require_device
+from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.what_if import message_without_path
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
-from overlaplab.vocabulary import Rule
 
 _BANDWIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
@@ -63,10 +61,10 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
     """The controls and what they ask for; moving one draws nothing else of the page anew."""
     head = st.container(key="headline")
     notes = st.container(key="remarks_what_if", gap=None)
-    on_gpu = any(rule_of(trace) is Rule.GPU for trace in opened.run.traces)
-    ask = partial(_on_gpu, opened, recorded) if on_gpu else partial(_on_cpu, opened, recorded)
     try:
-        as_recorded, parts = ask()
+        question = _question(opened)
+        with st.spinner("Playing the run with each setting"):
+            parts = what_if_parts(opened.run, question, recorded, findings.note(opened.manifest))
     except OverlaplabError as error:
         error_line(error)
         return
@@ -78,19 +76,21 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
                     show_block(chart)
-    said = opened.diagnosis if as_recorded else None
+    said = opened.diagnosis if question == Question(setting=Setting()) else None
     what_to_do((parts.advice if said is None else said.advice,))
 
 
-def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
+def _question(opened: Opened) -> Question:
+    """What the controls that this run has ask for."""
+    if is_on_gpus(opened.run):
+        return _ask_on_gpus(opened)
     manifest = opened.manifest
     is_named = manifest is not None and manifest.strategy is not None and not missing_ranks(opened.run)
-    asked = _ask(opened) if is_named else _ask_of_unnamed(opened)
-    return asked == Asked(setting=Setting()), what_if_parts(opened.run, asked, recorded, findings.note(opened.manifest))
+    return _ask(opened) if is_named else _ask_of_unnamed(opened)
 
 
-def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
-    """Of these runs the traces tell of one option, or of actions alone; the others are folded, with a word why."""
+def _ask_on_gpus(opened: Opened) -> Question:
+    """Traces tell of one option, or of actions alone; the others are folded, with a word why."""
     run, manifest = opened.run, opened.manifest
     what, controls, setting = option_or_why(run), _Controls(), Setting()
     with st.container(key="asked", horizontal=True, gap="small"):
@@ -107,11 +107,10 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
         link = bool(require_device(run).members)
         for line in findings.device_folded(option, why, first=not is_of_one_size(run), link=link):
             st.text(line)
-    with st.spinner("Playing the run's hosts and streams with each setting"):
-        return setting == Setting(), device_parts(run, setting, recorded, findings.note(manifest))
+    return Question(setting=setting)
 
 
-def _ask(opened: Opened) -> Asked:
+def _ask(opened: Opened) -> Question:
     """Draw the controls; they begin at what was recorded, or at what a link asks for."""
     manifest = opened.manifest
     assert manifest is not None
@@ -135,10 +134,10 @@ def _ask(opened: Opened) -> Asked:
         algorithm: Algorithm = controls.select("Collectives", _ALGORITHMS, "ring") or "ring"
         skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
     controls.keep()
-    return Asked(setting=setting, algorithm=algorithm, skew=skew)
+    return Question(setting=setting, algorithm=algorithm, skew=skew)
 
 
-def _ask_of_unnamed(opened: Opened) -> Asked:
+def _ask_of_unnamed(opened: Opened) -> Question:
     """The controls of a run whose strategy nobody named, or of which ranks are missing: DDP's cap, and actions."""
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
@@ -147,7 +146,7 @@ def _ask_of_unnamed(opened: Opened) -> Asked:
             cap = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), "as recorded")
         setting = Setting(bucket_cap_mb=cap, edits=_action(controls, opened))
     controls.keep()
-    return Asked(setting=setting)
+    return Question(setting=setting)
 
 
 def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:

@@ -26,8 +26,9 @@ from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.predictions import device_what_if
+from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
+from overlaplab.simulate.predictions.device_answers import device_answer, option
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
@@ -65,13 +66,13 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     if _programs(run) is None:
         return ()
     try:
-        option = device_what_if.option(run)
-        sizes = gradient_sizes(run) if option == "bucket_cap_mb" else []
+        what = option(run)
+        sizes = gradient_sizes(run) if what == "bucket_cap_mb" else []
     except OverlaplabError:
         return ()
     settings: list[tuple[Setting, tuple[int, ...]]]
-    if option == "prefetch":
-        settings = [(Setting(prefetch=depth), ()) for depth in device_what_if.DEPTHS]
+    if what == "prefetch":
+        settings = [(Setting(prefetch=depth), ()) for depth in DEPTHS]
     else:
         settings = [
             (Setting(bucket_cap_mb=cap.cap_mb), tuple(sum(sizes[place] for place in names) for names in cap.buckets))
@@ -80,7 +81,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     played: list[SettingPlayed] = []
     for setting, held in settings:
         try:
-            answer = device_what_if.answer(run, setting)
+            answer = device_answer(run, setting)
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
@@ -92,7 +93,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
 
 def _sends_buckets(run: Run) -> bool:
     try:
-        return device_what_if.option(run) == "bucket_cap_mb"
+        return option(run) == "bucket_cap_mb"
     except OverlaplabError:
         return False
 

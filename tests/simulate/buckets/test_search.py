@@ -21,6 +21,7 @@ from overlaplab.simulate.buckets.least import least_steps
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import Recutting, find_recutting
 from overlaplab.simulate.programs.setting import Setting
@@ -83,7 +84,7 @@ def test_a_cap_has_one_figure_whoever_is_asked(name: str) -> None:
         has_first = (run.manifest.raw or {}).get("first_bucket_mb") is not None
         setting = Setting(bucket_cap_mb=cap_mb, first_bucket_mb=cap_mb if has_first else None)
         assert predict(run, setting).step_ns == expected
-        assert what_if.mean_step_ns(run, what_if.play_setting(run, setting)[1]) == expected
+        assert what_if.answer(run, Question(setting=setting)).step_ns == expected
 
 
 def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:
