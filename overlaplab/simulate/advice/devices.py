@@ -41,8 +41,8 @@ _MAX_STRETCHES = 20_000
 """Stretches of computation of all ranks: a play takes some 0.2 s then, and a setting up to twenty, where kernels slow
 each other down. To play more would also read the traces of all ranks again."""
 
-_MAX_STRETCHES_WITH_CAPS = 4_000
-"""Stretches of computation where caps are played for the first screen, too: some seconds."""
+_MAX_STRETCHES_WITH_SETTINGS = 4_000
+"""Stretches of computation where caps or prefetch depths are played for the first screen as well: some seconds."""
 
 Times = npt.NDArray[np.int64]
 
@@ -91,13 +91,6 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     return tuple(played)
 
 
-def _sends_buckets(run: Run) -> bool:
-    try:
-        return option(run) == "bucket_cap_mb"
-    except OverlaplabError:
-        return False
-
-
 def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
     """The one with the fewest buckets, or units ahead, of those as good as the shortest."""
     good = as_good_as_the_best(run, played)
@@ -134,11 +127,13 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
             prediction = predict_device(run, Setting(edits=(edit,)))
             waits = {"what": longest_wait(run)} if name == "device_waits" else {}
             yield name, about | waits, prediction.recorded_ns, prediction.predicted_ns
-    if _stretches(run) > _MAX_STRETCHES_WITH_CAPS or not _sends_buckets(run):
+    if _stretches(run) > _MAX_STRETCHES_WITH_SETTINGS:
         return
     if (best := best_setting(run, device_settings(run))) is not None:
         before = predict_device(run, Setting()).recorded_ns
-        yield "cap", {"setting": best.setting.bucket_cap_mb}, before, best.spans_ns
+        cap, depth = best.setting.bucket_cap_mb, best.setting.prefetch
+        name, setting = ("cap", cap) if depth is None else ("prefetch", float(depth))
+        yield name, {"setting": setting, "half_ns": best.half_ns}, before, best.spans_ns
 
 
 def edit_remedies(
