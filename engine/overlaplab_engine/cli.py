@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Bytes, Config, Device, Dtype, defaults
-from overlaplab_engine.devices import gpus, on_gpus
+from overlaplab_engine.devices import gpus, should_use_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
@@ -69,10 +69,12 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of `Config`, which it gets as keywords; its own come after `out`."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    """Give a command an option for each field of `Config`, which it gets as keywords; others come after `out`."""
+    command_parameters = [
+        p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     strategy, out, *more = [_parameter(field) for field in fields(Config)]
-    parameters = [strategy, out, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *more]
+    parameters = [strategy, out, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in command_parameters), *more]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
@@ -97,9 +99,9 @@ def record(
     device = options["device"] = _member(Device, options["device"], "--device")
     options["hsdp"] = None if options["hsdp"] is None else _hsdp(options["hsdp"])
     under_torchrun = "RANK" in os.environ
-    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, device, _needed(options))
+    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, device, _ranks_needed(options))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun else ranks
-    cuda = on_gpus(device, ranks_here, ranks)
+    cuda = should_use_gpus(device, ranks_here, ranks)
     config = _config(options, ranks, cuda)
     config.mesh(ranks)  # refuses sizes that do not fit
     _require_possible(config, ranks, cuda)
@@ -209,8 +211,8 @@ def _link(text: str, cuda: bool) -> Link | None:
 def _link_of_run(run: Path) -> Link | None:
     """The emulated link that a run was recorded with, so that runs can be compared."""
     try:
-        told = json.loads((run / "run.json").read_bytes())
-        link, phantoms = told["link"], told.get("phantom_ranks")
+        manifest = json.loads((run / "run.json").read_bytes())
+        link, phantoms = manifest["link"], manifest.get("phantom_ranks")
         if link is None:
             return None
         world = f",{link['world_size']}" if phantoms else ""
@@ -226,7 +228,7 @@ def _hsdp(text: str) -> tuple[int, int]:
     return int(replicas), int(shards)
 
 
-def _needed(options: Mapping[str, Any]) -> int:
+def _ranks_needed(options: Mapping[str, Any]) -> int:
     """The ranks that the mesh's sizes need, as far as they are given."""
     dp, pp = options["dp"] or prod(options["hsdp"] or (1,)), options["pp"]
     if pp is None and options["stages"] is not None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._utils import _take_tensors
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import waiting, wake_on_time
+from overlaplab_engine.alarm import note_wait, wake_on_time
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network import process_group
@@ -63,7 +63,7 @@ class Work:
 
     def wait(self) -> None:
         """Block until it is done; on CUDA, make the current stream wait."""
-        with waiting():
+        with note_wait():
             self._work.wait()
         self._tensors = ()
         self._check()
@@ -165,11 +165,11 @@ class Communicator:
 
     def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
         """This rank's group along an axis; the axis is its description in traces."""
-        own: Any = None
+        joined: Any = None
         for ranks in mesh.groups(axis):  # every rank must take part in making every group
-            made: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), group_desc=axis)
-            own = made if self.rank in ranks else own
-        self.groups.append(Communicator(own, self.device))
+            group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), group_desc=axis)
+            joined = group if self.rank in ranks else joined
+        self.groups.append(Communicator(joined, self.device))
         return self.groups[-1]
 
     @property
@@ -194,18 +194,18 @@ class Communicator:
 
     def place(self) -> Place:
         """What was launched so far on an emulated link, for `carried_between`; no message may be under way."""
-        return tuple((g.launched, len(g.messages)) for g in self._emulated())
+        return tuple((g.launched, len(g.messages)) for g in self._emulated_groups())
 
     def carried_between(self, since: Place, until: Place) -> list[Carried]:
         """The collectives that were launched between two places, and the messages, of all `groups`."""
         return [
-            one
-            for group, (a, m), (b, n) in zip(self._emulated(), since, until, strict=True)
-            for one in (*group.log[a:b], *group.messages[m:n])
+            carried
+            for group, (a, m), (b, n) in zip(self._emulated_groups(), since, until, strict=True)
+            for carried in (*group.log[a:b], *group.messages[m:n])
         ]
 
-    def _emulated(self) -> list[process_group.EmulatedLinkGroup]:
-        return [one.group for one in self.groups if isinstance(one.group, process_group.EmulatedLinkGroup)]
+    def _emulated_groups(self) -> list[process_group.EmulatedLinkGroup]:
+        return [comm.group for comm in self.groups if isinstance(comm.group, process_group.EmulatedLinkGroup)]
 
     @property
     def phantom_ranks(self) -> list[int]:
@@ -244,7 +244,7 @@ class Communicator:
         return self._launch(Kind.ALL_GATHER, full, all_gather_single, full, shard)
 
     def reduce_scatter_sum(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
-        """As `reduce_scatter_mean`, of the sum."""
+        """Add up tensors as `reduce_scatter_mean` averages them."""
         return self._launch(Kind.REDUCE_SCATTER, full, _reduce_scatter, shard, full, op=dist.ReduceOp.SUM)
 
     def reduce_scatter_mean(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
@@ -272,23 +272,23 @@ class Communicator:
         """
         if self._streams is not None:
             return Work(self._streams.launch(Kind.SEND_RECV, call), (), self._check)
-        return Work(Submitted(self._hands.submit(call)), (), self._check)
+        return Work(Submitted(self._by_hand_thread.submit(call)), (), self._check)
 
     def host_link(self, emulated: Link) -> HostLink | HostStreams:
         """This rank's link to its host's memory: a GPU's own, or the emulated one."""
         return HostLink(emulated) if self._streams is None else HostStreams(self._streams.cuda)
 
     @cached_property
-    def _hands(self) -> ThreadPoolExecutor:
-        """With the priority of gloo's own threads, which behind a link is the link's.
+    def _by_hand_thread(self) -> ThreadPoolExecutor:
+        """One thread with the priority of gloo's own, which behind a link is the link's.
 
         Whoever posts a message, or lets go of one, spins until they are done with it; meanwhile threads of lower
         priority would get no core.
         """
         with nullcontext() if self.link is None else urgent_threads():
-            hands = ThreadPoolExecutor(1, "by-hand")
-            hands.submit(wake_on_time).result()  # starts the thread
-        return hands
+            thread = ThreadPoolExecutor(1, "by-hand")
+            thread.submit(wake_on_time).result()  # starts the thread
+        return thread
 
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -364,11 +364,11 @@ class Communicator:
 
     def close(self) -> None:
         """Carry what is queued and leave the group, and those made of it."""
-        if "_hands" in vars(self):
-            self._hands.shutdown()
-        for one in reversed(self.groups):
-            if isinstance(one.group, process_group.EmulatedLinkGroup):
-                one.group.close()
+        if "_by_hand_thread" in vars(self):
+            self._by_hand_thread.shutdown()
+        for comm in reversed(self.groups):
+            if isinstance(comm.group, process_group.EmulatedLinkGroup):
+                comm.group.close()
         dist.destroy_process_group(self.group)
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:

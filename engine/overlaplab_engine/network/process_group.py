@@ -104,8 +104,8 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._carrier.check()
 
     @contextmanager
-    def after(self, ready: Callable[[], None]) -> Iterator[None]:
-        """What is launched within it on CPUs begins when `ready` returns, which is called on another thread."""
+    def begin_after(self, ready: Callable[[], None]) -> Iterator[None]:
+        """Let what is launched inside on CPUs begin when `ready` returns, which is called on another thread."""
         assert isinstance(self._carrier, Carrier)
         self._carrier.ready = ready
         try:
@@ -338,7 +338,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta, device: Any) -> 
 
 
 def _gloo_device() -> Any:
-    """As init_process_group makes it for gloo; with explicit options the variable would otherwise be ignored."""
+    """Make gloo's device as init_process_group does; with explicit options the variable would otherwise be ignored."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
     return make(interface=interface) if interface else make()

@@ -15,9 +15,9 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import materialise
-from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
+from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, form_units
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.network.host_link import on_host
+from overlaplab_engine.network.host_link import host_allocation
 from overlaplab_engine.network.link import HOST_LINK, Link
 from overlaplab_engine.schedules import Schedule
 from overlaplab_engine.strategies.gradients.buckets import Gradients
@@ -60,7 +60,7 @@ class Options:
     max_staleness: int | None = None
     """With `asynchronous`: the most updates between what gradients were computed with and what they are applied to."""
     units: UnitPolicy = by_block
-    """Which modules form the units that are gathered together; all ranks must be given the same policy."""
+    """The policy that forms the units, which are gathered together; all ranks must have the same one."""
     every: int = 1
     """local-sgd: average the parameters after every so many updates."""
     background: bool = False
@@ -112,7 +112,7 @@ class Strategy(ABC):
     """Data parallelism over a replicated model: gradients are the mean over the ranks after `backward`."""
 
     name: ClassVar[str]
-    """As `--strategy` and run.json spell it."""
+    """Its spelling in `--strategy` and run.json."""
     traits: ClassVar[Traits] = Traits()
     """What it does; it goes into run.json."""
     refuses: ClassVar[Mapping[str, str]] = {
@@ -206,7 +206,7 @@ class Strategy(ABC):
         for microbatch in range(microbatches):
             self.microbatch = microbatch
             send = self.sends_every_microbatch or microbatch == microbatches - 1
-            tokens, targets = place(batches.of_rank(step, microbatch, self.comm.rank), self.comm.device)
+            tokens, targets = place(batches.rank_batch(step, microbatch, self.comm.rank), self.comm.device)
             with nullcontext() if send else self.no_sync():
                 with labels.span(Word.FORWARD, microbatch=microbatch):
                     loss = self(tokens, targets) / microbatches
@@ -304,7 +304,7 @@ class Strategy(ABC):
 
     def update(self, step: Callable[[], None]) -> None:
         """Make the optimizer's update, `step`; with `offload` on the host."""
-        with on_host() if self.options.offload else nullcontext():
+        with host_allocation() if self.options.offload else nullcontext():
             step()
 
     def updated(self) -> None:  # noqa: B027  # most have nothing to do
@@ -343,7 +343,7 @@ class Strategy(ABC):
 
     def units(self) -> list[Unit]:
         """The model's units by `options.units`; zero3 gathers and frees them one by one."""
-        return units_of(self.model, self.options.units)
+        return form_units(self.model, self.options.units)
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give every rank rank 0's values of these parameters, which may be deferred."""
@@ -354,8 +354,8 @@ class Strategy(ABC):
     def _agreed_order(self, arrivals: list[int]) -> list[int]:
         """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""
         arrived = set(arrivals)
-        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
-        return self.comm.broadcast_ints(arrivals + rest)
+        missing = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
+        return self.comm.broadcast_ints(arrivals + missing)
 
     def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
         """Tell the ranks which parameters this one has no gradient for; the answer: for which of them no rank has one.

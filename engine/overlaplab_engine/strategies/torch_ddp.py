@@ -83,7 +83,7 @@ class TorchDDP(Strategy):
 
     def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""
-        with self._labels.launching(bucket) as marks:
+        with self._labels.label_launch(bucket) as marks:
             buffer = bucket.buffer()
             if self.comm.prescale != 1:
                 buffer.mul_(self.comm.prescale)

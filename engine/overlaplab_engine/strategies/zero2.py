@@ -43,7 +43,7 @@ class Zero2(Partitioned):
         self._make_room(bucket)
 
     def _full(self, bucket: ShardedBucket) -> None:
-        self._launcher.ready(bucket.index)
+        self._launcher.mark_ready(bucket.index)
 
     def _launch(self, index: int) -> None:
         bucket = self._buckets[index]

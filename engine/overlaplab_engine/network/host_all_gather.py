@@ -13,7 +13,7 @@ from overlaplab_engine.network.host_link import HostLink, Way
 from overlaplab_engine.network.process_group import EmulatedLinkGroup
 
 
-class Rising:
+class HostAllGather:
     """FSDP2's all-gather (its interface `AllGather`): the shard first comes up from the host."""
 
     def __init__(self, link: HostLink) -> None:
@@ -37,5 +37,5 @@ class Rising:
         if not isinstance(group, EmulatedLinkGroup):
             copy.wait()
             return all_gather_single(output_tensor, shard, group=group, async_op=async_op)
-        with group.after(copy.wait):
+        with group.begin_after(copy.wait):
             return all_gather_single(output_tensor, shard, group=group, async_op=async_op)
