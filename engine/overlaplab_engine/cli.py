@@ -6,16 +6,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
+from enum import StrEnum
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Bytes, Config, Device, Dtype, defaults
+from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device, defaults
 from overlaplab_engine.devices import gpus, should_use_gpus
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, require_microbatches
 from overlaplab_engine.strategy_names import StrategyName
@@ -53,7 +53,11 @@ def _complain(message: str) -> int:
 
 def _parameter(field: Field[Any]) -> inspect.Parameter:
     """The command line's option for a field of `Config`."""
-    kind, option = get_args(field.type)
+    kind, option, *_ = get_args(field.type)
+    names = option.names
+    if kind is bool and names is None:
+        words = field.name.replace("_", "-")
+        names = f"--{words}/--no-{words}" if field.default else f"--{words}"
     help_, default = option.help, option.default or field.default
     if field.name in ON_GPUS:
         help_ = f"{help_.removesuffix('.')}; default {field.default}, on GPUs {ON_GPUS[field.name]}."
@@ -64,7 +68,7 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, typer.Option(*filter(None, [option.names]), help=help_)],
+        annotation=Annotated[kind, typer.Option(*filter(None, [names]), help=help_)],
     )
 
 
@@ -121,24 +125,27 @@ def record(
 def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
     """The recording that the options ask for; those left out are None, or have their default."""
     values = defaults(cuda) | {name: value for name, value in options.items() if value is not None}
-    values["dtype"] = _member(Dtype, values["dtype"], "--dtype")
-    for name in ("param_dtype", "reduce_dtype"):
-        if name in values:
-            values[name] = _member(Dtype, values[name], f"--{name.replace('_', '-')}")
     values["link"] = _link(values["link"], cuda)
-    values["host_link"] = Link.parse(values["host_link"])
-    values["compute"] = None if values["compute"] == "real" else Sleep.parse(values["compute"])
-    if "memory_limit" in values:
-        values["memory_limit"] = Bytes.parse(values["memory_limit"])
+    values["compute"] = None if values["compute"] == "real" else values["compute"]
     if "slow_rank" in values:
         values["slow_rank"] = _slow_rank(values["slow_rank"], ranks)
-    values["schedule"] = _member(Schedule, values["schedule"], "--schedule")
     if "stages" in values:
         values["stages"] = parse_stages(values["stages"])
-    values["link_wait"] = _member(LinkWait, values["link_wait"], "--link-wait")
     if "trace_ranks" in values:
         values["trace_ranks"] = _trace_ranks(values["trace_ranks"], ranks)
+    for field in fields(Config):
+        if isinstance(values.get(field.name), str):
+            values[field.name] = _parse(field, values[field.name])
     return Config(**values)
+
+
+def _parse(field: Field[Any], text: str) -> Any:
+    """The value of a field whose type is an enumeration, or has a `parse`; other texts stay."""
+    kind = get_args(field.type)[0]
+    kind = next(iter(get_args(kind)), kind)  # of `int | None` the first
+    if issubclass(kind, StrEnum):
+        return _member(kind, text, f"--{field.name.replace('_', '-')}")
+    return kind.parse(text) if hasattr(kind, "parse") else text
 
 
 def _require_possible(config: Config, ranks: int, cuda: bool) -> None:

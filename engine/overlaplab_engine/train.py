@@ -17,7 +17,7 @@ import torch
 from overlaplab_engine import faults, labels
 from overlaplab_engine.alarm import blocked_ns, note_wait, waited_ns
 from overlaplab_engine.checkpoint import load_sharded, save_sharded
-from overlaplab_engine.config import Bytes, Config, Dtype
+from overlaplab_engine.config import Bytes, Config
 from overlaplab_engine.devices import gpus, should_use_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
@@ -25,12 +25,13 @@ from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.deferred import defer
 from overlaplab_engine.models.sleeping import SleepClock, put_to_sleep, unit_times
 from overlaplab_engine.models.transformer import Transformer, initial_values
-from overlaplab_engine.models.units import Unit, policy, reads_parameters_in_backward
+from overlaplab_engine.models.units import Unit, UnitPolicy, policy, reads_parameters_in_backward
 from overlaplab_engine.network.calibration import choose_link, next_slower
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, Place, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
+from overlaplab_engine.options import Dtype, Option, declared
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
 from overlaplab_engine.recording.borders import UnitBorders
@@ -219,28 +220,7 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         model = model.to(comm.device)
     units = policy(config.units)
     data = comm.along(config.mesh(comm.world_size))
-    options = Options(
-        bucket_cap_mb=config.bucket_cap_mb,
-        first_bucket_mb=config.first_bucket_mb,
-        main_grad=config.main_grad,
-        param_dtype=_DTYPES[config.param_dtype] if config.param_dtype else None,
-        reduce_dtype=_DTYPES[config.reduce_dtype] if config.reduce_dtype else None,
-        prefetch=config.prefetch,
-        sequence_parallel=config.sequence_parallel,
-        activation_shape=(config.batch, config.seq, config.width) if config.compute is not None else None,
-        overlap_param_gather=config.overlap_param_gather,
-        keep_last=config.keep_last,
-        offload=config.offload,
-        host_link=config.host_link,
-        reshard_after_forward=config.reshard_after_forward,
-        asynchronous=config.asynchronous,
-        max_staleness=config.max_staleness,
-        every=config.every,
-        background=config.background,
-        units=units,
-        schedule=config.schedule,
-        stages=config.stages,
-    )
+    options = _options(config, units)
     class_of(config.strategy).cut(model, data, options)
     sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
     counted = comm.device.type == "cpu" and sleep is None  # a sleeping device needs no core that it could wait for
@@ -266,6 +246,15 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
     if sleep is None:
         return strategy, AdamW(optimized, config.lr, owners), borders
     return strategy, SleepingAdamW(optimized, config.lr, owners or [], partial(sleep, strategy)), borders
+
+
+def _options(config: Config, units: UnitPolicy) -> Options:
+    """The options of the recording that concern strategies, in torch's terms."""
+    values = {name: getattr(config, name) for name in declared(Options, Option)}
+    for name in ("param_dtype", "reduce_dtype"):
+        values[name] = _DTYPES[values[name]] if values[name] else None
+    shape = (config.batch, config.seq, config.width) if config.compute is not None else None
+    return Options(**values | {"units": units, "activation_shape": shape})
 
 
 def _labels(strategy: Strategy, unit: Unit, phase: str) -> bool:

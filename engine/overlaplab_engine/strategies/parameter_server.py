@@ -16,9 +16,9 @@ With n − 1, the least that is possible, the workers take turns.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,9 +44,6 @@ class ParameterServer(Strategy):
 
     name = "parameter-server"
     traits = Traits(gradients="server")
-    refuses: ClassVar[Mapping[str, str]] = {
-        option: why for option, why in Strategy.refuses.items() if option not in ("asynchronous", "max_staleness")
-    }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)

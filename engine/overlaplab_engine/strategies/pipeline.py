@@ -37,8 +37,6 @@ from overlaplab_engine.schedules import Schedule, cut, require_microbatches, sta
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
 
-_OWN = ("pp", "schedule", "stages", "microbatches")
-"""The options that no other strategy takes."""
 _SCHEDULES: dict[Schedule, Any] = {
     Schedule.GPIPE: ScheduleGPipe,
     Schedule.ONE_F_ONE_B: Schedule1F1B,
@@ -108,7 +106,6 @@ class Pipeline(Strategy):
     name = "pipeline"
     traits = Traits(stages=True)
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: why for name, why in Strategy.refuses.items() if name not in _OWN},
         "accumulate": "--accumulate is for data parallelism: a pipeline takes --microbatches",
         "main_grad": "--main-grad is not for pipelines, which add gradients up in the parameters' type; leave it out",
         "tied": "--tied is not for pipelines: the embedding and the output projection are in different stages",

@@ -37,7 +37,7 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.bucketed import Bucketed
 from overlaplab_engine.strategies.sharding.optimizers import mark_part
-from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
+from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers
 from overlaplab_engine.strategies.tensor_parallel.layers import (
     COLUMNS,
     ROWS,
@@ -126,7 +126,7 @@ class TensorParallel(CutsLayers, Bucketed):
 
     name = "tensor"
     traits = Traits(buckets=True, cuts_layers=True)
-    refuses: ClassVar[Mapping[str, str]] = refused_by(name)
+    refuses: ClassVar[Mapping[str, str]] = {"main_grad": "tensor has no fp32 main_grad; leave --main-grad out"}
 
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:

@@ -28,7 +28,6 @@ class TorchDDP(Strategy):
     traits = Traits(buckets=True)
     waits_within_torch = True
     refuses: ClassVar[Mapping[str, str]] = {
-        **Strategy.refuses,
         "main_grad": "torch-ddp has no fp32 main_grad; leave --main-grad out",
         "first_bucket_mb": "torch-ddp has no --first-bucket-mb; leave it out",
     }

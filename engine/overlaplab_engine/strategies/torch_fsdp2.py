@@ -41,9 +41,6 @@ from overlaplab_engine.strategies.sharding.absent import read_early
 from overlaplab_engine.strategies.sharding.fsdp2_copies import GradientCopies
 from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
 
-_OWN = ("keep_last", "reshard_after_forward", "param_dtype", "reduce_dtype", "hsdp", "offload", "host_link")
-"""Options that other strategies refuse."""
-
 
 @register
 class TorchFSDP2(Strategy):
@@ -61,8 +58,8 @@ class TorchFSDP2(Strategy):
         offloads_parameters=True,
     )
     waits_within_torch = True
+    takes = ("keep_last", "reshard_after_forward")
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: text for name, text in Strategy.refuses.items() if name not in _OWN},
         "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",
         **dict.fromkeys(
             ("save", "resume"),

@@ -26,7 +26,7 @@ from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
-from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
+from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers
 from overlaplab_engine.strategies.tensor_parallel.layers import (
     cut_parameters,
     reduce_together,
@@ -45,7 +45,7 @@ class TorchTensorParallel(CutsLayers):
     name = "torch-tensor"
     traits = Traits(cuts_layers=True)
     refuses: ClassVar[Mapping[str, str]] = {
-        **refused_by(name),
+        "main_grad": "torch-tensor has no fp32 main_grad; leave --main-grad out",
         "compute": "torch-tensor computes with DTensors, which cannot sleep; use tensor",
     }
 

@@ -4,9 +4,6 @@ Rajbhandari et al. 2020 (arXiv 1910.02054, §5.2), P_os+g: a rank keeps only the
 With several microbatches each is sent, and only the parts add up.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from torch import nn
 
 from overlaplab_engine.network.communicator import Communicator
@@ -30,10 +27,6 @@ class Zero2(Partitioned):
         gathers="updated_parameters",
         sharded=("gradients", "optimizer"),
     )
-
-    refuses: ClassVar[Mapping[str, str]] = {
-        option: why for option, why in Partitioned.refuses.items() if option not in ("offload", "host_link")
-    }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)

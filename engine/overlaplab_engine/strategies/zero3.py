@@ -29,11 +29,11 @@ the unit was used this is noticed, and the unit gathered once more; from then on
 end of the backward pass. Before, it is an error: whether the unit will be used at all is not known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,10 +72,6 @@ class _Use:
     in_backward: bool = False
 
 
-_OWN = ("offload", "host_link", "communicators", "param_dtype", "reduce_dtype", "hsdp")
-"""Options that other strategies refuse."""
-
-
 @register
 class Zero3(Sharded):
     """Hooks around each unit's forward and backward gather, free, and reduce-scatter. See [Note: one step of layer 5].
@@ -93,7 +89,7 @@ class Zero3(Sharded):
     )
     labels_units = True
     keeps_last = True
-    refuses: ClassVar[Mapping[str, str]] = {name: why for name, why in Sharded.refuses.items() if name not in _OWN}
+    takes = ("communicators",)
 
     @classmethod
     def require(cls, config: Any) -> None:

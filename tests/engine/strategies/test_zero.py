@@ -477,7 +477,7 @@ def param_gather_in_the_next_forward(comm: Communicator, name: StrategyName) -> 
         strategy.updated()
         left: list[int] = []
         for layer in strategy.model.layers:
-            layer.register_forward_pre_hook(lambda *_, s=strategy, left=left: left.append(len(s._gathering)))
+            layer.register_forward_pre_hook(lambda *_, s=strategy, left=left: left.append(len(s._gathers)))
         strategy(*BATCHES.rank_batch(1, 0, comm.rank))
         if overlap:
             assert left == sorted(left, reverse=True)
