@@ -134,33 +134,30 @@ class Communicator:
         """Collectives launched here, by kind."""
         self.groups: list[Communicator] = [self]
         """This one, and those that `along` has made of it."""
-        self._shards: Communicator | None = None
-        self.replicas: Communicator | None = None
-        """With HSDP the ranks that hold the same shards."""
-        self.tensor: Communicator | None = None
-        """The ranks that compute each layer together, from the same batch."""
-        self.stages: Communicator | None = None
-        """The ranks that hold the stages of one pipeline, in order."""
+        self._axes: dict[str, Communicator] = {}
+
+    def axis(self, name: str) -> "Communicator | None":
+        """This rank's group along an axis of the mesh, such as `tp`; None if the mesh has no such groups."""
+        return self._axes.get(name)
 
     @property
     def shards(self) -> "Communicator":
         """The ranks among which parameters are sharded: these, or with HSDP some of them."""
-        return self._shards or self
+        return self._axes.get("shard", self)
 
     def along(self, mesh: Mesh, timeout_s: float = 300) -> "Communicator":
-        """The data-parallel ranks that this rank is one of, with their `shards`, `replicas`, `tensor` and `stages`.
+        """The data-parallel ranks that this rank is one of, with the groups along the mesh's other axes (`axis`).
 
         Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
         """
         data = self if mesh.dp == self.world_size else self._group(mesh, "dp", timeout_s)
-        data._shards = data.replicas = data.tensor = data.stages = None
-        if mesh.replicate is not None:
-            data._shards, data.replicas = (self._group(mesh, axis, timeout_s) for axis in ("shard", "replicate"))
-        if mesh.tp > 1:
-            data.tensor = self._group(mesh, "tp", timeout_s)
-        if mesh.pp > 1:
-            data.stages = self if mesh.pp == self.world_size else self._group(mesh, "pp", timeout_s)
-            data.stages.group._set_group_desc("pp")
+        data._axes = {}
+        for axis in reversed(mesh.group_axes):
+            if mesh.axes[axis] == self.world_size:
+                data._axes[axis] = self
+                self.group._set_group_desc(axis)
+            else:
+                data._axes[axis] = self._group(mesh, axis, timeout_s)
         return data
 
     def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":

@@ -113,16 +113,17 @@ class Pipeline(Strategy):
     }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`; `model` is a `Transformer`, and `comm` has `stages` (see `Communicator.along`).
+        """See `Strategy`; `model` is a `Transformer`, and `comm` has an axis `pp` (see `Communicator.along`).
 
         EngineError for stages that do not fit the ranks or the layers.
         """
         self.require(options)
         if not isinstance(model, Transformer):
             raise EngineError("a pipeline takes the engine's Transformer, whose layers it can share out")
-        if comm.stages is None:
+        stages_group = comm.axis("pp")
+        if stages_group is None:
             raise EngineError("a pipeline needs two ranks or more along the mesh's pp axis")
-        self._stages, self.schedule = comm.stages, options.schedule
+        self._stages, self.schedule = stages_group, options.schedule
         self.layers = cut(len(model.layers), self._stages.world_size, options.schedule, options.stages)
         """The layers of each stage."""
         stages = stages_of_rank(self._stages.rank, self._stages.world_size, len(self.layers), options.schedule)

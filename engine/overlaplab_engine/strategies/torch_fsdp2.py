@@ -229,7 +229,7 @@ class TorchFSDP2(Strategy):
 def _require_offloadable(comm: Communicator, options: Options) -> None:
     if not options.offload:
         return
-    if comm.replicas is not None or options.param_dtype is not None or options.reduce_dtype is not None:
+    if comm.axis("replicate") is not None or options.param_dtype is not None or options.reduce_dtype is not None:
         raise EngineError(
             "torch-fsdp2 --offload cannot be combined with --hsdp, --param-dtype and --reduce-dtype; use zero3"
         )
@@ -239,8 +239,9 @@ def _require_offloadable(comm: Communicator, options: Options) -> None:
 
 def _mesh(comm: Communicator) -> DeviceMesh:
     """The ranks among which FSDP2 shards; for HSDP of two dimensions, the replicas and the shards of each."""
-    if comm.replicas is None:
+    replicas = comm.axis("replicate")
+    if replicas is None:
         return DeviceMesh.from_group(comm.group, comm.device.type)
-    ranks = torch.tensor(dist.get_process_group_ranks(comm.group)).view(comm.replicas.world_size, -1)
-    groups = [comm.replicas.group, comm.shards.group]
+    ranks = torch.tensor(dist.get_process_group_ranks(comm.group)).view(replicas.world_size, -1)
+    groups = [replicas.group, comm.shards.group]
     return DeviceMesh.from_group(groups, comm.device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))

@@ -185,12 +185,13 @@ def optimizers_of_whole_parameters(comm: Communicator, name: StrategyName) -> No
 def hsdp(comm: Communicator, name: str) -> None:
     data = comm.along(Mesh.of(4, hsdp=(2, 2)), timeout_s=120)
     assert data is comm
-    assert data.replicas is not None
+    replicas = data.axis("replicate")
+    assert replicas is not None
     trial = transformer_trial(data, StrategyName(name), accumulate=2, clip=0.01)
     held = sum(len(flat.shard) for flat in trial.strategy.flats)
     assert held == pytest.approx(sum(p.numel() for p in trial.alone.parameters()) / 2, abs=len(trial.strategy.flats))
     trial.run()
-    assert data.shards.counts[Kind.REDUCE_SCATTER] == data.replicas.counts[Kind.ALL_REDUCE] > 0
+    assert data.shards.counts[Kind.REDUCE_SCATTER] == replicas.counts[Kind.ALL_REDUCE] > 0
     assert data.counts[Kind.REDUCE_SCATTER] == data.counts[Kind.ALL_GATHER] == 0
 
 
@@ -215,8 +216,9 @@ def hsdp_of_torch(comm: Communicator) -> None:
 def mutant_replicas_do_not_average(comm: Communicator) -> None:
     data = comm.along(Mesh.of(4, hsdp=(2, 2)), timeout_s=120)
     trial = transformer_trial(data, StrategyName.ZERO3)
-    assert data.replicas is not None
-    data.replicas.all_reduce_mean = lambda tensor: data.shards.all_reduce_max(torch.zeros(1))
+    replicas = data.axis("replicate")
+    assert replicas is not None
+    replicas.all_reduce_mean = lambda tensor: data.shards.all_reduce_max(torch.zeros(1))
     expect_failure(comm, lambda: trial.step(0))
 
 

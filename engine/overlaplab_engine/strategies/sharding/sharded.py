@@ -72,6 +72,7 @@ class Sharded(Strategy):
         """This rank's parts, in the same order on every rank."""
         self.whole_gradients = self.gradients
         """Where gradients of whole parameters accumulate, before they are sent."""
+        self._replicas = comm.axis("replicate")  # HSDP: the ranks that hold the same shards
         self._wait = labels.span(Word.WAIT)
         self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
@@ -150,11 +151,11 @@ class Sharded(Strategy):
         """Accumulate the results of reduce-scatters, and wait until no more than `leave` are under way."""
         for scatter in self._pop_completed(self._in_flight, leave):
             labels.instant(scatter.done)
-            if self.comm.replicas is None:
+            if self._replicas is None:
                 self._take_mean(scatter)
                 continue
             with scatter.average or nullcontext():
-                work = self.comm.replicas.all_reduce_mean(scatter.received)
+                work = self._replicas.all_reduce_mean(scatter.received)
             self._averaging.append(replace(scatter, work=work))
         for average in self._pop_completed(self._averaging, leave):
             self._take_mean(average)

@@ -31,9 +31,10 @@ def cut_parameters(model: nn.Module) -> dict[str, int]:
 
 def tensor_group(strategy: str, comm: Communicator) -> Communicator:
     """The ranks that cut the layers. EngineError if there are none."""
-    if comm.tensor is None:
+    tensor = comm.axis("tp")
+    if tensor is None:
         raise EngineError(f"{strategy} needs a tensor-parallel group: connect(…).along(Mesh(…, tp=2))")
-    return comm.tensor
+    return tensor
 
 
 def shared_layers(strategy: str, model: nn.Module, comm: Communicator) -> list[nn.Module]:
