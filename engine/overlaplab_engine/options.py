@@ -59,8 +59,8 @@ class Need:
 
     refusal: str
     """The error for whoever sets the option with another strategy."""
-    met: Callable[[Traits], bool] = lambda traits: False
-    """Whether a strategy with these traits takes it; else it takes those that it lists in `Strategy.takes`."""
+    suits: Callable[[Traits], bool] = lambda traits: False
+    """Whether a strategy of these traits takes it; others take what they list in `Strategy.takes`."""
 
 
 STAGES = Need(
@@ -92,7 +92,7 @@ class Option:
     """What stands for the field's default, where that is no text."""
 
 
-def declared(options: type, kind: type[T]) -> dict[str, T]:
+def declarations(options: type, kind: type[T]) -> dict[str, T]:
     """Find what the fields of a dataclass declare of a kind, `Option` or `Need`, by name."""
     annotations = [item for base in options.__mro__ for item in vars(base).get("__annotations__", {}).items()]
     return {name: extra for name, hint in annotations for extra in get_args(hint) if isinstance(extra, kind)}

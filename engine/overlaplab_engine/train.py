@@ -31,7 +31,7 @@ from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, Place, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
-from overlaplab_engine.options import Dtype, Option, declared
+from overlaplab_engine.options import Dtype, Option, declarations
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
 from overlaplab_engine.recording.borders import UnitBorders
@@ -250,7 +250,7 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
 
 def _options(config: Config, units: UnitPolicy) -> Options:
     """The options of the recording that concern strategies, in torch's terms."""
-    values = {name: getattr(config, name) for name in declared(Options, Option)}
+    values = {name: getattr(config, name) for name in declarations(Options, Option)}
     for name in ("param_dtype", "reduce_dtype"):
         values[name] = _DTYPES[values[name]] if values[name] else None
     shape = (config.batch, config.seq, config.width) if config.compute is not None else None

@@ -115,7 +115,6 @@ class Carrier:
 
     @property
     def link(self) -> Link:
-        """The emulated link."""
         return self.wire.link
 
     def submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:

@@ -73,20 +73,6 @@ class Work:
         return bool(self._work.is_completed())
 
 
-class _Together:
-    """Several of torch.distributed's works, as one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-
 class Submitted:
     """A call on another thread; see `Communicator.aside`."""
 
@@ -98,7 +84,6 @@ class Submitted:
         self._future.result()
 
     def is_completed(self) -> bool:
-        """Whether it has returned."""
         return self._future.done()
 
 
@@ -259,7 +244,7 @@ class Communicator:
         """
         tensors = [tensor for tensor, _ in (*sends, *receives)]
         works = self._batch(sends, receives) if self.device.type == "cuda" else self._post(sends, receives)
-        return Work(_Together(works), tensors, self._check)
+        return Work(process_group.AllWorks(works), tensors, self._check)
 
     def aside(self, call: Callable[[], None]) -> Work:
         """Run a collective by hand, made of exchanges that it waits for, beside the computation; returns at once.

@@ -17,11 +17,9 @@ class HostAllGather:
     """FSDP2's all-gather (its interface `AllGather`): the shard first comes up from the host."""
 
     def __init__(self, link: HostLink) -> None:
-        """`link` is the one to the host."""
         self._link = link
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for what is gathered."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from queue import SimpleQueue
-from typing import Protocol
 
 import torch
 
@@ -56,26 +55,14 @@ class Way(StrEnum):
     """From the host to the device."""
 
 
-class UnderWay(Protocol):
-    """A copy under way."""
-
-    def wait(self) -> None:
-        """Wait until it is done."""
-
-    def is_completed(self) -> bool:
-        """Whether it is done."""
-
-
 class Copy:
     """A copy under way; keep its tensors as they are until it is waited for."""
 
     def __init__(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Both tensors have one shape."""
         self._destination, self._source = destination, source
         self._done = threading.Event()
 
     def wait(self) -> None:
-        """Block until it is done."""
         with note_wait():
             self._done.wait()
 

@@ -27,7 +27,6 @@ class Mesh:
     """HSDP: ranks among which parameters are sharded."""
 
     def __post_init__(self) -> None:
-        """EngineError for sizes that cannot be."""
         for axis, size in self.axes.items():
             if size < 1:
                 raise EngineError(f"the mesh's size along {axis} must be 1 or more, not {size}")
@@ -62,7 +61,6 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return prod(self.axes.values())
 
     @property

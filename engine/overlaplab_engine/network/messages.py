@@ -54,12 +54,10 @@ class _NotedWork(torch._C._distributed_c10d.Work):
         self._work = create_work_from_future(future)
 
     def wait(self, *timeout: Any) -> bool:
-        """Block until it is done."""
         with note_wait():
             return bool(self._work.wait(*timeout))
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
         return bool(self._future.done())
 
     def get_future(self) -> torch.futures.Future[Any]:

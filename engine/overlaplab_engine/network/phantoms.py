@@ -117,7 +117,6 @@ class Phantoms:
         return _Done()
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":
-        """The tensors are sent."""
         for tensor in tensors:
             self._send(tensor)
         return _Done()

@@ -76,7 +76,6 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def link(self) -> Link:
-        """The emulated link."""
         return self._carrier.link
 
     def set_link(self, link: Link) -> None:
@@ -86,7 +85,6 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def launched(self) -> int:
-        """How many collectives were launched so far."""
         return self._carrier.launched
 
     @property
@@ -147,7 +145,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.AllgatherOptions()
-        work = lambda: _All(  # noqa: E731
+        work = lambda: AllWorks(  # noqa: E731
             [self._mover._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
         return self._submit(Kind.ALL_GATHER, outputs, work, outputs)
@@ -167,7 +165,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        work = lambda: _All(  # noqa: E731
+        work = lambda: AllWorks(  # noqa: E731
             [self._mover._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
         return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
@@ -261,15 +259,18 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._carrier.abort()
 
 
-class _All:
+class AllWorks:
     """Several works as one."""
 
-    def __init__(self, works: list[Any]) -> None:
+    def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
 
 
 class _Copied:

@@ -18,7 +18,7 @@ call `record_stream`; only DDP asks for a future, and it keeps its buffers for g
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,24 +27,8 @@ from overlaplab_engine.network.device_clock import DeviceClock
 from overlaplab_engine.network.host_clock import HostClock
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 
-
-class LinkClock(Protocol):
-    """Records the beginning and the end of each collective on a stream, in slots from 0."""
-
-    def begin(self, slot: int, stream: torch.cuda.Stream) -> None:
-        """Record the beginning in `slot`, when `stream`, which must be current, reaches it."""
-
-    def wait_until(self, slot: int, ns: int, stream: torch.cuda.Stream) -> None:
-        """Hold up `stream`, which must be current, until `ns` after the beginning, and record the end."""
-
-    def occupied_ns(self, count: int) -> list[int]:
-        """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
-
-    def check(self) -> None:
-        """Raise an error that occurred after a launch, if any."""
-
-    def close(self) -> None:
-        """Stop; streams that still wait go on."""
+LinkClock = DeviceClock | HostClock
+"""What records the beginning and the end of each collective on a stream, in slots from 0."""
 
 
 def link_clock(wait: LinkWait, device: torch.device) -> LinkClock:
@@ -76,7 +60,6 @@ class _LinkWork(torch._C._distributed_c10d.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the device is done."""
         return self._event is None or bool(self._event.query())
 
     def get_future(self) -> "torch.futures.Future[Any]":

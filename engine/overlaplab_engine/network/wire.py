@@ -34,7 +34,6 @@ class Wire:
     """What is booked on the link of one rank, in ns by the rank's own clock."""
 
     def __init__(self, link: Link) -> None:
-        """The `link` is that of all groups."""
         self.link = link
         self.users = 0
         """Groups and lanes of messages that use it."""
@@ -47,12 +46,10 @@ class Wire:
         return self.users > 1
 
     def join(self) -> None:
-        """One more uses it."""
         with self._lock:
             self.users += 1
 
     def leave(self) -> None:
-        """One fewer uses it."""
         with self._lock:
             self.users -= 1
 

@@ -38,7 +38,6 @@ class Reading:
 
     @classmethod
     def take(cls) -> "Reading":
-        """Read the counts now."""
         counts = core_time()
         return cls(
             at_ns=time.perf_counter_ns(),

@@ -17,7 +17,6 @@ class SavedTensors:
     """What autograd saves of a forward pass for the backward pass, besides parameters."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._storages: dict[int, int] = {}
 
     @property

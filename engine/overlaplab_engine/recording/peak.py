@@ -39,7 +39,6 @@ class Peak(TorchDispatchMode):
     """Counts the storages of CPU tensors that are allocated within it, but for the host's."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         """Bytes that are allocated now."""
@@ -50,18 +49,15 @@ class Peak(TorchDispatchMode):
         self._resize: Any = torch.UntypedStorage.resize_
 
     def __enter__(self) -> "Peak":
-        """Begin to count."""
         torch.UntypedStorage.resize_ = self._make_resize()  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Count no longer."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def restart(self) -> None:
-        """Forget the most that there were."""
         self._forget_freed()
         self.most = self.now
 

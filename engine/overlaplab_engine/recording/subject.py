@@ -102,17 +102,14 @@ class Subject:
 
     @property
     def ddps(self) -> list[DistributedDataParallel]:
-        """The models in DDP."""
         return [root.ddp for root in self.roots if root.ddp is not None]
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters by name."""
         return {name: parameter for root in self.roots for name, parameter in root.parameters.items()}
 
     @property
     def units(self) -> list[Unit]:
-        """All units."""
         return [unit for root in self.roots for unit in root.units]
 
 

@@ -90,7 +90,6 @@ class TraceFile:
         )
 
     def __enter__(self) -> "TraceFile":
-        """The first step begins."""
         self._advance()
         return self
 
@@ -124,7 +123,6 @@ class TraceFile:
         self._export(self._profiler)
 
     def discard(self) -> None:
-        """Delete the file."""
         self._path.unlink(missing_ok=True)
 
     def _advance(self) -> None:

@@ -18,9 +18,16 @@ from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, form_units
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_link import host_allocation
-from overlaplab_engine.options import CommunicationOptions, Need, Option, PipelineOptions, PrecisionOptions, declared
+from overlaplab_engine.options import (
+    CommunicationOptions,
+    Need,
+    Option,
+    PipelineOptions,
+    PrecisionOptions,
+    declarations,
+)
 from overlaplab_engine.options import Traits as Traits
-from overlaplab_engine.strategies.gradients.buckets import Gradients
+from overlaplab_engine.strategies.gradients.buckets import Bucket, Gradients
 
 MIB = 1 << 20
 
@@ -45,7 +52,7 @@ class Options(CommunicationOptions, PipelineOptions, PrecisionOptions):
 
 
 assert Options.__doc__ is not None
-Options.__doc__ += "\n\n" + "\n".join(f"- {name}: {option.help}" for name, option in declared(Options, Option).items())
+Options.__doc__ += "\n\n" + "\n".join(f"- {name}: {o.help}" for name, o in declarations(Options, Option).items())
 
 
 class Strategy(ABC):
@@ -63,6 +70,7 @@ class Strategy(ABC):
     """Whether it labels itself where it uses the units that it gathers."""
     waits_within_torch: ClassVar[bool] = False
     """Whether torch's own code waits for collectives, and not `Work.wait`."""
+    _buckets: Sequence[Bucket] = ()
     keeps_last: bool | None = None
     """Whether the last layer stays gathered from its forward into its backward; None if units are not gathered."""
 
@@ -100,11 +108,11 @@ class Strategy(ABC):
     @classmethod
     def require(cls, config: Any) -> None:
         """EngineError if `config`, a `Config` or `Options`, sets an option that this strategy cannot take."""
-        needs = declared(type(config), Need)
+        needs = declarations(type(config), Need)
         for name in (field.name for field in fields(config) if getattr(config, field.name) != field.default):
             if name in cls.refuses:
                 raise EngineError(cls.refuses[name])
-            if name in needs and name not in cls.takes and not needs[name].met(cls.traits):
+            if name in needs and name not in cls.takes and not needs[name].suits(cls.traits):
                 raise EngineError(needs[name].refusal)
 
     @classmethod
@@ -311,7 +319,7 @@ class Strategy(ABC):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""
-        return []
+        return [(bucket.nbytes, [self.names[m] for m in bucket.members]) for bucket in self._buckets]
 
     @property
     def stages(self) -> list[dict[str, Any]] | None:

@@ -68,11 +68,6 @@ class ParameterServer(Strategy):
     def variant(cls, options: Options) -> type[Strategy]:
         return AsynchronousServer if options.asynchronous else cls
 
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """All gradients together."""
-        return [(bucket.nbytes, [self.names[m] for m in bucket.members]) for bucket in self._buckets]
-
     def clip(self, max_norm: float) -> torch.Tensor:
         """See `Strategy`; rank 0 tells the others the norm."""
         norm = super().clip(max_norm)

@@ -178,7 +178,6 @@ class Pipeline(Strategy):
         return torch.stack(losses).detach().mean() if last else None
 
     def _run(self, microbatches: int, batch: int, seq: int) -> Any:
-        """Torch's schedule for this rank."""
         key = (microbatches, batch, seq)
         if key not in self._runs:
             require_microbatches(microbatches, self._stages.world_size, self.schedule)
@@ -208,11 +207,6 @@ class Pipeline(Strategy):
         return stage
 
     # Data parallelism
-
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """See `Strategy`: those of this rank's stages; none without replicas."""
-        return [(b.nbytes, [self.names[m] for m in b.members]) for b in self._buckets]
 
     def _build(self) -> list[Bucket]:
         order = list(reversed(range(len(self.parameters))))

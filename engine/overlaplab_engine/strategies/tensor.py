@@ -76,7 +76,6 @@ class _Operators:
         return x.view_as(x)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks."""
         total = self._real_activations(x).clone(memory_format=torch.contiguous_format)
         self._run(self._comm.all_reduce_sum, total)
         return self._result(x, total)

@@ -73,7 +73,6 @@ class TorchDDP(Strategy):
         return {} if self._ddp is None else dict(self._ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """DDP's forward pass."""
         if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
             self._wrap()
         if self._ddp is not None:  # what DDP's own no_sync does, which would not outlive a new wrapping inside it

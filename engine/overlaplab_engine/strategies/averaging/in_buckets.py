@@ -34,11 +34,6 @@ class InBuckets(Strategy):
         for i, parameter in enumerate(self.parameters):
             after_accumulation(parameter, partial(self._take_gradient, i))
 
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """Bytes and parameter names of each bucket, in launch order."""
-        return [(b.nbytes, [self.names[m] for m in b.members]) for b in self._buckets]
-
     # Building
 
     def _build(self, order: list[int]) -> None:

@@ -35,7 +35,6 @@ class Gradients:
         return value
 
     def set(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Make `value` the parameter's gradient."""
         setattr(parameter, self._name, value)
 
     def place(self, parameter: torch.Tensor, view: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -192,6 +191,5 @@ class InOrder(Generic[Handle]):
         return [number for number, ready in enumerate(self._ready) if not ready]
 
     def reset(self) -> None:
-        """Begin again at number 0."""
         self._ready = [False] * len(self._ready)
         self.handles = []

@@ -57,6 +57,8 @@ class Partitioned(Sharded):
     outside of it waits, too.
     """
 
+    _buckets: list[ShardedBucket]  # type: ignore[assignment]
+
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
         nbytes = [self.gradients.nbytes(p) for p in self.parameters]

@@ -18,7 +18,8 @@ from torch._C._profiler import _RecordFunctionFast as Span
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.network.host_link import UnderWay, Way, host_allocation, host_memory
+from overlaplab_engine.network.host_link import Copy, Way, host_allocation, host_memory
+from overlaplab_engine.network.host_streams import StreamCopy
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.sharding.shards import Flat, Piece
 
@@ -56,7 +57,7 @@ class _HostCopy:
     flat: Flat
     gradients: torch.Tensor
     """(chunk,), in the host's memory."""
-    copy: UnderWay
+    copy: Copy | StreamCopy
 
 
 class Sharded(Strategy):
@@ -78,7 +79,9 @@ class Sharded(Strategy):
         self._in_flight: deque[_ReduceScatter] = deque()
         self._host = comm.host_link(options.host_link) if options.offload else None
         self._host_copies: deque[_HostCopy] = deque()  # gradients on their way to the host
-        self._device_copies: dict[int, UnderWay] = {}  # parameters on their way to the device, by the flat's identity
+        self._device_copies: dict[
+            int, Copy | StreamCopy
+        ] = {}  # parameters on their way to the device, by the flat's identity
         self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
