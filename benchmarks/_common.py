@@ -14,7 +14,7 @@ from overlaplab_engine.config import Config
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
-from overlaplab_engine.train import build, model_of, train_step
+from overlaplab_engine.train import build, make_model, train_step
 
 LAYERS = Annotated[int, typer.Option(help="Layers.")]
 WIDTH = Annotated[int, typer.Option(help="Features.")]
@@ -57,7 +57,7 @@ class Side:
     def __init__(self, config: Config, comm: Communicator) -> None:
         """Build it as configured."""
         with comm.device:  # a GPU draws many weights at once
-            model = model_of(config)
+            model = make_model(config)
         self.strategy, self.optimizer = build(config, comm, model)
         self._batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
         self._accumulate = config.accumulate

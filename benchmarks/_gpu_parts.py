@@ -24,7 +24,7 @@ from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.recording.trace_file import experimental_config, write_json
 from overlaplab_engine.strategy_names import StrategyName
-from overlaplab_engine.train import model_of
+from overlaplab_engine.train import make_model
 from torch.profiler import ProfilerActivity, profile
 
 Figures = dict[str, Any]
@@ -123,11 +123,11 @@ def alone(bench: Bench) -> Figures:
     """A forward and a backward pass without communication, and all buckets' all-reduces without computation."""
     config = bench.config(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
     with bench.device:
-        model = model_of(config)
+        model = make_model(config)
     batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
     passes: dict[str, list[float]] = {"forward": [], "backward": [], "host": []}
     for number in range(3 + bench.plan.pairs):
-        tokens, targets = place(batches.of_rank(number, 0, 0), bench.device)
+        tokens, targets = place(batches.rank_batch(number, 0, 0), bench.device)
         host, begin = time.perf_counter(), bench.mark()
         loss = model(tokens, targets)
         turn = bench.mark()

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import typer
 from overlaplab_engine.labels import Span
-from overlaplab_engine.models.sleeping import Clock
+from overlaplab_engine.models.sleeping import SleepClock
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.recorder import Recorder
@@ -72,7 +72,7 @@ class Layer(nn.Module):
     """One weight of 100 kB, unless it has another size."""
 
     def __init__(
-        self, name: str, clock: Clock, *, elements: int = 25_000, slower: float = 1.0, syncs: bool = False
+        self, name: str, clock: SleepClock, *, elements: int = 25_000, slower: float = 1.0, syncs: bool = False
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(elements))
@@ -124,7 +124,7 @@ def main(
     dist.init_process_group(process_group.BACKEND, timeout=timedelta(seconds=60), pg_options=emulation)
     torch.set_num_threads(1)
     late = dist.get_rank() == 1
-    clock = Clock(None)
+    clock = SleepClock(None)
     slower = 1.4 if loop == "late-rank" and late and not mended else 1.0
     layers: list[nn.Module] = [
         Layer(f"layer{n}", clock, slower=slower, syncs=loop == "sync-batch-norm" and not mended) for n in range(LAYERS)

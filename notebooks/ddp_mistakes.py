@@ -339,7 +339,7 @@ class OwnOrder(InOrder[Any]):
         super().__init__(len(ordered.waiting), ordered._launch)
         self.reset()
 
-    def ready(self, number: int) -> None:
+    def mark_ready(self, number: int) -> None:
         """Number `number` may go, and goes."""
         self._ready[number] = True
         self.handles[number] = self._launch(number)
