@@ -14,7 +14,7 @@ from overlaplab.costs import Algorithm
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks
 from overlaplab.formats import as_held
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.further import Skew
@@ -221,7 +221,7 @@ def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.Da
 def _caps_table(run: Run, question: Asked, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
     strategy = question.setting.strategy
-    traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
+    traits = TRAITS.get(strategy) if strategy else strategy_traits(run.manifest)
     is_recut = traits.buckets if traits is not None else find_recutting(run) is not None
     caps = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])}) if is_recut else []
     return what_if.steps_by_cap(run, question.setting, caps, algorithm=question.algorithm, skew=question.skew)

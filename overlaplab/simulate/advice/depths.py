@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.edits.gathers import with_earlier_gathers
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.recorded import plain_programs
@@ -32,7 +32,7 @@ class DepthPlayed:
 @once_per_run
 def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
     """Each depth beyond the recorded one, the smallest first, until nothing more changes."""
-    recorded, traits = plain_programs(run), traits_of(run.manifest)
+    recorded, traits = plain_programs(run), strategy_traits(run.manifest)
     if recorded is None or traits is None or traits.gathers != "units":
         return ()
     if run.manifest is None or run.manifest.prefetch is None:

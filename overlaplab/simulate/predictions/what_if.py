@@ -19,7 +19,7 @@ from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of, step_windows
 from overlaplab.intervals import clip, intersect, subtract, union
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import Skew, draw_ranks
@@ -90,7 +90,7 @@ def play_setting(
 
 def _program_ranks(run: Run, setting: Setting) -> int | None:
     """Among how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
-    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
     return setting.ranks if traits is not None and traits.sharded else None
 
 
@@ -190,7 +190,7 @@ def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> i
     """What each rank holds of parameters, gradients and optimizer states by ZeRO's formulas; None where unknown."""
     if manifest is None:
         return None
-    traits = TRAITS.get(strategy) if strategy else traits_of(manifest)
+    traits = TRAITS.get(strategy) if strategy else strategy_traits(manifest)
     parts = ("parameters", "gradients", "optimizer")
     sizes = [formula(replace(manifest, world_size=ranks, mesh=None), traits, part)[0] for part in parts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
