@@ -4,16 +4,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
 from _shared import line
 from overlaplab_engine.cli import AUTO_LINK
-from overlaplab_engine.config import Config
+from overlaplab_engine.config import Config, Device
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
+from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import build, make_model, train_step
 
 LAYERS = Annotated[int, typer.Option(help="Layers.")]
@@ -67,6 +69,14 @@ class Side:
         train_step(self.strategy, self.optimizer, self._batches, number, accumulate=self._accumulate, clip_norm=None)
 
 
+def cpu_side(
+    strategy: StrategyName, comm: Communicator, layers: int, width: int, seq: int, batch: int, **more: Any
+) -> Side:
+    """A model of this size, trained on the CPU, with `more` of the configuration."""
+    sizes = {"layers": layers, "width": width, "seq": seq, "batch": batch}
+    return Side(Config(strategy=strategy, out=Path(), device=Device.CPU, **sizes, **more), comm)
+
+
 def seconds(side: Side, number: int) -> float:
     """How long the slowest rank takes for a step."""
     comm = side.strategy.comm
@@ -82,13 +92,13 @@ def alternate(
     sides: Sequence[Side], pairs: int, measure: Callable[[Side, int], float] = seconds
 ) -> tuple[list[float], list[float]]:
     """What `measure(side, step)` finds for each of two sides that take turns."""
-    found: tuple[list[float], list[float]] = [], []
+    values: tuple[list[float], list[float]] = [], []
     for number in range(pairs + WARMUP):
         for side in (0, 1) if number % 2 else (1, 0):  # neither always goes first
             value = measure(sides[side], number)
             if number >= WARMUP:
-                found[side].append(value)
-    return found
+                values[side].append(value)
+    return values
 
 
 def report(

@@ -63,7 +63,7 @@ class Sync(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> Any:
-        """Of its gradient."""
+        """Reduces in the other pass, too."""
         dist.all_reduce(torch.ones(8))
         return outputs[0]
 
@@ -98,7 +98,7 @@ class Backwards(nn.Module):
         return x
 
 
-class Slow(Dataset[torch.Tensor]):
+class SlowItems(Dataset[torch.Tensor]):
     """An item takes so many ms to load."""
 
     def __init__(self, ms: float) -> None:
@@ -148,7 +148,7 @@ def main(
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     loads = {"loader-of-one": 40.0 * late, "loader-of-all": 40.0}.get(loop)
     workers = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
-    items = iter(DataLoader(Slow(loads), batch_size=1, **workers)) if loads is not None else None
+    items = iter(DataLoader(SlowItems(loads), batch_size=1, **workers)) if loads is not None else None
     with Recorder(out, ddp, steps=STEPS) as recorder:
         for number in range(STEPS + 3):
             if loop == "lengths":  # one rank's input is 1.4 times as long, the other one's in the next step

@@ -14,7 +14,7 @@ from time import process_time
 
 import overlaplab
 from overlaplab.dashboard.heap import rest_modules
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.sections.what_if import what_if_parts
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import recorded_caps
@@ -38,7 +38,7 @@ def main(path: str) -> None:
         "bandwidth moved": [Setting(link=link) for link in links],
         "ranks moved": [Setting(ranks=ranks) for ranks in (4, 8, 64, 512, 10_000)],
     }
-    if (traits := traits_of(manifest)) is not None and traits.buckets:
+    if (traits := strategy_traits(manifest)) is not None and traits.buckets:
         moves["cap moved"] = [Setting(bucket_cap_mb=cap) for cap in (0.25, 0.5, 1.0, 2.0, 8.0)]
     for name, settings in moves.items():
         took = []

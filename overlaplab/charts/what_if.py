@@ -22,7 +22,7 @@ from overlaplab.findings import (
     throughput_predicted_title,
 )
 from overlaplab.simulate.transfers import EXTRAPOLATED
-from overlaplab.words import ms, to_ms, unit_of
+from overlaplab.words import byte_unit, ms, to_ms
 
 _HEIGHT_PX = 190
 _LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
@@ -151,7 +151,7 @@ def throughput_predicted(
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """What each rank holds by formula: rows of `what_if.steps_by_ranks` that know it."""
     with_bytes = table.dropna(subset=["held_bytes"])
-    unit, scale = unit_of(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
+    unit, scale = byte_unit(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
     return _curve(
         with_bytes.assign(at=with_bytes["ranks"], value=with_bytes["held_bytes"].astype("float64") / scale),
         half=None,

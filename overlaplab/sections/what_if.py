@@ -13,7 +13,7 @@ from overlaplab import charts, findings, simulate
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks
 from overlaplab.formats import as_held
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
@@ -136,7 +136,7 @@ def _option(run: Run, setting: Setting) -> Option | None:
     if is_on_gpus(run):
         option = option_or_why(run)
         return None if isinstance(option, OverlaplabError) else option
-    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
     if traits is not None and traits.gathers == "units" and traits.is_played:
         return "prefetch"
     is_recut = traits.buckets if traits is not None else find_recutting(run) is not None

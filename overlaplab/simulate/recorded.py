@@ -23,7 +23,7 @@ from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
 from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_waits
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
@@ -68,7 +68,7 @@ class Recorded:
 
 def plain_programs(run: Run) -> Recorded | None:
     """`recorded_programs` of a run whose collectives are the library's and all ranks': the others change otherwise."""
-    traits, manifest = traits_of(run.manifest), run.manifest
+    traits, manifest = strategy_traits(run.manifest), run.manifest
     by_hand = traits is not None and (traits.hops is not None or traits.gradients == "server")
     return None if by_hand or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
 
@@ -91,7 +91,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     counts = {len(step_windows(trace)) for trace in run.traces}
     if len(counts) != 1 or 0 in counts:
         return None
-    link, traits = run.manifest.link if run.manifest else None, traits_of(run.manifest)
+    link, traits = run.manifest.link if run.manifest else None, strategy_traits(run.manifest)
     by_hand = traits is not None and traits.hops is not None
     rows = with_times(rows if link or by_hand else with_seen_ends(run, rows))
     queues = end_in_order(rows)

@@ -19,7 +19,7 @@ from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 
 
 def carried_collectives(run: Run) -> pd.DataFrame:
@@ -29,7 +29,7 @@ def carried_collectives(run: Run) -> pd.DataFrame:
     """
     rows = numbered_arrivals(run)
     rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     if traits is not None and traits.hops is not None:
         averaged = _averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
         others = rows[~rows["message"]]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
@@ -34,7 +34,7 @@ class DepthPlayed:
 @once_per_run
 def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
     """Each depth beyond the recorded one, the smallest first, until nothing more changes."""
-    recorded, traits = plain_programs(run), traits_of(run.manifest)
+    recorded, traits = plain_programs(run), strategy_traits(run.manifest)
     if recorded is None or traits is None or traits.gathers != "units":
         return ()
     if run.manifest is None or run.manifest.prefetch is None:

@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.predictions import wide_answers
 from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question, median_step
 from overlaplab.simulate.predictions.device import is_on_gpus, require_device
@@ -115,7 +115,7 @@ def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> i
     """What each rank holds of parameters, gradients and optimizer states by ZeRO's formulas; None where unknown."""
     if manifest is None:
         return None
-    traits = TRAITS.get(strategy) if strategy else traits_of(manifest)
+    traits = TRAITS.get(strategy) if strategy else strategy_traits(manifest)
     parts = ("parameters", "gradients", "optimizer")
     sizes = [formula(replace(manifest, world_size=ranks, mesh=None), traits, part)[0] for part in parts]
     return None if None in sizes else sum(size for size in sizes if size is not None)

@@ -13,7 +13,7 @@ import pandas as pd
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.intervals import clip, intersect, subtract, union
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
@@ -74,7 +74,7 @@ def play_question(run: Run, question: Question) -> tuple[WideProgram, WidePlayed
 
 def _program_ranks(run: Run, setting: Setting) -> int | None:
     """Among how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
-    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
     return setting.ranks if traits is not None and traits.sharded else None
 
 

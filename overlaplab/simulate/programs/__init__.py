@@ -18,7 +18,7 @@ from math import inf
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.passes import bucket_labels
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import Program, StuckError
@@ -237,9 +237,9 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
 
 def is_served(run: Run, setting: Setting) -> bool:
     """Whether the first rank is a server, which none of the others works as."""
-    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
     return traits is not None and traits.gradients == "server"
 
 
 def _traits(manifest: Manifest) -> Traits:
-    return traits_of(manifest) or Traits()
+    return strategy_traits(manifest) or Traits()
