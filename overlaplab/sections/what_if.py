@@ -67,7 +67,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
     answer = what_if.answer(run, question)
-    played = _Played(
+    played = _ShownAnswer(
         run=run,
         question=question,
         manifest=device_manifest(run),
@@ -102,7 +102,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
+class _ShownAnswer:
     """The setting that was asked for, played."""
 
     run: Run
@@ -114,7 +114,7 @@ class _Played:
     measured_ns: int
     """The mean step, as recorded."""
     note: str | None
-    """Of the run, for its charts."""
+    """The run's note for its charts."""
 
     @property
     def doubt_ns(self) -> int:
@@ -132,7 +132,7 @@ class _Played:
 
 
 def _option(run: Run, setting: Setting) -> Option | None:
-    """Which option of the strategy is played with other values; None where it has none, or that is not known."""
+    """Find the option of the strategy that is played with other values; None where it has none, or that is not known."""
     if is_on_gpus(run):
         option = option_or_why(run)
         return None if isinstance(option, OverlaplabError) else option
@@ -143,7 +143,7 @@ def _option(run: Run, setting: Setting) -> Option | None:
     return "bucket_cap_mb" if is_recut else None
 
 
-def _advice(played: _Played, caps: pd.DataFrame, depths: pd.DataFrame, advised_mb: float | None) -> str:
+def _advice(played: _ShownAnswer, caps: pd.DataFrame, depths: pd.DataFrame, advised_mb: float | None) -> str:
     """What the option's values say; compared with the setting shown, where that changes more than the option."""
     option: Literal["bucket_cap_mb", "prefetch"] = "prefetch" if len(depths) else "bucket_cap_mb"
     without_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
@@ -164,7 +164,7 @@ def advised_cap_mb(run: Run, setting: Setting) -> float | None:
 
 
 def _over_caps(
-    played: _Played, caps: pd.DataFrame, recorded: pd.DataFrame, advised_mb: float | None
+    played: _ShownAnswer, caps: pd.DataFrame, recorded: pd.DataFrame, advised_mb: float | None
 ) -> Iterator[Chart]:
     if caps.empty:
         return
@@ -186,7 +186,7 @@ def _over_caps(
     yield Chart(key="caps_predicted", draw=draw, note=played.note, table=as_held(caps, "by_cap"))
 
 
-def _over_depths(played: _Played, depths: pd.DataFrame) -> Iterator[Chart]:
+def _over_depths(played: _ShownAnswer, depths: pd.DataFrame) -> Iterator[Chart]:
     if len(depths):
         draw = partial(
             charts.depths_predicted,
@@ -198,7 +198,7 @@ def _over_depths(played: _Played, depths: pd.DataFrame) -> Iterator[Chart]:
         yield Chart(key="depths_predicted", draw=draw, note=played.note, table=as_held(depths, "by_depth"))
 
 
-def _over_ranks(played: _Played, ranks: pd.DataFrame) -> Iterator[Chart]:
+def _over_ranks(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
     if len(ranks):
         draw = partial(
             charts.ranks_predicted,
@@ -211,7 +211,7 @@ def _over_ranks(played: _Played, ranks: pd.DataFrame) -> Iterator[Chart]:
         yield Chart(key="ranks_predicted", draw=draw, note=played.note, table=as_held(ranks, "by_ranks"))
 
 
-def _growth_charts(played: _Played, ranks: pd.DataFrame) -> Iterator[Chart]:
+def _growth_charts(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
     if len(ranks):
         draw = partial(charts.throughput_predicted, ranks, recorded=played.manifest.world_size, chosen=played.ranks)
         yield Chart(key="throughput_predicted", draw=draw, note=played.note, table=as_held(ranks, "by_ranks"))
@@ -220,7 +220,7 @@ def _growth_charts(played: _Played, ranks: pd.DataFrame) -> Iterator[Chart]:
         yield Chart(key="held_predicted", draw=draw, note=None, table=as_held(ranks, "by_ranks"))
 
 
-def _lanes(played: _Played) -> Chart:
+def _lanes(played: _ShownAnswer) -> Chart:
     before, after = what_if.answer(played.run, Question(setting=Setting())).lanes, played.answer.lanes
     both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
     spans = (what_if.measured_span_ns(played.run), played.answer.median_span_ns)
@@ -236,7 +236,7 @@ def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.Da
         return pd.DataFrame(), findings.not_told(what_if.message_without_path(run, error))
 
 
-def _caps_table(played: _Played, option: Option | None, advised_mb: float | None) -> pd.DataFrame:
+def _caps_table(played: _ShownAnswer, option: Option | None, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
     if option != "bucket_cap_mb":
         return pd.DataFrame()
@@ -244,12 +244,12 @@ def _caps_table(played: _Played, option: Option | None, advised_mb: float | None
     return what_if.steps_by_cap(played.run, played.question, caps)
 
 
-def _depths_table(played: _Played, option: Option | None) -> pd.DataFrame:
+def _depths_table(played: _ShownAnswer, option: Option | None) -> pd.DataFrame:
     """The setting with other prefetch depths; empty where its strategy gathers no units."""
     return what_if.steps_by_depth(played.run, played.question) if option == "prefetch" else pd.DataFrame()
 
 
-def _ranks_table(played: _Played) -> pd.DataFrame:
+def _ranks_table(played: _ShownAnswer) -> pd.DataFrame:
     """The setting with other numbers of ranks; empty on GPUs."""
     if is_on_gpus(played.run):
         return pd.DataFrame()

@@ -76,8 +76,8 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
                     show_block(chart)
-    said = opened.diagnosis if question == Question(setting=Setting()) else None
-    what_to_do((parts.advice if said is None else said.advice,))
+    diagnosis = opened.diagnosis if question == Question(setting=Setting()) else None
+    what_to_do((parts.advice if diagnosis is None else diagnosis.advice,))
 
 
 def _question(opened: Opened) -> Question:

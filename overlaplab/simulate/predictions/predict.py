@@ -119,7 +119,7 @@ def _play_on_cpus(run: Run, setting: Setting) -> _Play:
 
 
 def _play_on_gpus(run: Run, setting: Setting) -> _Play:
-    """Of anybody's run: behind another link, with other buckets of torch's DDP, or other prefetching of its FSDP2."""
+    """Anybody's run behind another link, with other buckets of torch's DDP, or other prefetching of its FSDP2."""
     prediction = predict_device(run, setting)
     raw = {} if run.manifest is None else run.manifest.raw
     fields: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
