@@ -132,7 +132,7 @@ class _ShownAnswer:
 
 
 def _option(run: Run, setting: Setting) -> Option | None:
-    """Find the option of the strategy that is played with other values; None where it has none, or that is not known."""
+    """Find the option that is played with other values; None where the strategy has none, or none is known."""
     if is_on_gpus(run):
         option = option_or_why(run)
         return None if isinstance(option, OverlaplabError) else option
