@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Bytes, Config, Device, Dtype, defaults
 from overlaplab_engine.devices import gpus, on_gpus
@@ -21,6 +22,17 @@ from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, 
 from overlaplab_engine.strategy_names import StrategyName
 
 _ASKED = "_OVERLAPLAB_COMPLETE"
+_PANELS = {
+    "Model and precision": "heads seq vocab tied dtype main_grad param_dtype reduce_dtype clip_norm lr seed",
+    "Ranks": "dp pp tp hsdp communicators",
+    "Steps and files": "warmup trace trace_ranks save resume",
+    "Memory": "memory_limit largest_batch offload host_link checkpointing",
+    "Sharding: zero1, zero2, zero3, torch-fsdp2": "units overlap_param_gather keep_last reshard_after_forward",
+    "Pipelines": "schedule stages microbatches",
+    "Other strategies": "sequence_parallel asynchronous max_staleness every background",
+    "Emulation: the link, layers that sleep": "link_wait attempts compute slow_rank pause_ms",
+}
+"""The help's groups behind the common options, and the fields of `Config` in each."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,6 +63,18 @@ def _complain(message: str) -> int:
     return 2
 
 
+class _Record(TyperCommand):
+    """A command in whose help no type of Python's stands beside switches and whole numbers."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if isinstance(parameter, TyperOption) and parameter.metavar is None:
+                parameter.metavar = {"bool": "", "int": "N"}.get(parameter.bare_type())
+        return parameters
+
+
 def _parameter(field: Field[Any]) -> inspect.Parameter:
     """The command line's option for a field of `Config`."""
     kind, option = get_args(field.type)
@@ -60,11 +84,12 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
         kind, default = kind | None, None
     if not set(get_args(kind) or (kind,)) <= {str, int, float, bool, Path, type(None)}:
         kind = str if default is not None else str | None  # `_config` parses it, so that errors are ours
+    panel = next((panel for panel, names in _PANELS.items() if field.name in names.split()), None)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, typer.Option(*filter(None, [option.names]), help=help_)],
+        annotation=Annotated[kind, typer.Option(*filter(None, [option.names]), help=help_, rich_help_panel=panel)],
     )
 
 
@@ -77,7 +102,10 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@app.command(epilog="Example: overlaplab record --strategy bucketed --bucket-cap-mb 4 --link auto --out runs/bucketed")
+@app.command(
+    cls=_Record,
+    epilog="Example: overlaplab record --strategy bucketed --bucket-cap-mb 4 --link auto --out runs/bucketed",
+)
 @_with_options
 def record(
     context: typer.Context,

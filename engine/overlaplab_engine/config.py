@@ -125,7 +125,7 @@ class Config:
         ),
     ] = False
     steps: Annotated[int, Option("Recorded steps.")] = 3
-    warmup: Annotated[int, Option("Steps before them.")] = 2
+    warmup: Annotated[int, Option("Steps before the recorded ones.")] = 2
     """At least 1, after which buckets are rebuilt; torch-ddp needs 2."""
     accumulate: Annotated[
         int, Option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")
