@@ -64,13 +64,15 @@ def _complain(message: str) -> int:
 
 
 class _Record(TyperCommand):
-    """A command in whose help no type of Python's stands beside switches and whole numbers."""
+    """A command whose help groups the options, and shows no type of Python's beside switches and whole numbers."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options."""
+        panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
         parameters: list[Any] = super().get_params(ctx)
         for parameter in parameters:
-            if isinstance(parameter, TyperOption) and parameter.metavar is None:
+            if isinstance(parameter, TyperOption):
+                parameter.rich_help_panel = panels.get(str(parameter.name))
                 parameter.metavar = {"bool": "", "int": "N"}.get(parameter.bare_type())
         return parameters
 
@@ -84,12 +86,11 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
         kind, default = kind | None, None
     if not set(get_args(kind) or (kind,)) <= {str, int, float, bool, Path, type(None)}:
         kind = str if default is not None else str | None  # `_config` parses it, so that errors are ours
-    panel = next((panel for panel, names in _PANELS.items() if field.name in names.split()), None)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, typer.Option(*filter(None, [option.names]), help=help_, rich_help_panel=panel)],
+        annotation=Annotated[kind, typer.Option(*filter(None, [option.names]), help=help_)],
     )
 
 
