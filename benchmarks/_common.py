@@ -4,17 +4,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
 from _shared import line
 from overlaplab_engine.cli import AUTO_LINK
-from overlaplab_engine.config import Config
+from overlaplab_engine.config import Config, Device
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
-from overlaplab_engine.train import build, model_of, train_step
+from overlaplab_engine.strategy_names import StrategyName
+from overlaplab_engine.train import build, make_model, train_step
 
 LAYERS = Annotated[int, typer.Option(help="Layers.")]
 WIDTH = Annotated[int, typer.Option(help="Features.")]
@@ -57,7 +59,7 @@ class Side:
     def __init__(self, config: Config, comm: Communicator) -> None:
         """Build it as configured."""
         with comm.device:  # a GPU draws many weights at once
-            model = model_of(config)
+            model = make_model(config)
         self.strategy, self.optimizer = build(config, comm, model)
         self._batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
         self._accumulate = config.accumulate
@@ -65,6 +67,14 @@ class Side:
     def __call__(self, number: int) -> None:
         """Train step `number`."""
         train_step(self.strategy, self.optimizer, self._batches, number, accumulate=self._accumulate, clip_norm=None)
+
+
+def cpu_side(
+    strategy: StrategyName, comm: Communicator, layers: int, width: int, seq: int, batch: int, **more: Any
+) -> Side:
+    """A model of this size, trained on the CPU, with `more` of the configuration."""
+    sizes = {"layers": layers, "width": width, "seq": seq, "batch": batch}
+    return Side(Config(strategy=strategy, out=Path(), device=Device.CPU, **sizes, **more), comm)
 
 
 def seconds(side: Side, number: int) -> float:
@@ -82,13 +92,13 @@ def alternate(
     sides: Sequence[Side], pairs: int, measure: Callable[[Side, int], float] = seconds
 ) -> tuple[list[float], list[float]]:
     """What `measure(side, step)` finds for each of two sides that take turns."""
-    found: tuple[list[float], list[float]] = [], []
+    values: tuple[list[float], list[float]] = [], []
     for number in range(pairs + WARMUP):
         for side in (0, 1) if number % 2 else (1, 0):  # neither always goes first
             value = measure(sides[side], number)
             if number >= WARMUP:
-                found[side].append(value)
-    return found
+                values[side].append(value)
+    return values
 
 
 def report(

@@ -58,7 +58,7 @@ class Block(nn.Module):
         return y
 
 
-class Slow(Dataset[torch.Tensor]):
+class SlowSamples(Dataset[torch.Tensor]):
     """Samples that the host takes 15 ms to load."""
 
     def __init__(self, sample: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ class Loop:
             self.train = self._capture()
         if name == "loader":
             workers = {"num_workers": 4, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
-            self.samples = iter(_endless(DataLoader(Slow(self.x), batch_size=None, **workers)))
+            self.samples = iter(_endless(DataLoader(SlowSamples(self.x), batch_size=None, **workers)))
 
     def _parallel(self) -> nn.Module:
         if self.name in ALONE:
@@ -160,10 +160,10 @@ def record_loop(loop: Loop, out: Path) -> float:
     """Record some steps; the seconds of one that nothing records, before."""
     for _ in range(WARMUP):
         loop.train()
-    began = _now(loop.device)
+    began = _now_s(loop.device)
     for _ in range(TIMED):
         loop.train()
-    seconds = (_now(loop.device) - began) / TIMED
+    seconds = (_now_s(loop.device) - began) / TIMED
     with Recorder(out, loop.trained, steps=STEPS) as recorder:
         for _ in range(STEPS + 3):
             loop.train()
@@ -175,7 +175,7 @@ def record_loop(loop: Loop, out: Path) -> float:
     return seconds
 
 
-def _now(device: torch.device) -> float:
+def _now_s(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

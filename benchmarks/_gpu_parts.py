@@ -24,7 +24,7 @@ from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.recording.trace_file import experimental_config, write_json
 from overlaplab_engine.strategy_names import StrategyName
-from overlaplab_engine.train import model_of
+from overlaplab_engine.train import make_model
 from torch.profiler import ProfilerActivity, profile
 
 Figures = dict[str, Any]
@@ -90,13 +90,13 @@ class Bench:
         return Side(self.config(strategy, **more), self.comm)
 
     def seconds(self, side: Side, number: int) -> float:
-        """Of one step; `number` counts the measurements."""
+        """The time of one step; `number` counts the measurements."""
         first = number * (self.plan.steps + 1)
         side(first)
         begin = self.mark()
         for step in range(first + 1, first + 1 + self.plan.steps):
             side(step)
-        return self.between(begin, self.mark()) / self.plan.steps
+        return self.seconds_between(begin, self.mark()) / self.plan.steps
 
     def mark(self) -> Any:
         """A moment: the current stream's, which may be yet to come, or the host's."""
@@ -106,28 +106,28 @@ class Bench:
         event.record()
         return event
 
-    def between(self, begin: Any, end: Any) -> float:
+    def seconds_between(self, begin: Any, end: Any) -> float:
         """Seconds between two marks; waits for the second."""
         if self.device.type == "cpu":
             return float(end - begin)
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
-    def compared(self, what: str, sides: tuple[Side, Side]) -> Figures:
+    def compare(self, what: str, sides: tuple[Side, Side]) -> Figures:
         """Step times of two sides that take turns."""
         ours, theirs = alternate(sides, self.plan.pairs, self.seconds)
         return {"what": what, "ours": ours, "theirs": theirs}
 
 
-def alone(bench: Bench) -> Figures:
+def passes_alone(bench: Bench) -> Figures:
     """A forward and a backward pass without communication, and all buckets' all-reduces without computation."""
     config = bench.config(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
     with bench.device:
-        model = model_of(config)
+        model = make_model(config)
     batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
     passes: dict[str, list[float]] = {"forward": [], "backward": [], "host": []}
     for number in range(3 + bench.plan.pairs):
-        tokens, targets = place(batches.of_rank(number, 0, 0), bench.device)
+        tokens, targets = place(batches.rank_batch(number, 0, 0), bench.device)
         host, begin = time.perf_counter(), bench.mark()
         loss = model(tokens, targets)
         turn = bench.mark()
@@ -135,9 +135,9 @@ def alone(bench: Bench) -> Figures:
         host, end = time.perf_counter() - host, bench.mark()
         model.zero_grad(set_to_none=True)
         if number >= 3:
-            found = {"forward": bench.between(begin, turn), "backward": bench.between(turn, end), "host": host}
-            for name, value in found.items():
-                passes[name].append(value)
+            passes["forward"].append(bench.seconds_between(begin, turn))
+            passes["backward"].append(bench.seconds_between(turn, end))
+            passes["host"].append(host)
     del model, loss
     side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=config.bucket_cap_mb)
     for number in range(3):
@@ -146,20 +146,20 @@ def alone(bench: Bench) -> Figures:
     world = bench.comm.world_size
     return {
         **{name: median(values) for name, values in passes.items()},
-        "communication": median(_carried(bench, buckets) for _ in range(5)),
+        "communication": median(_carry_s(bench, buckets) for _ in range(5)),
         "modelled": sum(bench.link.modelled_ns(Kind.ALL_REDUCE, nbytes, world) for nbytes in buckets) / 1e9,
         "buckets": buckets,
         "parameters": sum(p.numel() for p in side.strategy.model.parameters()),
     }
 
 
-def _carried(bench: Bench, buckets: list[int]) -> float:
+def _carry_s(bench: Bench, buckets: list[int]) -> float:
     """Seconds that the link takes for all-reduces of so many bytes in a row."""
     tensors = [torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=bench.device) for nbytes in buckets]
     begin = bench.mark()
     for work in [bench.comm.all_reduce_mean(tensor) for tensor in tensors]:
         work.wait()
-    return bench.between(begin, bench.mark())
+    return bench.seconds_between(begin, bench.mark())
 
 
 def curve(bench: Bench) -> Figures:
@@ -168,9 +168,9 @@ def curve(bench: Bench) -> Figures:
     times: dict[float, list[float]] = {cap: [] for cap in sides}
     for number in range(2 + bench.plan.pairs):
         for cap in list(sides) if number % 2 else reversed(sides):
-            found = bench.seconds(sides[cap], number)
+            seconds = bench.seconds(sides[cap], number)
             if number >= 2:
-                times[cap].append(found)
+                times[cap].append(seconds)
     return {
         "caps": list(times),
         "seconds": list(times.values()),
@@ -183,13 +183,13 @@ def ddp(bench: Bench) -> Figures:
     ours, theirs = (
         bench.side(name, bucket_cap_mb=bench.plan.cap) for name in (StrategyName.BUCKETED, StrategyName.TORCH_DDP)
     )
-    return bench.compared(f"step time, bucketed ÷ torch-ddp, {bench.plan.cap:g} MiB", (ours, theirs))
+    return bench.compare(f"step time, bucketed ÷ torch-ddp, {bench.plan.cap:g} MiB", (ours, theirs))
 
 
 def fsdp2(bench: Bench) -> Figures:
     """zero3 ÷ torch-fsdp2."""
     sides = bench.side(StrategyName.ZERO3), bench.side(StrategyName.TORCH_FSDP2)
-    return bench.compared("step time, zero3 ÷ torch-fsdp2, 1 ahead", sides)
+    return bench.compare("step time, zero3 ÷ torch-fsdp2, 1 ahead", sides)
 
 
 def recording(bench: Bench) -> Figures:
@@ -203,14 +203,14 @@ def recording(bench: Bench) -> Figures:
     for number in range(2 + bench.plan.pairs):
         for how in list(times) if number % 2 else reversed(times):
             if how == "off":
-                found = bench.seconds(side, number)
+                seconds = bench.seconds(side, number)
             else:
-                asked = experimental_config(all_threads=not gpu, gpu=gpu and how == "on")
-                with profile(activities=activities, experimental_config=asked) as profiler:
-                    found = bench.seconds(side, number)
+                options = experimental_config(all_threads=not gpu, gpu=gpu and how == "on")
+                with profile(activities=activities, experimental_config=options) as profiler:
+                    seconds = bench.seconds(side, number)
                 events[how] = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
             if number >= 2:
-                times[how].append(found)
+                times[how].append(seconds)
     steps = bench.plan.steps + 1
     what = f"recording on ÷ off, {events['on'] // steps} events per step"
     syncs = f"recording with cuda_sync events ÷ without, {events['without cuda_sync'] // steps} events per step"
@@ -235,16 +235,16 @@ def _labels(bench: Bench, name: StrategyName, more: dict[str, Any]) -> Figures:
         for removed in (False, True) if number % 2 else (True, False):
             if removed:
                 with without_labels():
-                    found = bench.seconds(bare, number)
+                    seconds = bench.seconds(bare, number)
             else:
-                found = bench.seconds(labelled, number)
+                seconds = bench.seconds(labelled, number)
             if number >= 2:
-                times[removed].append(found)
+                times[removed].append(seconds)
     return {"what": f"labels, profiler off ÷ labels removed, {name}", "ours": times[0], "theirs": times[1]}
 
 
-PARTS: dict[str, Callable[[Bench], Figures]] = {
-    part.__name__: part for part in (alone, curve, ddp, fsdp2, recording, labels)
+PARTS: dict[str, Callable[[Bench], Figures]] = {"alone": passes_alone} | {
+    part.__name__: part for part in (curve, ddp, fsdp2, recording, labels)
 }
 
 

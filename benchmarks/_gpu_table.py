@@ -36,27 +36,27 @@ def best_cap(curve: Figures) -> tuple[float, float]:
 
 def tables(out: Path) -> str:
     """All tables of what lies in `out`; what is missing is left out."""
-    found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    figures = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     rows = [
         "| what | figure | goal |",
         "|---|---|---|",
-        *_alone(found),
-        *_ratios(found),
+        *_passes(figures),
+        *_ratios(figures),
         *_peaks(out),
-        *_bounds(out, found),
+        *_bounds(out, figures),
     ]
-    return "\n".join([*_device(found), "", *rows, *_curves(found), *_commands(out)])
+    return "\n".join([*_device(figures), "", *rows, *_curves(figures), *_commands(out)])
 
 
-def _device(found: dict[str, Figures]) -> Iterator[str]:
-    for one in list(found.values())[:1]:
-        wait = f", --link-wait {one['link_wait']}" if "link_wait" in one else ""
-        where = f"{one.get('device', 'CPU')}, torch {one['torch']}"
+def _device(figures: dict[str, Figures]) -> Iterator[str]:
+    for part in list(figures.values())[:1]:
+        wait = f", --link-wait {part['link_wait']}" if "link_wait" in part else ""
+        where = f"{part.get('device', 'CPU')}, torch {part['torch']}"
         yield f"{where}; one rank of an emulated group, its peers phantoms{wait}"
 
 
-def _alone(found: dict[str, Figures]) -> Iterator[str]:
-    if alone := found.get("alone"):
+def _passes(figures: dict[str, Figures]) -> Iterator[str]:
+    if alone := figures.get("alone"):
         passes = ", ".join(f"{name} {alone[name] * 1e3:.1f} ms" for name in ("forward", "backward"))
         yield (
             f"| one pass without communication, {alone['parameters'] / 1e6:.0f}M parameters "
@@ -69,25 +69,25 @@ def _alone(found: dict[str, Figures]) -> Iterator[str]:
         )
 
 
-def _ratios(found: dict[str, Figures]) -> Iterator[str]:
+def _ratios(figures: dict[str, Figures]) -> Iterator[str]:
     goals = {"ddp": 1.0, "ddp-best": 1.0, "fsdp2": 1.0, "recording": 1.03}
-    pairs = [(found[name], goal) for name, goal in goals.items() if name in found]
-    pairs += [(one, 1.01) for one in found.get("labels", {}).values() if isinstance(one, dict)]
-    for one, goal in pairs:
-        yield _row(one, goal)
-    if recording := found.get("recording"):
+    pairs = [(figures[name], goal) for name, goal in goals.items() if name in figures]
+    pairs += [(sides, 1.01) for sides in figures.get("labels", {}).values() if isinstance(sides, dict)]
+    for sides, goal in pairs:
+        yield _row(sides, goal)
+    if recording := figures.get("recording"):
         if syncs := recording.get("syncs"):
             yield _row(syncs, 1.01)
         before = statistics.median(recording["before"]) * 1e3
         yield f"| its steps before anything was recorded | {before:.2f} ms | |"
 
 
-def _row(one: Figures, goal: float) -> str:
-    ratios = [a / b for a, b in zip(one["ours"], one["theirs"], strict=True)]
+def _row(sides: Figures, goal: float) -> str:
+    ratios = [a / b for a, b in zip(sides["ours"], sides["theirs"], strict=True)]
     low, middle, high = _quartiles(ratios)
-    ours, theirs = (statistics.median(one[side]) * 1e3 for side in ("ours", "theirs"))
+    ours, theirs = (statistics.median(sides[side]) * 1e3 for side in ("ours", "theirs"))
     figure = f"{middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs; {ours:.2f} and {theirs:.2f} ms)"
-    return f"| {one['what']} | {figure} | ≤ {goal:.2f} |"
+    return f"| {sides['what']} | {figure} | ≤ {goal:.2f} |"
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:
@@ -105,12 +105,12 @@ def _peaks(out: Path) -> Iterator[str]:
             yield f"| peak memory, zero3 ÷ torch-fsdp2 | {figure} | ≤ 1.00 |"
 
 
-def _bounds(out: Path, found: dict[str, Figures]) -> Iterator[str]:
+def _bounds(out: Path, figures: dict[str, Figures]) -> Iterator[str]:
     steps = {}
-    if "curve" in found:
-        cap, steps["bucketed"] = best_cap(found["curve"])
-    if "fsdp2" in found:
-        steps["zero3"] = statistics.median(found["fsdp2"]["ours"])
+    if "curve" in figures:
+        cap, steps["bucketed"] = best_cap(figures["curve"])
+    if "fsdp2" in figures:
+        steps["zero3"] = statistics.median(figures["fsdp2"]["ours"])
     for name, seconds in steps.items():
         if not (out / name / "run.json").exists():
             continue
@@ -131,8 +131,8 @@ def _bounds(out: Path, found: dict[str, Figures]) -> Iterator[str]:
         yield f"| step time ÷ bound, {what} | {figure} | ≤ 1.05 |"
 
 
-def _curves(found: dict[str, Figures]) -> Iterator[str]:
-    for curve in (found[name] for name in ("curve", "curve-slow") if name in found):
+def _curves(figures: dict[str, Figures]) -> Iterator[str]:
+    for curve in (figures[name] for name in ("curve", "curve-slow") if name in figures):
         yield ""
         yield f"| bucket_cap_mb, link {curve['link']} | {' | '.join(f'{cap:g}' for cap in curve['caps'])} |"
         yield "|---|" + "---|" * len(curve["caps"])

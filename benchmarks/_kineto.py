@@ -12,7 +12,7 @@ from pathlib import Path
 UNIT_EVENTS = 44.3
 """Events of one layer's forward and backward, with its share of the all-reduces."""
 UNIT_DEVICE_EVENTS = 4 + 1 / 24
-"""Of these, on the device."""
+"""Those of them on the device."""
 BUCKET = 24
 """Layers per all-reduce."""
 STEPS = 10
@@ -79,17 +79,17 @@ def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, seed: int =
 
 def write_ranks(folder: Path, *, events: int, ranks: int, bodies: int = 16) -> None:
     """Write the gzipped traces of so many ranks that lack; of so many different ones, which repeat."""
-    made: dict[int, bytes] = {}
+    packed: dict[int, bytes] = {}
     for rank in range(ranks):
         path = folder / f"rank{rank}.pt.trace.json.gz"
         if path.exists():
             continue
-        if rank % bodies not in made:
+        if rank % bodies not in packed:
             texts = list(_texts(events, rank % bodies, ranks, 0, False))
-            made[rank % bodies] = gzip.compress("".join(texts[1:]).encode(), compresslevel=6)
+            packed[rank % bodies] = gzip.compress("".join(texts[1:]).encode(), compresslevel=6)
         head = next(_texts(events, rank, ranks, 0, False))
         part = path.with_suffix(".part")
-        part.write_bytes(gzip.compress(head.encode()) + made[rank % bodies])
+        part.write_bytes(gzip.compress(head.encode()) + packed[rank % bodies])
         part.rename(path)
 
 
@@ -140,10 +140,10 @@ class _Writer:
     def _layer_forward(self) -> int:
         self._forward += 1
         begun = self._now
-        self._nested(FORWARD, MAIN, begun, 60_000)
+        self._nest(FORWARD, MAIN, begun, 60_000)
         self._arrow("s", self._forward, MAIN, begun, "fwdbwd")
-        self._nested(("aten::empty",), MAIN, begun + 4_000, 5_000)
-        self._nested(("aten::view",), MAIN, begun + 12_000, 3_000)
+        self._nest(("aten::empty",), MAIN, begun + 4_000, 5_000)
+        self._nest(("aten::view",), MAIN, begun + 12_000, 3_000)
         self._now += 20_000
         self._runtime(MAIN, "cudaStreamIsCapturing")
         self._runtime(MAIN, "cudaStreamGetPriority")
@@ -153,9 +153,9 @@ class _Writer:
 
     def _layer_backward(self, link: int) -> None:
         begun = self._now
-        self._nested(BACKWARD, AUTOGRAD, begun, 90_000)
+        self._nest(BACKWARD, AUTOGRAD, begun, 90_000)
         self._arrow("f", link, AUTOGRAD, begun + 1_000, "fwdbwd")
-        self._nested(("aten::empty",), AUTOGRAD, begun + 6_000, 5_000)
+        self._nest(("aten::empty",), AUTOGRAD, begun + 6_000, 5_000)
         self._now += 14_000
         for call in ("cudaStreamIsCapturing", "cudaStreamGetPriority", "cudaFuncSetAttribute"):
             self._runtime(AUTOGRAD, call)
@@ -163,16 +163,16 @@ class _Writer:
             self._launch(AUTOGRAD, "cudaLaunchKernel", self._random.choice(KERNELS), COMPUTE_STREAM, 55_000)
         self._now = max(self._now, begun + 91_000)
         begun = self._now
-        self._nested(ACCUMULATE, AUTOGRAD, begun, 40_000)
-        self._nested(("aten::mul",), AUTOGRAD, begun + 9_000, 8_000)
-        self._nested(("aten::copy_",), AUTOGRAD, begun + 19_000, 16_000)
+        self._nest(ACCUMULATE, AUTOGRAD, begun, 40_000)
+        self._nest(("aten::mul",), AUTOGRAD, begun + 9_000, 8_000)
+        self._nest(("aten::copy_",), AUTOGRAD, begun + 19_000, 16_000)
         self._now += 20_000
         self._launch(AUTOGRAD, "cudaMemcpyAsync", "Memcpy DtoD (Device -> Device)", COMPUTE_STREAM, 4_000)
         self._now = max(self._now, begun + 42_000)
 
     def _all_reduce(self) -> None:
         begun = self._now
-        self._nested(("c10d::allreduce_", "record_param_comms"), AUTOGRAD, begun, 90_000)
+        self._nest(("c10d::allreduce_", "record_param_comms"), AUTOGRAD, begun, 90_000)
         self._event("nccl:all_reduce", "user_annotation", AUTOGRAD, begun + 9_000, 60_000)
         self._now += 20_000
         self._free[NCCL_STREAM] = max(self._free.values())  # it waits for the gradients
@@ -180,7 +180,7 @@ class _Writer:
         self._sequence += 1
         self._now = max(self._now, begun + 92_000)
 
-    def _nested(self, names: tuple[str, ...], thread: int, start: int, duration: int) -> None:
+    def _nest(self, names: tuple[str, ...], thread: int, start: int, duration: int) -> None:
         for depth, name in enumerate(() if self._device_only else names):
             self._external += 1
             inside = (
@@ -206,30 +206,30 @@ class _Writer:
         ran = self._random.randrange(duration // 2, duration * 3 // 2)
         self._free[stream] = start + ran
         category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
-        self._event(name, category, stream, start, ran, self._on_device(name, stream, ran), process=0)
+        self._event(name, category, stream, start, ran, self._device_arguments(name, stream, ran), process=0)
         self._arrow("f", self._correlation, stream, start, "ac2g", process=0)
 
     def _call(self) -> str:
         return f'"External id": {self._external},      "cbid": 211, "correlation": {self._correlation}'
 
-    def _on_device(self, name: str, stream: int, ran: int) -> str:
+    def _device_arguments(self, name: str, stream: int, ran: int) -> str:
         common = f'"stream": {stream}, "correlation": {self._correlation}'
         if name.startswith("Memcpy"):
             return (
                 f'"External id": {self._external},      "device": 0, "context": 1,      {common},      '
                 f'"bytes": 2359296, "memory bandwidth (GB/s)": {2359296 / ran:.16f}'
             )
-        told = ""
+        members_text = ""
         if name == NCCL:
             members = list(range(self._ranks)) if self._ranks <= MOST_LISTED else "[0, 1, …]"
-            told = ", " + NCCL_ARGUMENTS.format(
+            members_text = ", " + NCCL_ARGUMENTS.format(
                 size=6637568, ranks=self._ranks, members=members, sequence=self._sequence
             )
         return (
             f'"External id": {self._external},      "queued": 0, "device": 0, "context": 1,      {common},      '
             '"registers per thread": 96,      "shared memory": 87568,      "blocks per SM": 4.740741,      '
             '"warps per SM": 75.851852,      "grid": [512, 1, 1],      "block": [512, 1, 1],      '
-            f'"est. achieved occupancy %": 100{told}'
+            f'"est. achieved occupancy %": 100{members_text}'
         )
 
     def _event(

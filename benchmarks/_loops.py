@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import typer
 from overlaplab_engine.labels import Span
-from overlaplab_engine.models.sleeping import Clock
+from overlaplab_engine.models.sleeping import SleepClock
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.recorder import Recorder
@@ -63,7 +63,7 @@ class Sync(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> Any:
-        """Of its gradient."""
+        """Reduces in the other pass, too."""
         dist.all_reduce(torch.ones(8))
         return outputs[0]
 
@@ -72,7 +72,7 @@ class Layer(nn.Module):
     """One weight of 100 kB, unless it has another size."""
 
     def __init__(
-        self, name: str, clock: Clock, *, elements: int = 25_000, slower: float = 1.0, syncs: bool = False
+        self, name: str, clock: SleepClock, *, elements: int = 25_000, slower: float = 1.0, syncs: bool = False
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(elements))
@@ -98,7 +98,7 @@ class Backwards(nn.Module):
         return x
 
 
-class Slow(Dataset[torch.Tensor]):
+class SlowItems(Dataset[torch.Tensor]):
     """An item takes so many ms to load."""
 
     def __init__(self, ms: float) -> None:
@@ -124,7 +124,7 @@ def main(
     dist.init_process_group(process_group.BACKEND, timeout=timedelta(seconds=60), pg_options=emulation)
     torch.set_num_threads(1)
     late = dist.get_rank() == 1
-    clock = Clock(None)
+    clock = SleepClock(None)
     slower = 1.4 if loop == "late-rank" and late and not mended else 1.0
     layers: list[nn.Module] = [
         Layer(f"layer{n}", clock, slower=slower, syncs=loop == "sync-batch-norm" and not mended) for n in range(LAYERS)
@@ -148,7 +148,7 @@ def main(
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     loads = {"loader-of-one": 40.0 * late, "loader-of-all": 40.0}.get(loop)
     workers = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
-    items = iter(DataLoader(Slow(loads), batch_size=1, **workers)) if loads is not None else None
+    items = iter(DataLoader(SlowItems(loads), batch_size=1, **workers)) if loads is not None else None
     with Recorder(out, ddp, steps=STEPS) as recorder:
         for number in range(STEPS + 3):
             if loop == "lengths":  # one rank's input is 1.4 times as long, the other one's in the next step

@@ -26,6 +26,12 @@ def line(what: str, ours: Sequence[float], theirs: Sequence[float], *, unit: str
     )
 
 
+def resident_bytes(key: str) -> int:
+    """The memory of this process by Linux's account: `VmRSS` now, `VmHWM` at most (see proc(5))."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
+
+
 def record(setting: Setting, out: Path, more: Sequence[str]) -> overlaplab.Run:
     """The engine with this setting, on the CPU, and `more` options."""
     import overlaplab

@@ -16,6 +16,8 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
+from _shared import resident_bytes
+
 os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
 
 
@@ -28,11 +30,11 @@ def ours(files: list[str]) -> dict[str, Any]:
         overlaplab.summary(run)
         return run
 
-    run, found = _measured(work, files)
+    run, figures = _measure(work, files)
     start = time.perf_counter()
     overlaplab.exposed(run)
     exposed = time.perf_counter() - start
-    return found | {"exposed": exposed, "overlaps": [100 * _overlap(trace) for trace in run.traces]}
+    return figures | {"exposed": exposed, "overlaps": [100 * _overlap(trace) for trace in run.traces]}
 
 
 def hta(files: list[str]) -> dict[str, Any]:
@@ -46,19 +48,19 @@ def hta(files: list[str]) -> dict[str, Any]:
         loaded.get_temporal_breakdown(visualize=False)
         return loaded.get_comm_comp_overlap(visualize=False)
 
-    table, found = _measured(work, files)
-    return found | {"overlaps": table["comp_comm_overlap_pctg"].tolist()}
+    table, figures = _measure(work, files)
+    return figures | {"overlaps": table["comp_comm_overlap_pctg"].tolist()}
 
 
-def opened(files: list[str]) -> dict[str, Any]:
+def open_cached(files: list[str]) -> dict[str, Any]:
     """Opening alone, with the cache."""
     import overlaplab
 
-    run, found = _measured(lambda files: overlaplab.load_run(files[0]), files)
-    return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
+    run, figures = _measure(lambda files: overlaplab.load_run(files[0]), files)
+    return figures | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
 
 
-def alone(files: list[str]) -> dict[str, Any]:
+def overlap_alone(files: list[str]) -> dict[str, Any]:
     """The overlap of loaded tables: seconds of both sides, in turns."""
     import overlaplab
 
@@ -94,28 +96,24 @@ def _overlap(trace: Any) -> float:
     from overlaplab.events import activity
     from overlaplab.intervals import intersect, total
 
-    found = activity(trace)
-    return total(intersect(found.compute, found.communication)) / total(found.communication)
+    times = activity(trace)
+    return total(intersect(times.compute, times.communication)) / total(times.communication)
 
 
-def _measured(work: Callable[[list[str]], Any], files: list[str]) -> tuple[Any, dict[str, Any]]:
+def _measure(work: Callable[[list[str]], Any], files: list[str]) -> tuple[Any, dict[str, Any]]:
     """What the work gives; its seconds, by the clock and of CPU; and by how much the memory it held grew at most."""
     small, *files = files
     work([small])
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now the present one
-    before = _resident_bytes("VmRSS")
+    before = resident_bytes("VmRSS")
     start, cpu = time.perf_counter(), sum(os.times()[:4])
     result = work(files)
     seconds, cpu = time.perf_counter() - start, sum(os.times()[:4]) - cpu  # of ended children, too
     children = getrusage(RUSAGE_CHILDREN).ru_maxrss << 10
-    return result, {"seconds": seconds, "cpu": cpu, "peak_bytes": _resident_bytes("VmHWM") - before + children}
-
-
-def _resident_bytes(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
+    return result, {"seconds": seconds, "cpu": cpu, "peak_bytes": resident_bytes("VmHWM") - before + children}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # HTA's, of what pandas will drop
-    print(json.dumps({"ours": ours, "hta": hta, "open": opened, "alone": alone}[sys.argv[1]](sys.argv[2:])))
+    side = {"ours": ours, "hta": hta, "open": open_cached, "alone": overlap_alone}[sys.argv[1]]
+    print(json.dumps(side(sys.argv[2:])))

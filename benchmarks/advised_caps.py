@@ -45,17 +45,17 @@ def main(out: Path, settings: Annotated[int, typer.Option(help="How many.")] = l
         more = [*model, *(["--compute", compute] if compute else [])]
         caps = CAPS if compute else REAL_CAPS
 
-        def took(cap: float, name: str, link: Link = link, ranks: int = ranks, more: list[str] = more) -> float:
+        def measure_ms(cap: float, name: str, link: Link = link, ranks: int = ranks, more: list[str] = more) -> float:
             setting = Setting(strategy="bucketed", bucket_cap_mb=cap, link=link, ranks=ranks)
             return step_ms(record(setting, out / name, more))
 
         present = caps[6]
-        before = took(present, f"{number}-source")
+        before = measure_ms(present, f"{number}-source")
         row = best_cap(overlaplab.load_run(out / f"{number}-source"))
         advised, gain, low, high = row if row else (present, 0.0, 0.0, 0.0)
         order = random.Random(number).sample(caps, len(caps))
-        swept = {cap: took(cap, f"{number}-{cap}") for cap in order}
-        after = took(advised, f"{number}-advised")
+        swept = {cap: measure_ms(cap, f"{number}-{cap}") for cap in order}
+        after = measure_ms(advised, f"{number}-advised")
         best = min(swept, key=lambda cap: swept[cap])
         print(
             f"{after / swept[best]:.3f}  advised {advised:g} ({after:.1f} ms), best {best:g} ({swept[best]:.1f} ms); "

@@ -80,18 +80,18 @@ def main(
     """The Timeline page of a big run."""
     name = f"{ranks}x{events // ranks}"
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}")
-    made(folder / "runs" / SMALL, 1000, 2)
-    made(folder / "runs" / name, events // ranks, ranks)
+    make_traces(folder / "runs" / SMALL, 1000, 2)
+    make_traces(folder / "runs" / name, events // ranks, ranks)
     os.environ["OVERLAPLAB_CACHE_DIR"] = str(folder / "cache")
-    drawn = on_the_server(folder / "runs" / name)
+    drawn = time_server(folder / "runs" / name)
     with sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-        browser = playwright.chromium.launch(executable_path=found, args=CHROMIUM)
-        in_the_browser(browser, folder / "runs", name, drawn, rounds)
+        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+        time_browser(browser, folder / "runs", name, drawn, rounds)
         browser.close()
 
 
-def made(run: Path, events: int, ranks: int) -> None:
+def make_traces(run: Path, events: int, ranks: int) -> None:
     """The run's traces; made where they are not there yet."""
     run.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
@@ -100,18 +100,18 @@ def made(run: Path, events: int, ranks: int) -> None:
             _kineto.write(file, events=events, rank=rank, ranks=ranks, device_only=True)
 
 
-def on_the_server(run: Path) -> int:
+def time_server(run: Path) -> int:
     """Loading, and the queries along a zoom; how many marks the timeline has."""
     overlaplab.load_run(run)  # fills the cache
     started = time.perf_counter()
     loaded = overlaplab.load_run(run)
     read = time.perf_counter()
     timeline = timeline_events(loaded)
-    told = time.perf_counter()
+    ended = time.perf_counter()
     held = sum(len(trace.events) for trace in loaded.traces)
     drawn = int((timeline.events["event"] >= 0).sum())
     print(f"{len(loaded.traces)} ranks, {held:,} events held, {drawn:,} drawn, {len(timeline.lanes)} lanes")
-    print(f"tables from the cache: {1e3 * (read - started):.0f} ms; the timeline of them: {1e3 * (told - read):.0f} ms")
+    print(f"tables from the cache: {1e3 * (read - started):.0f} ms; their timeline: {1e3 * (ended - read):.0f} ms")
     windows = list(zoom(*timeline.extent))
     of_view = seconds(lambda start, end: timeline_view(timeline, start_ns=start, end_ns=end), windows)
     of_window = seconds(lambda start, end: timeline_window(timeline, start, end), windows)
@@ -129,27 +129,27 @@ def zoom(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def seconds(query: Callable[[int, int], Any], windows: Sequence[tuple[int, int]]) -> list[float]:
     """How long the query takes for each window."""
-    found = []
+    times = []
     for window in windows:
         started = time.perf_counter()
         query(*window)
-        found.append(time.perf_counter() - started)
-    return found
+        times.append(time.perf_counter() - started)
+    return times
 
 
-def in_the_browser(browser: Browser, runs: Path, name: str, drawn: int, rounds: int) -> None:
+def time_browser(browser: Browser, runs: Path, name: str, drawn: int, rounds: int) -> None:
     """First pictures and zoom steps."""
     warm, again, first, whole, alone = ([] for _ in range(5))
     for _ in range(rounds):
         with app_on(runs.resolve()) as address:
             context = browser.new_context(viewport={"width": 1280, "height": 1400})
-            opened(context, f"{address}/timeline?run={SMALL}", 1)[0].close()  # the app has been opened before
-            page, _, took = opened(context, f"{address}/timeline?run={name}", drawn)
+            open_page(context, f"{address}/timeline?run={SMALL}", 1)[0].close()  # the app has been opened before
+            page, _, took = open_page(context, f"{address}/timeline?run={name}", drawn)
             warm.append(took)
             page.close()
-            page, root, took = opened(context, f"{address}/timeline?run={name}", drawn)
+            page, root, took = open_page(context, f"{address}/timeline?run={name}", drawn)
             again.append(took)
-            for frames in zoomed(page, root):
+            for frames in zoom_page(page, root):
                 first.append(frames[0][0] / 1e3)
                 whole.append(frames[-1][0] / 1e3)
                 alone += [drawing / 1e3 for _, drawing in frames]
@@ -161,7 +161,7 @@ def in_the_browser(browser: Browser, runs: Path, name: str, drawn: int, rounds: 
     print(line("drawing of a frame", alone))
 
 
-def opened(context: BrowserContext, url: str, drawn: int) -> tuple[Page, ElementHandle, float]:
+def open_page(context: BrowserContext, url: str, drawn: int) -> tuple[Page, ElementHandle, float]:
     """A page that shows the run, the timeline's element, and the seconds from the navigation's start to the picture."""
     page = context.new_page()
     page.goto(url, wait_until="commit")
@@ -170,7 +170,7 @@ def opened(context: BrowserContext, url: str, drawn: int) -> tuple[Page, Element
     return page, root, float(root.evaluate(WATCH, drawn)) / 1e3
 
 
-def zoomed(page: Page, root: ElementHandle) -> Iterator[list[tuple[float, float]]]:
+def zoom_page(page: Page, root: ElementHandle) -> Iterator[list[tuple[float, float]]]:
     """Zoom in by the wheel, and out by the key; for each step the frames painted for it."""
     page.wait_for_timeout(3000)  # the rest of the page has come
     root.evaluate(FRAMES)

@@ -102,8 +102,8 @@ def line(
     """What was predicted and recorded; `bare`: steps that nothing recorded."""
     predicted = []
     for faulty, _ in pairs:
-        found, as_is = predict(faulty, setting), predict(faulty, Setting())
-        predicted.append((as_is.step_ns - found.step_ns) / 1e6)
+        edited, as_is = predict(faulty, setting), predict(faulty, Setting())
+        predicted.append((as_is.step_ns - edited.step_ns) / 1e6)
     steps = [[fmean(undisturbed_spans_ns(run).mean(axis=0)) / 1e6 for run in runs] for runs in pairs]
     before, after = (median(column) for column in zip(*steps, strict=True))
     gain, recorded = median(predicted), before - after

@@ -11,13 +11,11 @@ Each prints one line per figure: median of the pairs' ratios, and their quartile
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import typer
-from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, seconds
+from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, alternate, cpu_side, parse_link, ranks, report, seconds
 from overlaplab_engine import labels
-from overlaplab_engine.config import Config, Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording import trace_file as record
 from overlaplab_engine.strategy_names import StrategyName
@@ -42,19 +40,7 @@ def step_time(
     emulated = parse_link(link)
     comm = connect(torch.device("cpu"), emulated)
     sides = [
-        Side(
-            Config(
-                strategy=name,
-                out=Path(),
-                device=Device.CPU,
-                bucket_cap_mb=bucket_cap_mb,
-                layers=layers,
-                width=width,
-                seq=seq,
-                batch=batch,
-            ),
-            comm,
-        )
+        cpu_side(name, comm, layers, width, seq, batch, bucket_cap_mb=bucket_cap_mb)
         for name in (StrategyName.BUCKETED, StrategyName.TORCH_DDP)
     ]
     report(f"bucketed ÷ torch-ddp, link {emulated or 'none'}", *alternate(sides, pairs), comm)
@@ -66,16 +52,7 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
     """Recording on ÷ off at world size 1; steps should take 0.5 s or more."""
     ranks(1)
     comm = connect(torch.device("cpu"))
-    config = Config(
-        strategy=StrategyName.BUCKETED,
-        out=Path(),
-        device=Device.CPU,
-        layers=layers,
-        width=width,
-        seq=seq,
-        batch=batch,
-    )
-    side = Side(config, comm)
+    side = cpu_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
     times: list[list[float]] = [[], []]
     per_event: list[float] = []
     for number in range(pairs + 2):
@@ -119,18 +96,9 @@ def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ 
     """Labels with the profiler off ÷ labels removed, world size 1."""
     ranks(1)
     comm = connect(torch.device("cpu"))
-    config = Config(
-        strategy=StrategyName.BUCKETED,
-        out=Path(),
-        device=Device.CPU,
-        layers=layers,
-        width=width,
-        seq=seq,
-        batch=batch,
-    )
-    labelled = Side(config, comm)
+    labelled = cpu_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
     with without_labels():
-        bare = Side(config, comm)
+        bare = cpu_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
     times: list[list[float]] = [[], []]
     for number in range(pairs + 3):
         for with_them in (False, True) if number % 2 else (True, False):

@@ -91,7 +91,7 @@ class Measuring:
             print(f"{name}: no time is left", file=sys.stderr)
             return
         rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each is one by itself
-        found = os.pathsep.join([str(ROOT), str(ROOT / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        python_path = os.pathsep.join([str(ROOT), str(ROOT / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
         # As overlaplab_engine/__main__.py, which says why.
         settings = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
         began = time.monotonic()
@@ -103,7 +103,7 @@ class Measuring:
                     process = subprocess.Popen(
                         [sys.executable, *words],
                         cwd=ROOT,
-                        env=os.environ | {"PYTHONPATH": found} | settings | rank,
+                        env=os.environ | {"PYTHONPATH": python_path} | settings | rank,
                         stdout=file,
                         stderr=file,
                     )

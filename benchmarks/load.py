@@ -31,7 +31,7 @@ from _shared import line
 
 SHOWN = ("pandas", "numpy", "msgspec", "isal", "HolisticTraceAnalysis")
 JOB_RANKS = 8
-"""Of the job that the traces tell of, be there fewer of them."""
+"""The ranks of the job that the traces tell of, be there fewer of them."""
 SMALL_EVENTS = 4_000
 """HTA fails on pandas 3 where correlations fit into a smaller type than events' numbers, as in still smaller traces."""
 SAMPLE_S = 0.05
@@ -49,14 +49,14 @@ def main(
     """Loading, beside HTA."""
     versions = ", ".join(f"{name} {_version(name)}" for name in SHOWN)
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {versions}")
-    (small,), _ = _made(folder, SMALL_EVENTS, 1)
-    files, size = _made(folder, big_events, ranks) if big else _made(folder, events, 1)
+    (small,), _ = _make(folder, SMALL_EVENTS, 1)
+    files, size = _make(folder, big_events, ranks) if big else _make(folder, events, 1)
     packed = sum(file.stat().st_size for file in files)
     print(f"{len(files)} of {files[0].name} …: {size / 1e6:.1f} MB, gzipped {packed / 1e6:.1f} MB", flush=True)
-    _to_the_overlap([small, *files], size, rounds, together=big)
+    _compare_loading([small, *files], size, rounds, together=big)
     if not big:
-        _alone(files[0], rounds)
-        _reopened([small, *files], rounds)
+        _compare_overlap(files[0], rounds)
+        _compare_openings([small, *files], rounds)
 
 
 def _version(name: str) -> str:
@@ -65,7 +65,7 @@ def _version(name: str) -> str:
     return "(absent)"
 
 
-def _made(folder: Path, events: int, ranks: int) -> tuple[list[Path], int]:
+def _make(folder: Path, events: int, ranks: int) -> tuple[list[Path], int]:
     """The traces of that size and their uncompressed bytes in all; made where they are not there yet."""
     here = folder / f"{ranks}x{events}"
     here.mkdir(parents=True, exist_ok=True)
@@ -73,36 +73,38 @@ def _made(folder: Path, events: int, ranks: int) -> tuple[list[Path], int]:
     size = folder / f"{ranks}x{events}.bytes"
     if not size.exists():
         job = max(ranks, JOB_RANKS)
-        made = [_kineto.write(file, events=events, rank=rank, ranks=job) for rank, file in enumerate(files)]
-        size.write_text(str(sum(made)))
+        sizes = [_kineto.write(file, events=events, rank=rank, ranks=job) for rank, file in enumerate(files)]
+        size.write_text(str(sum(sizes)))
     return files, int(size.read_text())
 
 
-def _to_the_overlap(files: list[Path], size: int, rounds: int, *, together: bool) -> None:
+def _compare_loading(files: list[Path], size: int, rounds: int, *, together: bool) -> None:
     """Time and peak memory from the files, but the first, to the overlap."""
-    found: dict[str, list[dict[str, Any]]] = {"ours": [], "hta": []}
+    figures: dict[str, list[dict[str, Any]]] = {"ours": [], "hta": []}
     for number in range(rounds):
         for side in ("ours", "hta") if number % 2 else ("hta", "ours"):  # neither always goes first
-            found[side].append(_process(side, *map(str, files), together=together))
-    ours, hta = found["ours"], found["hta"]
+            figures[side].append(_process(side, *map(str, files), together=together))
+    ours, hta = figures["ours"], figures["hta"]
     for mine, its in zip(ours[0]["overlaps"], hta[0]["overlaps"], strict=True):
         assert abs(mine - its) < 0.006, f"overlaps differ: {mine} and {its}"
-    print(line("time, HTA ÷ ours", _all(hta, "seconds"), _all(ours, "seconds"), unit="s", scale=1))
-    print(line("CPU time, HTA ÷ ours", _all(hta, "cpu"), _all(ours, "cpu"), unit="s", scale=1))
-    print(line("peak memory, HTA ÷ ours", _all(hta, "peak_bytes"), _all(ours, "peak_bytes"), unit="MB", scale=1e-6))
-    print(line("causes of exposed time, after loading ÷ loading", _all(ours, "exposed"), _all(ours, "seconds")))
+    print(line("time, HTA ÷ ours", _column(hta, "seconds"), _column(ours, "seconds"), unit="s", scale=1))
+    print(line("CPU time, HTA ÷ ours", _column(hta, "cpu"), _column(ours, "cpu"), unit="s", scale=1))
+    print(
+        line("peak memory, HTA ÷ ours", _column(hta, "peak_bytes"), _column(ours, "peak_bytes"), unit="MB", scale=1e-6)
+    )
+    print(line("causes of exposed time, after loading ÷ loading", _column(ours, "exposed"), _column(ours, "seconds")))
     if not together:
         sizes = [float(size)] * rounds
-        print(line("peak memory, ours ÷ uncompressed size", _all(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
+        print(line("peak memory, ours ÷ uncompressed size", _column(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
 
 
-def _alone(file: Path, rounds: int) -> None:
+def _compare_overlap(file: Path, rounds: int) -> None:
     """The overlap alone, of loaded tables."""
-    found = _process("alone", str(rounds), str(file))
-    print(line("overlap of loaded tables, HTA ÷ ours", found["hta"], found["ours"]))
+    seconds = _process("alone", str(rounds), str(file))
+    print(line("overlap of loaded tables, HTA ÷ ours", seconds["hta"], seconds["ours"]))
 
 
-def _reopened(files: list[Path], rounds: int) -> None:
+def _compare_openings(files: list[Path], rounds: int) -> None:
     """The second opening, from the cache, and the first, which fills it."""
     first, second = [], []
     for _ in range(rounds):
@@ -124,21 +126,21 @@ def _process(side: str, *arguments: str, together: bool = False, **environment: 
         output = process.stdout.read().splitlines()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
-    found: dict[str, Any] = json.loads(output[-1])
-    return found | ({"peak_bytes": peak} if together else {})
+    figures: dict[str, Any] = json.loads(output[-1])
+    return figures | ({"peak_bytes": peak} if together else {})
 
 
 def _held_bytes(process: psutil.Process) -> int:
     """What a process and its children hold, what they share counted once."""
     held = 0
-    for one in [process, *process.children(recursive=True)]:
+    for member in [process, *process.children(recursive=True)]:
         with suppress(psutil.Error):  # it ended meanwhile
-            held += one.memory_full_info().pss
+            held += member.memory_full_info().pss
     return held
 
 
-def _all(found: list[dict[str, Any]], key: str) -> list[float]:
-    return [one[key] for one in found]
+def _column(figures: list[dict[str, Any]], key: str) -> list[float]:
+    return [row[key] for row in figures]
 
 
 if __name__ == "__main__":

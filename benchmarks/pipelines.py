@@ -58,9 +58,9 @@ REPLICATED = (
 def main(out: Path, several: bool = False) -> None:
     """Record, predict, compare."""
     if several:
-        _compare({setting: recorded(setting, out / name(setting), *SMALL) for setting in SEVERAL})
+        _compare({setting: record(setting, out / name(setting), *SMALL) for setting in SEVERAL})
         mesh = ("--dp", "2", "--pp", "2")
-        _compare({setting: recorded(setting, out / f"dp-{name(setting)}", *SMALL, *mesh) for setting in REPLICATED})
+        _compare({setting: record(setting, out / f"dp-{name(setting)}", *SMALL, *mesh) for setting in REPLICATED})
         return
     runs = {setting: recording(setting, out / name(setting)) for setting in SETTINGS}
     errors = []
@@ -95,17 +95,18 @@ def name(setting: Setting) -> str:
 
 
 def recording(setting: Setting, out: Path, sleep: str = "10ms,20ms,1ms", *more: str) -> overlaplab.Run:
-    """As `recorded`; stops where the machine was busy, or the link late: remove the folder, and go on."""
-    run = recorded(setting, out, "--compute", f"sleep:{sleep}", *more)
+    """Record likewise; stops where the machine was busy, or the link late: remove the folder, and go on."""
+    run = record(setting, out, "--compute", f"sleep:{sleep}", *more)
     refuse_to_predict(run)
     return run
 
 
-def recorded(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
+def record(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
     """The engine with this setting, asleep, unless it is there already."""
     stages = ",".join(map(str, setting.stages or ()))
-    own = ["--schedule", str(setting.schedule), "--microbatches", str(setting.microbatches), "--stages", stages]
-    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, *own, "--compute", "sleep:10ms,20ms,1ms", *more]
+    options = ["--schedule", str(setting.schedule), "--microbatches", str(setting.microbatches), "--stages", stages]
+    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, *options]
+    command += ["--compute", "sleep:10ms,20ms,1ms", *more]
     if not out.exists():
         subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
     return overlaplab.load_run(out)

@@ -33,7 +33,7 @@ from overlaplab.simulate.programs.setting import Setting
 COMMON = (*("--layers", "6", "--width", "64", "--vocab", "320", "--seq", "8", "--batch", "1"),)
 """Six layers of 200 kB, an embedding and a head of 80 kB."""
 SLEEP_MS = (8, 16, 1)
-"""Of each of eight units, forward, backward and by the optimizer: 200 ms of work."""
+"""Each of eight units takes so long forward, backward and by the optimizer: 200 ms of work."""
 LINK = (0.1, 500)
 """Gbit/s and µs."""
 CAP_MB = 0.2
@@ -60,7 +60,7 @@ LINKS = tuple({"link": gbps} for gbps in ((0.05, 500), (0.4, 500), (0.1, 200), (
 class Source:
     """What is recorded first, and what is predicted from it."""
 
-    told: Mapping[str, Any] = field(default_factory=dict)
+    setting: Mapping[str, Any] = field(default_factory=dict)
     """Its setting, as far as it is not the usual one."""
     mesh: tuple[str, ...] = ()
     """Options that make the mesh, of which nothing but the link is changed."""
@@ -76,7 +76,7 @@ SOURCES = {
         )
     ),
     "ring": Source(
-        told={"strategy": "ring"},
+        setting={"strategy": "ring"},
         changes=(
             *LINKS,
             *({"ranks": ranks} for ranks in (3, 4)),
@@ -85,15 +85,15 @@ SOURCES = {
         ),
     ),
     "parameter-server": Source(
-        told={"strategy": "parameter-server"}, changes=(*LINKS, *({"ranks": ranks} for ranks in (3, 4)))
+        setting={"strategy": "parameter-server"}, changes=(*LINKS, *({"ranks": ranks} for ranks in (3, 4)))
     ),
-    "tensor": Source(told={"strategy": "tensor"}, mesh=("--tp", "2"), changes=LINKS),
+    "tensor": Source(setting={"strategy": "tensor"}, mesh=("--tp", "2"), changes=LINKS),
     "dp-tp": Source(
-        told={"strategy": "tensor", "ranks": 4, "bucket_cap_mb": CAP_MB},
+        setting={"strategy": "tensor", "ranks": 4, "bucket_cap_mb": CAP_MB},
         mesh=("--dp", "2", "--tp", "2"),
         changes=LINKS,
     ),
-    "hsdp": Source(told={"strategy": "zero3", "ranks": 4}, mesh=("--hsdp", "2x2"), changes=LINKS),
+    "hsdp": Source(setting={"strategy": "zero3", "ranks": 4}, mesh=("--hsdp", "2x2"), changes=LINKS),
 }
 
 
@@ -104,17 +104,17 @@ def main(
     stretch: Annotated[int, typer.Option(help="How many times longer work and transfers take.")] = 1,
 ) -> None:
     """Record, predict, record, compare."""
-    told = SOURCES[source]
-    changes = told.changes[:targets]
-    chosen = [target(told, change, stretch) for change in changes]
-    recorded = recording(target(told, {}, stretch), out / "source", told.mesh, stretch)
-    predicted = [step_ms(programs_of(recorded, asked(told, setting))) for setting in chosen]
+    origin = SOURCES[source]
+    changes = origin.changes[:targets]
+    chosen = [target(origin, change, stretch) for change in changes]
+    recorded = recording(target(origin, {}, stretch), out / "source", origin.mesh, stretch)
+    predicted = [step_ms(programs_of(recorded, predicted_setting(origin, setting))) for setting in chosen]
     (out / "predicted.json").write_text(json.dumps(predicted))
     replayed, took = step_ms(programs_of(recorded, Setting())), recorded_ms(recorded)
     print(f"replay of the source: {replayed:.1f} ms, recorded {took:.1f} ms, {replayed / took - 1:+.2%}")
     errors = []
     for number, (setting, expected) in enumerate(zip(chosen, predicted, strict=True)):
-        run = recording(setting, out / str(number), told.mesh, stretch)
+        run = recording(setting, out / str(number), origin.mesh, stretch)
         really, attained = recorded_ms(run), run.manifest is None or link_attained(run.manifest) is not False
         if attained:
             errors.append(expected / really - 1)
@@ -126,17 +126,17 @@ def main(
 
 def target(source: Source, change: Mapping[str, Any], stretch: int) -> Setting:
     """The source's setting with a change; a link is given as bandwidth and latency."""
-    told = {"strategy": "bucketed", "link": LINK, "ranks": 2} | dict(source.told) | dict(change)
-    gbps, latency_us = told["link"]
-    told["link"] = Link(
-        emulated=True, bandwidth_gbps=gbps / stretch, latency_us=latency_us * stretch, world_size=told["ranks"]
+    values = {"strategy": "bucketed", "link": LINK, "ranks": 2} | dict(source.setting) | dict(change)
+    gbps, latency_us = values["link"]
+    values["link"] = Link(
+        emulated=True, bandwidth_gbps=gbps / stretch, latency_us=latency_us * stretch, world_size=values["ranks"]
     )
-    if told["strategy"] in ("bucketed", "ring", "tree", "zero2"):
-        told.setdefault("bucket_cap_mb", CAP_MB)
-    return Setting(**told)
+    if values["strategy"] in ("bucketed", "ring", "tree", "zero2"):
+        values.setdefault("bucket_cap_mb", CAP_MB)
+    return Setting(**values)
 
 
-def asked(source: Source, setting: Setting) -> Setting:
+def predicted_setting(source: Source, setting: Setting) -> Setting:
     """What is predicted: of a mesh another link."""
     return Setting(link=setting.link) if source.mesh else setting
 

@@ -24,6 +24,7 @@ from typing import Annotated
 
 import _kineto
 import typer
+from _shared import resident_bytes
 
 EVENTS = 20_000
 FOLDER = Path(tempfile.gettempdir()) / "overlaplab-benchmarks"
@@ -37,22 +38,22 @@ def main(
 ) -> None:
     """Time per rank, as a table."""
     if measure is not None:
-        print(json.dumps(_measured(measure, cluster)))
+        print(json.dumps(_measure(measure, cluster)))
         return
     print("| ranks | s | ms per rank | CPU s | CPU ms per rank | of it loading | peak MB |")
     print("|---|---|---|---|---|---|---|")
     first: dict[str, float] = {}
     for ranks in map(int, sizes.split(",")):
-        found = _process(_made(folder, ranks), cluster)
-        each = {name: 1e3 * found[name] / ranks for name in ("seconds", "cpu")}
+        figures = _process(_make(folder, ranks), cluster)
+        each = {name: 1e3 * figures[name] / ranks for name in ("seconds", "cpu")}
         first = first or each
         grown = {name: each[name] / first[name] for name in each}
-        shown = (f"{found[name]:.1f} | {each[name]:.1f} ({grown[name]:.2f}×)" for name in each)
-        loading, peak = f"{found['loading']:.0%}", f"{found['peak_bytes'] / 1e6:.0f}"
+        shown = (f"{figures[name]:.1f} | {each[name]:.1f} ({grown[name]:.2f}×)" for name in each)
+        loading, peak = f"{figures['loading']:.0%}", f"{figures['peak_bytes'] / 1e6:.0f}"
         print(f"| {' | '.join((str(ranks), *shown, loading, peak))} |", flush=True)
 
 
-def _made(folder: Path, ranks: int) -> Path:
+def _make(folder: Path, ranks: int) -> Path:
     """A folder of so many ranks."""
     here = folder / f"{ranks}x{EVENTS}"
     here.mkdir(parents=True, exist_ok=True)
@@ -63,23 +64,23 @@ def _made(folder: Path, ranks: int) -> Path:
 def _process(folder: Path, cluster: bool) -> dict[str, float]:
     command = [sys.executable, __file__, "--measure", str(folder), *(["--cluster"] if cluster else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
-def _measured(folder: Path, cluster: bool) -> dict[str, float]:
+def _measure(folder: Path, cluster: bool) -> dict[str, float]:
     import overlaplab
 
     with _workers(cluster) as executor:
         overlaplab.load_ranks(next(iter(folder.iterdir())), cache=False, executor=executor)  # everything is imported
-        before, cpu, start = _held_bytes("VmRSS"), _cpu_s(), time.perf_counter()
+        before, cpu, start = resident_bytes("VmRSS"), _cpu_s(), time.perf_counter()
         Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now the present one
         run = overlaplab.load_ranks(folder, cache=False, executor=executor)
         loaded = time.perf_counter() - start
         for analysis in (overlaplab.summary, overlaplab.exposed, overlaplab.collectives):
             assert len(analysis(run)) >= len(run.traces)
         seconds, cpu = time.perf_counter() - start, _cpu_s() - cpu
-        peak = _held_bytes("VmHWM") - before
+        peak = resident_bytes("VmHWM") - before
     return {"seconds": seconds, "cpu": cpu, "loading": loaded / seconds, "peak_bytes": peak}
 
 
@@ -102,16 +103,11 @@ def _workers(cluster: bool) -> Iterator[Executor]:
 
 
 def _cpu_s() -> float:
-    """Of this process and its children."""
+    """The CPU seconds of this process and its children."""
     import psutil
 
     this = psutil.Process()
-    return sum(sum(one.cpu_times()[:2]) for one in (this, *this.children(recursive=True)))
-
-
-def _held_bytes(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
+    return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
 
 
 if __name__ == "__main__":

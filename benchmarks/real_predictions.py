@@ -51,30 +51,30 @@ SETTINGS = (
 
 def main(out: Path, repeats: Annotated[int, typer.Option(help="Recordings of each setting.")] = 3) -> None:
     """Record, predict, record, compare."""
-    source = undisturbed(SOURCE, out / "source")
+    source = record_undisturbed(SOURCE, out / "source")
     predicted = [predict(source, setting) for setting in SETTINGS]
     (out / "predicted.json").write_text(json.dumps([[p.step_ns, p.interval.half_ns] for p in predicted]))
     runs: list[list[overlaplab.Run]] = [[] for _ in SETTINGS]
     order = [number for number in range(len(SETTINGS)) for _ in range(repeats)]
     random.Random(0).shuffle(order)
     for number in order:
-        runs[number].append(undisturbed(SETTINGS[number], out / f"{number}-{len(runs[number])}"))
-    steps_ns = [[fmean(measured_steps(run)) for run in own] for own in runs]
+        runs[number].append(record_undisturbed(SETTINGS[number], out / f"{number}-{len(runs[number])}"))
+    steps_ns = [[fmean(measured_steps(run)) for run in recordings] for recordings in runs]
     inside, errors, beyond = [], [], []
     for setting, expected, recorded in zip(SETTINGS, predicted, steps_ns, strict=True):
         mean, half_range = fmean(recorded), (max(recorded) - min(recorded)) / 2
-        inside += [holds(expected, one) for one in recorded]
+        inside += [holds(expected, recorded_ns) for recorded_ns in recorded]
         errors.append(expected.step_ns / mean - 1)
         beyond.append(max(0.0, abs(expected.step_ns - mean) - half_range) / mean)
         each = " ".join(f"{ns / 1e6:.0f}" for ns in recorded)
-        told = (
+        words = (
             f"{setting.strategy} {setting.bucket_cap_mb} {setting.first_bucket_mb} {setting.accumulate} {setting.link}"
         )
         half_ms = expected.interval.half_ns / 1e6
-        print(f"{expected.step_ns / 1e6:7.0f} ± {half_ms:.0f} ms, recorded {each} {errors[-1]:+7.2%}  {told}")
+        print(f"{expected.step_ns / 1e6:7.0f} ± {half_ms:.0f} ms, recorded {each} {errors[-1]:+7.2%}  {words}")
     caps = list(zip([p.step_ns for p in predicted], steps_ns, strict=True))[: len(CAPS)]
     apart = [(a, b) for a, b in permutations(caps, 2) if max(a[1]) < min(b[1])]
-    differ = fmean(2 * abs(a - b) / (a + b) for own in steps_ns for a, b in combinations(own, 2))
+    differ = fmean(2 * abs(a - b) / (a + b) for recordings in steps_ns for a, b in combinations(recordings, 2))
     tau = fmean(1 if a[0] < b[0] else -1 for a, b in apart)
     print(
         f"inside: {sum(inside)} of {len(inside)}; mean error {fmean(map(abs, errors)):.2%}, worst "
@@ -84,9 +84,9 @@ def main(out: Path, repeats: Annotated[int, typer.Option(help="Recordings of eac
     again = [
         holds(expected, fmean(measured_steps(run)))
         for other in runs[SETTINGS.index(SOURCE)]
-        for setting, own in zip(SETTINGS, runs, strict=True)
+        for setting, recordings in zip(SETTINGS, runs, strict=True)
         for expected in [predict(other, setting)]
-        for run in own
+        for run in recordings
         if run is not other
     ]
     print(f"from {repeats} recordings of the source's setting: {sum(again)} of {len(again)} inside")
@@ -97,7 +97,7 @@ def holds(expected: Prediction, recorded_ns: float) -> bool:
     return abs(recorded_ns - expected.step_ns) <= expected.interval.half_ns
 
 
-def undisturbed(setting: Setting, out: Path) -> overlaplab.Run:
+def record_undisturbed(setting: Setting, out: Path) -> overlaplab.Run:
     """A recording for which the machine was free; else the last attempt."""
     for attempt in range(ATTEMPTS):
         run = record(setting, out / str(attempt), MODEL)

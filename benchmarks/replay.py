@@ -20,10 +20,10 @@ def main(paths: list[str]) -> None:
             print(f"{path[-44:]:44s} its traces do not tell what waited for what")
             continue
         errors = (table["replayed_ns"] / table["span_ns"] - 1).abs()
-        found = collectives(run)
-        known = found[found["transfer_ns"].notna()]["index"].nunique()
+        rows = collectives(run)
+        matched = rows[rows["transfer_ns"].notna()]["index"].nunique()
         print(
-            f"{path[-44:]:44s} {len(run.traces):5d} {len(table):6d} {found['index'].nunique():12d} {known:8d}"
+            f"{path[-44:]:44s} {len(run.traces):5d} {len(table):6d} {rows['index'].nunique():12d} {matched:8d}"
             f" {errors.mean():11.2%} {errors.max():8.2%}"
         )
 

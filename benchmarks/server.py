@@ -30,9 +30,9 @@ COMMON = (
 def main(out: Path) -> None:
     """Record, compare."""
     runs = {ranks: recording(ranks, out / str(ranks)) for ranks in RANKS}
-    first, of_first = fmean(measured_steps(runs[RANKS[0]])), through(runs[RANKS[0]].manifest)
+    first, of_first = fmean(measured_steps(runs[RANKS[0]])), transfer_ns(runs[RANKS[0]].manifest)
     for ranks, run in runs.items():
-        predicted, really = first - of_first + through(run.manifest), fmean(measured_steps(run))
+        predicted, really = first - of_first + transfer_ns(run.manifest), fmean(measured_steps(run))
         sent = volume(run, overlaplab.Selection(ranks=[0]))["sent_bytes"].mean() / (ranks - 1) / size(run.manifest)
         print(f"{ranks} ranks: {predicted / 1e6:.1f} {really / 1e6:.1f} ms {predicted / really - 1:+.2%}, {sent:.3f}")
 
@@ -43,7 +43,7 @@ def size(manifest: Manifest | None) -> int:
     return sum(parameter.bytes for parameter in manifest.parameters)
 
 
-def through(manifest: Manifest | None) -> int:
+def transfer_ns(manifest: Manifest | None) -> int:
     """T of a step's messages on rank 0's link."""
     assert manifest is not None
     assert manifest.link is not None

@@ -22,11 +22,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, parse_link, ranks
+from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, cpu_side, parse_link, ranks
 from overlaplab_engine import Recorder
-from overlaplab_engine.config import Config, Device
 from overlaplab_engine.models.times import Sleep
-from overlaplab_engine.network.communicator import Communicator, connect
+from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.watching.passes import Passes
 from overlaplab_engine.watching.waits import Waits
@@ -65,7 +64,7 @@ def cost(
     """Step time in watched blocks ÷ in blocks that are not, each beside its neighbour; bursts are as often as asked."""
     ranks(2)
     comm = connect(torch.device("cpu"))
-    side = _side(strategy, comm, layers, width, seq, batch)
+    side = cpu_side(strategy, comm, layers, width, seq, batch, bucket_cap_mb=5.0)
     for number in range(5):
         side(number)
     ratios, shares, steps_ms = [], [], []
@@ -101,8 +100,8 @@ def cost(
     comm.close()
 
 
-@app.command()
-def exposed(
+@app.command(name="exposed")
+def compare_exposed(
     link: LINK = "none",
     compute: Annotated[str, typer.Option(help="real, or sleep:FORWARD,BACKWARD per layer.")] = "real",
     repeats: int = 3,
@@ -114,9 +113,10 @@ def exposed(
     """Exposed communication as watched, beside what a trace of the same steps says; all steps are in a burst."""
     ranks(2)
     comm = connect(torch.device("cpu"), parse_link(link))
+    sleep = None if compute == "real" else Sleep.parse(compute)
     hits: list[bool] = []
     for name in COMPARED:
-        side = _side(StrategyName(name), comm, layers, width, seq, batch, compute)
+        side = cpu_side(StrategyName(name), comm, layers, width, seq, batch, bucket_cap_mb=5.0, compute=sleep)
         for _ in range(repeats):
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(comm.broadcast_object(folder))
@@ -128,23 +128,6 @@ def exposed(
     if comm.rank == 0:
         print(f"{sum(hits)} of {len(hits)} recorded ranks within {TOLERANCE:.0%} of the step")
     comm.close()
-
-
-def _side(
-    strategy: StrategyName, comm: Communicator, layers: int, width: int, seq: int, batch: int, compute: str = "real"
-) -> Side:
-    config = Config(
-        strategy=strategy,
-        out=Path(),
-        device=Device.CPU,
-        bucket_cap_mb=5.0,
-        layers=layers,
-        width=width,
-        seq=seq,
-        batch=batch,
-        compute=None if compute == "real" else Sleep.parse(compute),
-    )
-    return Side(config, comm)
 
 
 def _model(side: Side) -> Any:

@@ -14,10 +14,11 @@ from time import process_time
 
 import overlaplab
 from overlaplab.dashboard.heap import rest_modules
-from overlaplab.manifest import traits_of
-from overlaplab.sections.what_if import Asked, what_if_parts
+from overlaplab.manifest import strategy_traits
+from overlaplab.sections.what_if import what_if_parts
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import recorded_caps
-from overlaplab.simulate.predictions.what_if import play_setting
+from overlaplab.simulate.predictions.wide_answers import play_question
 from overlaplab.simulate.programs.setting import Setting
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "bucketed"
@@ -37,19 +38,19 @@ def main(path: str) -> None:
         "bandwidth moved": [Setting(link=link) for link in links],
         "ranks moved": [Setting(ranks=ranks) for ranks in (4, 8, 64, 512, 10_000)],
     }
-    if (traits := traits_of(manifest)) is not None and traits.buckets:
+    if (traits := strategy_traits(manifest)) is not None and traits.buckets:
         moves["cap moved"] = [Setting(bucket_cap_mb=cap) for cap in (0.25, 0.5, 1.0, 2.0, 8.0)]
     for name, settings in moves.items():
         took = []
         for setting in settings:
             begun = process_time()
-            parts = what_if_parts(run, Asked(setting=setting), recorded, None)
+            parts = what_if_parts(run, Question(setting=setting), recorded, None)
             for chart in (*parts.over, parts.lanes, *parts.growing):
                 chart.draw(dark=False, note=None).to_dict()
             took.append(1e3 * (process_time() - begun))
         print(f"{name:16s} median {median(took):6.1f} ms, most {max(took):6.1f} ms")
     begun = process_time()
-    play_setting(run, Setting(ranks=10_000))
+    play_question(run, Question(setting=Setting(ranks=10_000)))
     print(f"10,000 ranks     {1e3 * (process_time() - begun):6.1f} ms for {manifest.steps} steps")
 
 

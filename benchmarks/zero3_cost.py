@@ -21,6 +21,7 @@ from typing import Annotated
 import torch
 import typer
 from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, torchrun
+from _shared import resident_bytes
 from overlaplab_engine.config import Config, Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording.memory import held_bytes
@@ -42,14 +43,9 @@ def peak_bytes(side: Side, number: int) -> float:
     else:
         Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now the present one
         side(number)
-        above = _resident_bytes("VmHWM") - _resident_bytes("VmRSS")
+        above = resident_bytes("VmHWM") - resident_bytes("VmRSS")
     held = sum(held_bytes(side.strategy, side.optimizer).values())
     return max(comm.gather_objects(held + above))
-
-
-def _resident_bytes(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
 
 
 @app.command()
@@ -72,9 +68,9 @@ def main(
 ) -> None:
     """Step time and peak memory of zero3 ÷ torch-fsdp2."""
     if "RANK" not in os.environ:
-        for one in ("time", "memory") if measure == "both" else (measure,):
-            command = [*torchrun(nproc), "--measure", one]
-            subprocess.run(command, env=os.environ | (GIVE_BACK if one == "memory" else {}), check=True)
+        for figure in ("time", "memory") if measure == "both" else (measure,):
+            command = [*torchrun(nproc), "--measure", figure]
+            subprocess.run(command, env=os.environ | (GIVE_BACK if figure == "memory" else {}), check=True)
         return
     ranks(nproc)
     emulated = parse_link(link)
@@ -91,7 +87,7 @@ def main(
                 device=device,
                 prefetch=prefetch,
                 keep_last=keep_last and name is StrategyName.TORCH_FSDP2,
-                checkpointing=checkpointing,
+                checkpointing="all" if checkpointing else "none",
                 accumulate=accumulate,
                 layers=layers,
                 width=width,

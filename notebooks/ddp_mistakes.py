@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,8 @@ from overlaplab_engine import Bucketed, Communicator, Link, Options, PerParam, R
 from overlaplab_engine.strategies.gradients.buckets import InOrder
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab.ports import free_port
 
 STUCK_S = 10.0
 """How long gloo waits for the other rank where one waits in vain; torch's own default is half an hour."""
@@ -278,9 +279,7 @@ def _started(
 ) -> list[tuple[ForkProcess, Connection]]:
     """Two ranks, and where each tells what became of it; forks of this process, which has imported torch."""
     forks, started = multiprocessing.get_context("fork"), []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     for number in range(2):
         here, there = forks.Pipe()
         process = forks.Process(target=_run, args=(there, rank, limit_s, link, number, port), daemon=True)
@@ -339,7 +338,7 @@ class OwnOrder(InOrder[Any]):
         super().__init__(len(ordered.waiting), ordered._launch)
         self.reset()
 
-    def ready(self, number: int) -> None:
+    def mark_ready(self, number: int) -> None:
         """Number `number` may go, and goes."""
         self._ready[number] = True
         self.handles[number] = self._launch(number)

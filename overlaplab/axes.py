@@ -34,7 +34,7 @@ _DESCRIPTION = re.compile(
 )
 
 
-def axis_of(description: str) -> str:
+def find_axis(description: str) -> str:
     """The axis of a process group with this description, one of `AXES`; empty where it names none."""
     match = _DESCRIPTION.fullmatch(description)
     return next((axis for axis in AXES if match[axis] is not None), "") if match else ""

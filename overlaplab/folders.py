@@ -27,7 +27,7 @@ def run_folders(path: str | os.PathLike[str]) -> list[str]:
         inner = [folder for folder in Path(text).iterdir() if not folder.name.startswith(".") and _holds_run(folder)]
     except OSError:
         return [text]
-    return [str(folder) for folder in sorted(inner, key=lambda folder: by_value(folder.name))] or [text]
+    return [str(folder) for folder in sorted(inner, key=lambda folder: natural_key(folder.name))] or [text]
 
 
 def left_out(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
@@ -60,7 +60,7 @@ def _holds_run(folder: Path) -> bool:
     return MANIFEST_NAME in names or any(map(is_trace_name, names))
 
 
-def by_value(name: str) -> list[tuple[float, str]]:
+def natural_key(name: str) -> list[tuple[float, str]]:
     """A key that sorts names with their numbers by value: cap-5 before cap-25."""
     parts = re.split(r"(\d{1,15}(?:\.\d{1,15})?)", name)
     return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, thread_numbers
+from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, rule_of, thread_numbers
 from overlaplab.evidence.launches import launches
 from overlaplab.intervals import pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
@@ -143,7 +143,7 @@ def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
     return pd.Series(np.array(values, dtype=object)[column.cat.codes], index=column.index).infer_objects()
 
 
-def _outermost(trace: Trace, work: Work) -> pd.DataFrame:
+def _outermost(trace: Trace, work: WorkKind) -> pd.DataFrame:
     """Events that count as this, except inside others of their thread that do: `event` (row), `thread`, times."""
     events = trace.events
     rows = np.flatnonzero(counting_as(trace, work))
@@ -163,7 +163,7 @@ def _outermost(trace: Trace, work: Work) -> pd.DataFrame:
 
 def _compute_operators(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost computing operators, cut to the time that counts (columns of `_outermost`, `name`)."""
-    whole = _outermost(trace, Work.COMPUTE)
+    whole = _outermost(trace, WorkKind.COMPUTE)
     of, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
     cut = whole.iloc[of]
     names = trace.events["name"].astype(object).to_numpy()[cut["event"]]
@@ -172,7 +172,7 @@ def _compute_operators(trace: Trace) -> pd.DataFrame:
 
 def _communication_ranges(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost ranges of communication (columns of `_outermost`, `name`)."""
-    ranges = _outermost(trace, Work.COMMUNICATION)
+    ranges = _outermost(trace, WorkKind.COMMUNICATION)
     kinds = [collective_kind(str(name)) for name in trace.events["name"].iloc[ranges["event"]]]
     return ranges.assign(name=[f"ncclKernel_{kind or 'communication'}" for kind in kinds])
 

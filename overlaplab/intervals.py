@@ -22,8 +22,8 @@ EMPTY.flags.writeable = False
 def union(starts: ArrayLike, ends: ArrayLike) -> Intervals:
     """Merge any intervals, given as two arrays of length n in ns, into a set; empty intervals are dropped."""
     starts, ends = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
-    kept = ends > starts
-    starts, ends = starts[kept], ends[kept]
+    nonempty = ends > starts
+    starts, ends = starts[nonempty], ends[nonempty]
     if not len(starts):
         return EMPTY
     order = np.argsort(starts, kind="stable")
@@ -42,12 +42,12 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The moments of `a` that are not in `b`."""
     always = np.iinfo(np.int64)
-    b = _overlapping(b, a[:1, 0], a[-1:, 1])
+    b = _overlap_candidates(b, a[:1, 0], a[-1:, 1])
     gaps = np.column_stack((np.append(always.min, b[:, 1]), np.append(b[:, 0], always.max)))
     return intersect(a, gaps)
 
 
-def _overlapping(a: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
+def _overlap_candidates(a: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
     """The intervals of `a` that may overlap with these times: of a few, such as one step's, they are few."""
     if not len(starts):
         return a[:0]
@@ -103,16 +103,16 @@ def length_before(a: Intervals) -> Callable[[int], int]:
     return length
 
 
-def within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def lengths_within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """How much of the set lies in each [start, end), in ns."""
-    intervals = _overlapping(intervals, starts, ends)
+    intervals = _overlap_candidates(intervals, starts, ends)
     lengths = np.concatenate(([0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
 
-    def before(moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    def covered_before(moments: NDArray[np.int64]) -> NDArray[np.int64]:
         place = np.searchsorted(intervals[:, 0], moments, side="right") - 1
         inside = place >= 0
         last = intervals[np.maximum(place, 0)] if len(intervals) else np.zeros((len(moments), 2), dtype=np.int64)
         part = np.where(inside, np.minimum(moments, last[:, 1]) - last[:, 0], 0)
         return lengths[np.maximum(place, 0)] * inside + part
 
-    return np.asarray(before(ends) - before(starts), dtype=np.int64)
+    return np.asarray(covered_before(ends) - covered_before(starts), dtype=np.int64)

@@ -289,7 +289,7 @@ class Manifest:
     pipeline: Pipeline | None = None
     """None where all ranks hold the same layers."""
     traits: Traits | None = None
-    """None without a strategy, and in older recordings; use `traits_of`."""
+    """None without a strategy, and in older recordings; use `strategy_traits`."""
     device: str | None = None
     backend: str | None = None
     compute: str | None = None
@@ -412,7 +412,7 @@ def played_phantoms(manifest: Manifest | None) -> int:
     return len(manifest.phantom_ranks) if manifest is not None and manifest.device == "cuda" else 0
 
 
-def traits_of(manifest: Manifest | None) -> Traits | None:
+def strategy_traits(manifest: Manifest | None) -> Traits | None:
     """What run.json says that the strategy does, or else what is known of a strategy of this name; None for others."""
     if manifest is None:
         return None

@@ -223,13 +223,13 @@ def unit_of_root(unit: str, root: int) -> str:
     return f"{FSDP2_ROOT} {root}" + (unit.removeprefix(FSDP2_ROOT) if is_root else f".{unit}")
 
 
-def root_of(unit: str) -> int | None:
+def root_number(unit: str) -> int | None:
     """The number of the root in a name that `unit_of_root` made; None for other names."""
     match = re.match(rf"{FSDP2_ROOT} (\d+)(?=\.| |$)", unit)
     return int(match[1]) if match and _is_integer(match[1]) else None
 
 
-def layer_of(unit: str) -> int | None:
+def layer_number(unit: str) -> int | None:
     """A unit's layer number: N if the last part of its dotted name is the number N, else None."""
     match = _LAYER.fullmatch(unit)
     return int(match[1]) if match and _is_integer(match[1]) else None

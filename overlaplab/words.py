@@ -23,7 +23,7 @@ def to_ms(ns: Any) -> Any:
     return ns / 1e6
 
 
-def visible(text: str) -> str:
+def visible_line(text: str) -> str:
     """A string from a trace as one line of visible characters.
 
     Line ends, tabs and unusual spaces become a space. Control characters, direction marks and other invisible
@@ -35,8 +35,8 @@ def visible(text: str) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """At most `limit` characters of a string, made `visible`; cut in the middle, as names differ at the ends."""
-    flat = visible(text[:20_000])
+    """At most `limit` characters of a string, made a `visible_line`; cut in the middle, as names differ at the ends."""
+    flat = visible_line(text[:20_000])
     if len(flat) <= limit:
         return flat
     head = (limit - 1) // 2
@@ -107,7 +107,7 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def joined(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """One name or more as a list: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
@@ -137,18 +137,18 @@ _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 def size(count: int) -> str:
     """Bytes in decimal units, as is usual for links."""
-    unit, scale = unit_of(count)
+    unit, scale = byte_unit(count)
     return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count} B"
 
 
 def size_exact(count: int) -> str:
     """Bytes with three significant digits, for comparisons: `1.21 MB`, `12.1 MB`, `121 MB`."""
-    unit, scale = unit_of(count)
+    unit, scale = byte_unit(count)
     value = count / scale
     digits = 0 if scale == 1 or value >= 100 else 1 if value >= 10 else 2
     return f"{value:.{digits}f} {unit}"
 
 
-def unit_of(count: float) -> tuple[str, float]:
+def byte_unit(count: float) -> tuple[str, float]:
     """The unit that suits so many bytes, and its size in bytes."""
     return next((pair for pair in _UNITS if count >= pair[1]), _UNITS[-1])

@@ -6,8 +6,8 @@ python scripts/action_pictures.py
 from pathlib import Path
 
 from overlaplab import load_run
-from overlaplab.sections.what_if import Asked, what_if_parts
-from overlaplab.sections.what_if_device import device_parts
+from overlaplab.sections.what_if import what_if_parts
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.setting import Setting
 
@@ -41,10 +41,7 @@ def main() -> None:
         run = load_run(loops if loops.exists() else ROOT / "tests" / "situations" / "recorded" / situation)
         assert run.manifest is not None
         seen = recorded_caps(run.manifest, ())
-        on_gpu = run.manifest.device == "cuda"
-        parts = (
-            device_parts(run, setting, seen, None) if on_gpu else what_if_parts(run, Asked(setting=setting), seen, None)
-        )
+        parts = what_if_parts(run, Question(setting=setting), seen, None)
         parts.lanes.draw().properties(width=560).save(folder / f"{action}.svg")
 
 

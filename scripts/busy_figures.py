@@ -22,7 +22,7 @@ LOOP = "while True: pass"
 
 
 @contextmanager
-def beside(processes: int) -> Iterator[None]:
+def load_cores(processes: int) -> Iterator[None]:
     """So many processes use a core each."""
     started = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(processes)]
     try:
@@ -48,14 +48,14 @@ def main(
     processes: Annotated[int, typer.Option(help="Beside the busy ones.")] = 4,
 ) -> None:
     """Record and count."""
-    found = {"quiet": 0, "busy": 0}
+    marked_runs = {"quiet": 0, "busy": 0}
     for number in range(rounds):
         strategy = STRATEGIES[number % len(STRATEGIES)]
         for kind, others in (("quiet", 0), ("busy", processes)):
-            with beside(others):
+            with load_cores(others):
                 rows = record(strategy, out / f"{kind}-{number}")
             marked = sum(bool(row["busy"]) for row in rows)
-            found[kind] += marked > 0
+            marked_runs[kind] += marked > 0
             delayed = max((row["delayed_ns"] or 0) / row["took_ns"] for row in rows)
             foreign = max((row["foreign_ns"] or 0) / (row["cores"] * row["took_ns"]) for row in rows)
             print(
@@ -63,7 +63,7 @@ def main(
                 f"delayed, {foreign:.1%} of the cores used by others",
                 flush=True,
             )
-    for kind, count in found.items():
+    for kind, count in marked_runs.items():
         print(f"{kind}: {count} of {rounds} recordings marked")
 
 

@@ -25,12 +25,12 @@ percentages; the header of a CSV file tells the unit of its values. A terminal o
 def page() -> str:
     """The page's text."""
     parts = [_HEAD, _table(REGISTRY[""].values()), "## In single tables\n\nThere these columns mean something else.\n"]
-    parts += [f"### `{table}`\n\n{_table(own.values())}" for table, own in sorted(REGISTRY.items()) if table]
+    parts += [f"### `{table}`\n\n{_table(columns.values())}" for table, columns in sorted(REGISTRY.items()) if table]
     return "\n".join(parts)
 
 
 def _table(columns: Iterable[Column]) -> str:
-    rows = [f"| `{one.name}` | {one.unit} | {one.header} | {one.short} | {one.explanation} |" for one in columns]
+    rows = [f"| `{each.name}` | {each.unit} | {each.header} | {each.short} | {each.explanation} |" for each in columns]
     return "\n".join(["| name | unit | header | in a terminal | explanation |", "|---|---|---|---|---|", *rows, ""])
 
 

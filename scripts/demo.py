@@ -14,7 +14,6 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
+
+from overlaplab.ports import free_port
 
 FORKS = sys.platform == "linux" and shutil.which("nvidia-smi") is None
 if FORKS:  # what torch reads when it is imported, with the values that launchers give it
@@ -78,19 +79,14 @@ def part(title: str) -> Iterator[None]:
 def record(ranks: int, options: list[str]) -> None:
     """`overlaplab record OPTIONS`; SystemExit if it fails."""
     print("$ overlaplab record", *options, flush=True)
-    code = (
-        _forked(ranks, options) if FORKS else subprocess.call([sys.executable, "-m", "overlaplab", "record", *options])
-    )
-    if code:
+    command = [sys.executable, "-m", "overlaplab", "record", *options]
+    if code := _record_in_forks(ranks, options) if FORKS else subprocess.call(command):
         sys.exit(code)
 
 
-def _forked(ranks: int, options: list[str]) -> int:
+def _record_in_forks(ranks: int, options: list[str]) -> int:
     """See [Note: one import of torch]; 0, or the exit code of the first rank that failed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     left = set()
     signal.signal(signal.SIGALRM, _too_late)

@@ -24,14 +24,14 @@ _GATHERS = ("gather_launch_ns", "gather_start_ns", "gather_end_ns", "first_use_n
 
 def main() -> None:
     """Write every run's figures, take away those of runs that are gone, and say what has changed."""
-    kept = {golden_of(run) for run in runs()}
+    wanted = {golden_path(run) for run in runs()}
     for run in runs():
-        path, text = golden_of(run), json.dumps(figures(overlaplab.load_run(run)), indent=1) + "\n"
+        path, text = golden_path(run), json.dumps(figures(overlaplab.load_run(run)), indent=1) + "\n"
         if not path.exists() or path.read_text() != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             print(f"{path.relative_to(ROOT)}: written")
-    for path in set(GOLDEN.rglob("*.json")) - kept:
+    for path in set(GOLDEN.rglob("*.json")) - wanted:
         path.unlink()
         print(f"{path.relative_to(ROOT)}: taken away")
 
@@ -41,7 +41,7 @@ def runs() -> list[Path]:
     return sorted(path.parent for path in TRACES.rglob("run.json"))
 
 
-def golden_of(run: Path) -> Path:
+def golden_path(run: Path) -> Path:
     """Where a sample run's figures are kept."""
     return GOLDEN / run.relative_to(TRACES).with_suffix(run.suffix + ".json")
 

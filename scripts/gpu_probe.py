@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST_S = 80.0
 """After so long, from its start on, the probe ends, whatever hangs."""
 T_NS = 140_000
-"""Of a collective whose time is measured: a gather among 8 ranks at 20 µs."""
+"""The modelled time of the collectives that are measured: a gather among 8 ranks at 20 µs."""
 LONG_NS = 20_000_000
 """So long the link is busy beside matrix products: longer than they take."""
 ROW = 72
@@ -68,15 +68,15 @@ def edges_ns(current: int, excess: Sequence[int]) -> int:
 
 
 def verdict(slowdowns: Mapping[str, Sequence[float]]) -> str:
-    """Which way of waiting slows down computation less, by the worst slowdown of each."""
+    """Say which way of waiting slows down computation less, by the worst slowdown of each."""
     worst = {name: max(values) for name, values in slowdowns.items()}
-    told = ", ".join(f"{name} {ratio:.3f}" for name, ratio in worst.items())
+    figures = ", ".join(f"{name} {ratio:.3f}" for name, ratio in worst.items())
     if len(worst) < 2:
-        return f"worst slowdown beside the link: {told}; there is nothing to compare it with"
+        return f"worst slowdown beside the link: {figures}; there is nothing to compare it with"
     least = min(worst, key=lambda name: worst[name])
     if max(worst.values()) - worst[least] < SAME:
-        return f"worst slowdown beside the link: {told}; neither disturbs computation less"
-    return f"worst slowdown beside the link: {told}; --link-wait {least} disturbs computation less"
+        return f"worst slowdown beside the link: {figures}; neither disturbs computation less"
+    return f"worst slowdown beside the link: {figures}; --link-wait {least} disturbs computation less"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -133,7 +133,7 @@ class Probe:
         self.failed.append(f"{self._section} (took too long)")
         os._exit(self.end())
 
-    def busy(self, name: str, slot: int, ns: int) -> None:
+    def occupy(self, name: str, slot: int, ns: int) -> None:
         """A collective that moves nothing, on the link's stream."""
         with cuda.stream(self.link):
             self.clocks[name].begin(slot, self.link)
@@ -176,7 +176,7 @@ def host_clock(probe: Probe) -> None:
 def timer(probe: Probe) -> None:
     """the steps of %globaltimer"""
     for slot in range(64):
-        probe.busy("kernel", slot, 0)
+        probe.occupy("kernel", slot, 0)
     cuda.synchronize()
     probe.say(f"steps in ns: {timer_steps(probe.clocks['kernel']._blocks[0][:64].flatten().tolist())}")
 
@@ -197,9 +197,9 @@ def computation(probe: Probe, name: str) -> None:
                 times[load].append(product_ms(a, b, occupy))
         alone = statistics.median(times.pop("alone"))
         probe.say(f"{shape}: alone {alone:.3f} ms")
-        for load, found in times.items():
-            ratio = statistics.median(found) / alone
-            probe.say(f"{shape}: {load} {statistics.median(found):.3f} ms, {ratio:.3f} times as long")
+        for load, values in times.items():
+            ratio = statistics.median(values) / alone
+            probe.say(f"{shape}: {load} {statistics.median(values):.3f} ms, {ratio:.3f} times as long")
             probe.slowdowns.setdefault(name, []).append(ratio)
         late = [ns - LONG_NS // ROW for ns in probe.clocks[name].occupied_ns(ROW)]  # the last load was that of a row
         probe.say(f"{shape}: waits beside it exceed their time by {spread(late)}")
@@ -208,7 +208,7 @@ def computation(probe: Probe, name: str) -> None:
 def row(probe: Probe, name: str, count: int) -> None:
     """So many collectives in a row, which together keep the link busy for `LONG_NS`."""
     for slot in range(count):
-        probe.busy(name, slot, LONG_NS // count)
+        probe.occupy(name, slot, LONG_NS // count)
 
 
 def product_ms(a: Any, b: Any, occupy: Callable[[], None]) -> float:
@@ -229,25 +229,25 @@ def trace(probe: Probe, name: str) -> None:
     """what a trace holds of a collective, and by how much it exceeds its T"""
     from overlaplab_engine.network.device_clock import EDGES_NS
 
-    events = traced(probe, name)
+    events = trace_events(probe, name)
     device = [e for e in events if e.get("cat") in DEVICE_CATEGORIES]
     calls = [e for e in events if str(e.get("cat", "")).startswith("cuda_")]
     probe.say(f"categories: {', '.join(sorted({e['cat'] for e in events if 'cat' in e}))}")
-    for what, found in (("calls", calls), ("on the device", device)):
-        probe.say(f"{what}: {', '.join(sorted({e['cat'] + ' ' + e['name'] for e in found}))}")
-    own = [ns - T_NS for ns in probe.clocks[name].occupied_ns(50)]
-    probe.say(f"excess over T by the clock's own account: {spread(own)}")
+    for what, group in (("calls", calls), ("on the device", device)):
+        probe.say(f"{what}: {', '.join(sorted({e['cat'] + ' ' + e['name'] for e in group}))}")
+    by_clock = [ns - T_NS for ns in probe.clocks[name].occupied_ns(50)]
+    probe.say(f"excess over T by the clock's own account: {spread(by_clock)}")
     excess = excess_ns(events, T_NS)
     probe.say(f"excess over T in the trace: {spread(excess)}")
     if name == "kernel":
         probe.edges = edges_ns(EDGES_NS, excess)
 
 
-def traced(probe: Probe, name: str) -> list[dict[str, Any]]:
+def trace_events(probe: Probe, name: str) -> list[dict[str, Any]]:
     """The events of fifty collectives in a trace, which is left in `out`."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for slot in range(50):
-            probe.busy(name, slot, T_NS)
+            probe.occupy(name, slot, T_NS)
         cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = (probe.out or Path(folder)) / f"{name}.pt.trace.json"
@@ -256,7 +256,7 @@ def traced(probe: Probe, name: str) -> list[dict[str, Any]]:
     return [e for e in events if e.get("ph") == "X"]
 
 
-def closing(probe: Probe) -> None:
+def close_clocks(probe: Probe) -> None:
     """whether the gate keeper ends"""
     for clock in probe.clocks.values():
         clock.close()
@@ -271,7 +271,7 @@ SECTIONS: tuple[tuple[Any, ...], ...] = (
     (host_clock,),
     (computation, "host"),
     (trace, "host"),
-    (closing,),
+    (close_clocks,),
 )
 """What is known of the kernel comes first: the host's part might hang."""
 

@@ -50,7 +50,7 @@ OPTIONS = (
 ENDING_S = 5.0
 """How long a process that is asked to end may take."""
 LOG_BYTES = 12 << 20
-"""Of the log no more is kept."""
+"""The log is cut to this length."""
 
 
 class Notes:
@@ -80,7 +80,7 @@ class Notes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note its outcome, and end the process if the GPU is lost to it."""
         if report.when == "call" or not report.passed:
-            self._note(report.nodeid, report.outcome, report.duration, _why(report))
+            self._note(report.nodeid, report.outcome, report.duration, _reason(report))
         if report.failed and _gpu_is_lost():
             print("The GPU is lost to this process, which ends here.", flush=True)
             os._exit(1)
@@ -94,10 +94,11 @@ class Notes:
             file.write(json.dumps({"test": test, "outcome": outcome, "seconds": seconds, "why": why}) + "\n")
 
 
-def _why(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport) -> str:
     """The first line of what failed, or why it was skipped; empty for what passed."""
-    told = report.longrepr
-    text = told[2] if isinstance(told, tuple) else getattr(getattr(told, "reprcrash", None), "message", told or "")
+    failure = report.longrepr
+    crash = getattr(failure, "reprcrash", None)
+    text = failure[2] if isinstance(failure, tuple) else getattr(crash, "message", failure or "")
     return str(text).strip().partition("\n")[0][:500]
 
 
@@ -119,7 +120,7 @@ class Runner:
     def __init__(self, results: Path, work: Path) -> None:
         self._results, self._work = results, work
         self._notes = Notes(work / "notes.jsonl")
-        self._told = 0
+        self._reported = 0
         self.passed = True
 
     def run(self, file: str, until: float) -> None:
@@ -178,12 +179,12 @@ class Runner:
 
     def _tell_notes(self) -> None:
         notes = self._notes.read()
-        for note in notes[self._told :]:
+        for note in notes[self._reported :]:
             if note["outcome"] not in ("began", "finished"):
                 why = f": {note['why']}" if note["why"] else ""
                 line = f"{note['outcome']} in {note['seconds']:.1f} s  {note['test']}{why}"
                 self._tell(line, good=note["outcome"] == "passed")
-        self._told = len(notes)
+        self._reported = len(notes)
 
     def _tell(self, line: str, *, good: bool) -> None:
         self.passed = self.passed and good

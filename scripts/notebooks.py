@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", nargs="*", type=Path, default=sorted((ROOT / "notebooks").glob("*.ipynb")))
     paths = parser.parse_args().notebooks
-    for path, book in zip(paths, executed(paths), strict=True):
+    for path, book in zip(paths, execute(paths), strict=True):
         text = nbformat.writes(book) + "\n"
         if problem := what_is_wrong(text):
             sys.exit(f"{path}: {problem}")
@@ -39,14 +39,14 @@ def main() -> None:
         print(f"{path}: {len(text) / 1e6:.2f} MB")
 
 
-def executed(paths: Sequence[Path], *, one_kernel: bool = False) -> list[nbformat.NotebookNode]:
+def execute(paths: Sequence[Path], *, one_kernel: bool = False) -> list[nbformat.NotebookNode]:
     """The notebooks after all their cells ran, each in a fresh kernel and in its folder, or one after another in a
     kernel in the first one's folder, which imports everything once; raises on a cell's error.
     """
 
-    async def together() -> list[nbformat.NotebookNode]:
+    async def run_all() -> list[nbformat.NotebookNode]:
         if not one_kernel:
-            return await asyncio.gather(*map(_executed, paths))
+            return await asyncio.gather(*map(_execute_alone, paths))
         with tempfile.TemporaryDirectory() as sockets:
             kernel = _kernel(sockets)
             try:
@@ -56,7 +56,7 @@ def executed(paths: Sequence[Path], *, one_kernel: bool = False) -> list[nbforma
                     await kernel.shutdown_kernel(now=True)
 
     with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
-        return thread.submit(lambda: asyncio.run(together())).result()
+        return thread.submit(lambda: asyncio.run(run_all())).result()
 
 
 def _kernel(sockets: str) -> AsyncKernelManager:
@@ -64,7 +64,7 @@ def _kernel(sockets: str) -> AsyncKernelManager:
     return AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
 
 
-async def _executed(path: Path) -> nbformat.NotebookNode:
+async def _execute_alone(path: Path) -> nbformat.NotebookNode:
     with tempfile.TemporaryDirectory() as sockets:
         return await _run(path, _kernel(sockets), last=True)
 
@@ -114,10 +114,12 @@ def what_is_wrong(text: str) -> str | None:
     return None
 
 
-def said(book: nbformat.NotebookNode) -> list[Any]:
+def outputs(book: nbformat.NotebookNode) -> list[Any]:
     """What the cells put out, as far as the same code and data always give it: no pictures; figures to six digits."""
     return [
-        _rounded({kind: _named(value) for kind, value in output.get("data", {}).items() if kind != "image/png"})
+        _round_figures(
+            {kind: _number_tables(value) for kind, value in output.get("data", {}).items() if kind != "image/png"}
+        )
         if "data" in output
         else (output.get("name"), output.get("text"))
         for cell in book.cells
@@ -125,30 +127,30 @@ def said(book: nbformat.NotebookNode) -> list[Any]:
     ]
 
 
-def _named(value: Any) -> Any:
+def _number_tables(value: Any) -> Any:
     """A chart with its tables numbered in order of use, not named by a hash of every digit."""
     if not isinstance(value, dict) or "datasets" not in value:
         return value
     used: dict[str, str] = {}
 
-    def renamed(part: Any) -> Any:
+    def rename(part: Any) -> Any:
         if isinstance(part, dict):
-            return {key: renamed(part[key]) for key in sorted(part)}
+            return {key: rename(part[key]) for key in sorted(part)}
         if isinstance(part, list):
-            return [renamed(inner) for inner in part]
-        known = isinstance(part, str) and part in value["datasets"]
-        return used.setdefault(part, f"table {len(used)}") if known else part
+            return [rename(inner) for inner in part]
+        is_table = isinstance(part, str) and part in value["datasets"]
+        return used.setdefault(part, f"table {len(used)}") if is_table else part
 
-    drawn = renamed({key: inner for key, inner in value.items() if key != "datasets"})
+    drawn = rename({key: inner for key, inner in value.items() if key != "datasets"})
     return drawn | {"datasets": {used.get(name, ""): rows for name, rows in value["datasets"].items()}}
 
 
-def _rounded(value: Any) -> Any:
+def _round_figures(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _round_figures(inner) for key, inner in value.items()}
+    return [_round_figures(inner) for inner in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

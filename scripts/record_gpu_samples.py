@@ -37,7 +37,7 @@ step before, to time it: so none of those are recorded."""
 TINY = "--width 8 --heads 2 --seq 4 --batch 1 --vocab 20 --warmup 2"
 
 _ORDERS = {"": (1, 5, 25, 100), "-2": (100, 25, 5, 1), "-3": (25, 1, 100, 5), "-4": (5, 100, 1, 25)}
-"""Of caps, in four recordings: fewer tell no two caps apart. What drifts meanwhile falls on all caps alike."""
+"""The caps of four recordings: fewer tell no two caps apart. What drifts meanwhile falls on all caps alike."""
 RUNS = {
     "naive": "--strategy naive --layers 8",
     "per-param": "--strategy per-param --layers 8",
@@ -55,7 +55,7 @@ RUNS = {
 }
 
 
-def folder_of(gpu: str) -> str:
+def folder_name(gpu: str) -> str:
     """NVIDIA H100 80GB HBM3 → h100, NVIDIA A100-SXM4-80GB → a100, NVIDIA GeForce RTX 4090 → geforce-rtx-4090."""
     name = re.sub(r"^nvidia +", "", gpu.lower())
     name = re.sub(r"^(?:tesla +)?([a-z]{1,2}\d+[a-z]?)(?:[ -].*)?$", r"\1", name)
@@ -69,7 +69,7 @@ class Recording:
     out: Path
     packed: Path | None
     options: str
-    """Of all runs."""
+    """Those of all runs."""
     deadline: float
     """By the monotonic clock."""
     run_s: float
@@ -84,7 +84,7 @@ class Recording:
             begun = list(self._in_one_process(left, steps))
             left = left[len(begun) :] if begun else []  # if none begins, none will
 
-    def missing(self) -> list[str]:
+    def missing_runs(self) -> list[str]:
         """The names of the runs that are not recorded, or too large."""
         return [name for name in RUNS if self.sizes.get(name, MOST_BYTES) >= MOST_BYTES]
 
@@ -93,13 +93,13 @@ class Recording:
         orders = [
             [str(self.out / name), *RUNS[name].split(), *self.options.split(), "--steps", str(steps)] for name in names
         ]
-        found = os.pathsep.join([str(ROOT / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        python_path = os.pathsep.join([str(ROOT / "engine"), *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
             [sys.executable, __file__, "--child", json.dumps(orders)],
             stdout=subprocess.PIPE,
             bufsize=0,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": found},
+            env=os.environ | {"PYTHONPATH": python_path},
         )
         assert process.stdout is not None
         try:
@@ -185,11 +185,11 @@ def main() -> int:
     out: Path | None = arguments.out
     if arguments.device == "cuda":
         line = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
-        asked = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        if asked.returncode:
+        answer = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        if answer.returncode:
             print("torch finds no GPU here; DIR --device cpu shows whether all works", file=sys.stderr)
             return 2
-        out = out or ROOT / "traces" / folder_of(asked.stdout.strip())
+        out = out or ROOT / "traces" / folder_name(answer.stdout.strip())
     elif out is None:
         parser.error("--device cpu needs a directory of its own")
     model = MODEL if arguments.device == "cuda" else TINY
@@ -202,12 +202,12 @@ def main() -> int:
         signal.signal(number, _interrupt)
     try:
         recording.record(list(RUNS), steps=3)
-        recording.record([name for name in recording.missing() if name in recording.sizes], steps=2)
+        recording.record([name for name in recording.missing_runs() if name in recording.sizes], steps=2)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         recording.pack()
-    if failed := recording.missing():
+    if failed := recording.missing_runs():
         print(f"failed: {' '.join(failed)}", file=sys.stderr)
         return 1
     print("now: scripts/golden.py, and the table of traces/README.md")

@@ -27,53 +27,53 @@ _NUMBERS = {
     **dict.fromkeys(("bucket_cap_mb", "first_bucket_mb", "caps_mb", "sent_bytes"), "number"),
     "bucket_sizes": "integer",
 }
-"""Of columns whose unit tells another type: caps in MiB, medians, and lists that a table shows as text."""
+"""Types of columns whose unit tells another one: caps in MiB, medians, and lists that a table shows as text."""
 TEXT, NUMBER, WHOLE, FLAG, ANY = ({"type": kind} for kind in ("string", "number", "integer", "boolean", "object"))
 
 
 def null_or(schema: Schema) -> Schema:
     """Also null, where something is unknown or does not apply."""
-    return {**schema, "type": [*_listed(schema["type"]), "null"]}
+    return {**schema, "type": [*_as_list(schema["type"]), "null"]}
 
 
-def _listed(kinds: str | list[str]) -> list[str]:
+def _as_list(kinds: str | list[str]) -> list[str]:
     return [kinds] if isinstance(kinds, str) else kinds
 
 
-def many(schema: Schema) -> Schema:
+def array(schema: Schema) -> Schema:
     """An array."""
     return {"type": "array", "items": schema}
 
 
-def keys(**known: Schema) -> Schema:
+def keys(**properties: Schema) -> Schema:
     """An object that has all these keys; it may have more, in later versions, too."""
-    return {"type": "object", "required": list(known), "properties": known}
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def row(table: str, names: str) -> Schema:
     """A row of a table: its columns' names, `?` after those that may be null, `[]` after lists, `[?]` if of nulls."""
-    found = {}
+    properties = {}
     for word in names.split():
         name = word.rstrip("?[]")
-        known = column(table, name)
-        schema: Schema = {"type": _NUMBERS.get(name, _TYPES[known.unit])}
+        entry = column(table, name)
+        schema: Schema = {"type": _NUMBERS.get(name, _TYPES[entry.unit])}
         if "[?]" in word:
             schema = null_or(schema)
-        schema = many(schema) if "[" in word else schema
-        found[name] = (null_or(schema) if word.endswith("?") else schema) | {"description": known.explanation}
-    return keys(**found)
+        schema = array(schema) if "[" in word else schema
+        properties[name] = (null_or(schema) if word.endswith("?") else schema) | {"description": entry.explanation}
+    return keys(**properties)
 
 
-def both(one: Schema, other: Schema) -> Schema:
+def both(first: Schema, second: Schema) -> Schema:
     """One object with the keys of both."""
-    return keys(**one["properties"], **other["properties"])
+    return keys(**first["properties"], **second["properties"])
 
 
 _SPENT = (
     "span_ns compute_ns comm_ns overlapped_ns compute_only_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?"
     " memory_only_ns idle_ns preempted_ns? overlap_ratio?"
 )
-_NOTES = {"emulated": FLAG, "predicted": null_or(ANY), "warnings": many(TEXT)}
+_NOTES = {"emulated": FLAG, "predicted": null_or(ANY), "warnings": array(TEXT)}
 """What is true of a run as a whole."""
 _RANK = row("", "rank?")["properties"]
 _CAUSE = {
@@ -95,7 +95,7 @@ _DIAGNOSIS = keys(
     headline=TEXT,
     advice=TEXT,
     gain_ns=null_or(WHOLE),
-    causes=many(keys(**_CAUSE)),
+    causes=array(keys(**_CAUSE)),
     late_rank=null_or(WHOLE),
     waited_ns=WHOLE,
     outliers=null_or(TEXT),
@@ -143,7 +143,7 @@ _VERIFIED = keys(
     recordings=WHOLE,
     neighbour_ms=null_or(NUMBER),
     folder=TEXT,
-    warnings=many(TEXT),
+    warnings=array(TEXT),
 )
 _COLLECTIVE = both(
     row(
@@ -152,7 +152,7 @@ _COLLECTIVE = both(
         " bus_gb_per_s? bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
     ),
     keys(
-        ranks=many(
+        ranks=array(
             row("collectives", "rank? step? launch_ns? arrived_ns? start_ns? end_ns? wait_ns? exposed_ns?"),
         )
     ),
@@ -161,13 +161,13 @@ _FIGURE = {"median": null_or(NUMBER), "iqr": null_or(NUMBER)}
 _ON_LINK = keys(
     path=TEXT,
     **row("", "rank? step?")["properties"],
-    buckets=many(row("sweep_links", "bucket bytes? start_ns end_ns exposed_ns")),
+    buckets=array(row("sweep_links", "bucket bytes? start_ns end_ns exposed_ns")),
 )
 _SWEEP = keys(
     varies=TEXT,
     finding=TEXT,
-    notes=many(TEXT),
-    caps=many(
+    notes=array(TEXT),
+    caps=array(
         both(
             row(
                 "sweep",
@@ -192,17 +192,17 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
         "Per rank and step where time went, and the rank's total; times in ns.",
         {
             "run": null_or(ANY) | {"description": "run.json; null where there is none."},
-            "warnings": many(TEXT),
-            "ranks": many(
+            "warnings": array(TEXT),
+            "ranks": array(
                 keys(
                     **_RANK,
                     **row("summary", "outside_ns?")["properties"],
-                    steps=many(row("summary", f"step? start_ns {_SPENT} damaged step_kind?")),
+                    steps=array(row("summary", f"step? start_ns {_SPENT} damaged step_kind?")),
                     total=null_or(row("summary", f"step? start_ns? {_SPENT}")),
                 )
             ),
             "predicted": null_or(ANY),
-            "delays": many(row("delays", "rank? step? unit phase span_ns ran_ns delayed_ns")),
+            "delays": array(row("delays", "rank? step? unit phase span_ns ran_ns delayed_ns")),
         },
     ),
     "exposed": (
@@ -219,18 +219,18 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             ),
             "worst": null_or(row("", "rank? step?")),
             "diagnosis": null_or(_DIAGNOSIS),
-            "actions": many(_ACTION),
+            "actions": array(_ACTION),
             "causes": {"type": "object", "additionalProperties": TEXT},
-            "ranks": many(
+            "ranks": array(
                 keys(
                     **_RANK,
-                    steps=many(
+                    steps=array(
                         both(
                             row("", "step? start_ns span_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?"),
                             keys(
                                 idle=row("idle", "idle_ns host_wait_ns kernel_wait_ns preempted_ns? other_ns"),
                                 blocking=row("blocking", "blocking_ns not_blocking_ns unresolved_ns"),
-                                causes=many(
+                                causes=array(
                                     row(
                                         "exposed",
                                         "cause collective? kind? what? axis? late_rank? exposed_ns start_ns end_ns",
@@ -247,21 +247,21 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
     "buckets": (
         "Per rank and step each bucket of gradients; times in ns from the step's start.",
         {
-            "ranks": many(
+            "ranks": array(
                 keys(
                     **_RANK,
-                    steps=many(
+                    steps=array(
                         both(
                             row("buckets", "step? backward_start_ns? backward_end_ns? passes gradients?"),
                             keys(
-                                buckets=many(
+                                buckets=array(
                                     both(
                                         row(
                                             "buckets",
                                             "index bytes? parameters[?] gradient_ready_ns[?] last_parameter? ready_ns?"
                                             " launch_ns? start_ns? end_ns? exposed_ns? arrivals[?] told_by? source?",
                                         ),
-                                        keys(shapes=many({"type": ["array", "null"], "items": WHOLE})),
+                                        keys(shapes=array({"type": ["array", "null"], "items": WHOLE})),
                                     )
                                 )
                             ),
@@ -275,10 +275,10 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
     "schedule": (
         "Per rank and step every gather and reduce-scatter of a unit; times in ns from the step's start.",
         {
-            "ranks": many(
+            "ranks": array(
                 keys(
                     **_RANK,
-                    steps=many(
+                    steps=array(
                         both(
                             row(
                                 "schedule_steps",
@@ -287,7 +287,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                                 " peak_layers? wait_ns?",
                             ),
                             keys(
-                                events=many(
+                                events=array(
                                     row(
                                         "schedule",
                                         "unit? layer? microbatch? phase? gather_launch_ns? gather_start_ns?"
@@ -296,47 +296,47 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                                         " resharded_until_ns? wait_ns? bytes? held_ns? source",
                                     )
                                 ),
-                                scatters=many(
+                                scatters=array(
                                     row("scatters", "unit? layer? microbatch? launch_ns? start_ns? end_ns? bytes?")
                                 ),
-                                volume=many(row("volume", "kind count bytes? sent_bytes?")),
+                                volume=array(row("volume", "kind count bytes? sent_bytes?")),
                             ),
                         )
                     ),
                 )
             ),
             "volume_theory": null_or(ANY),
-            "memory": many(row("memory", "rank part bytes formula_bytes? formula?")),
-            "memory_peaks": many(row("peaks", "rank peak_bytes? scratch_bytes?")),
+            "memory": array(row("memory", "rank part bytes formula_bytes? formula?")),
+            "memory_peaks": array(row("peaks", "rank peak_bytes? scratch_bytes?")),
             **_NOTES,
         },
     ),
     "collectives": (
         "Every collective with its ranks; times in ns from the run's start.",
         {
-            "collectives": many(_COLLECTIVE),
-            "unmatched": many(both(_COLLECTIVE, keys(reason=TEXT))),
-            "stragglers": many(
+            "collectives": array(_COLLECTIVE),
+            "unmatched": array(both(_COLLECTIVE, keys(reason=TEXT))),
+            "stragglers": array(
                 row("stragglers", "rank collectives last late_median_ns? late_max_ns? cost_ns alone_ns")
             ),
-            "by_group_and_kind": many(
+            "by_group_and_kind": array(
                 row("communication_by", "rank? group? group_description? axis? kind? count bytes? busy_ns exposed_ns")
             ),
-            "lines": many(
+            "lines": array(
                 both(
                     row("transfer_lines", "kind bus_gb_per_s? deviation? r_squared? count sizes"),
-                    keys(ranks=many(WHOLE), latency_ns=null_or(NUMBER)),
+                    keys(ranks=array(WHOLE), latency_ns=null_or(NUMBER)),
                 )
             ),
-            "slowdowns": many(row("slowdowns", "name pairs alone_ns beside_ns slowdown")),
-            "clocks": many(row("clocks", "rank? offset_ns? iqr_ns? collectives applied error_ns")),
+            "slowdowns": array(row("slowdowns", "name pairs alone_ns beside_ns slowdown")),
+            "clocks": array(row("clocks", "rank? offset_ns? iqr_ns? collectives applied error_ns")),
             **_NOTES,
         },
     ),
     "compare": (
         "Runs side by side, and the caps where they are a sweep; times in ms.",
         {
-            "runs": many(
+            "runs": array(
                 both(
                     row(
                         "compare",
@@ -351,30 +351,30 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "no_fastest": null_or(TEXT),
             "finding": TEXT,
             "sweep": null_or(_SWEEP),
-            "largest_batches": many(
+            "largest_batches": array(
                 row(
                     "largest_batches",
                     "path sharding? memory_limit_bytes? peak_memory_bytes? batch? batch_ratio? published_batch_ratio?"
                     " sample_ms? sample_iqr_ms? sample_ratio? published_sample_ratio?",
                 )
             ),
-            "warnings": many(TEXT),
+            "warnings": array(TEXT),
         },
     ),
     "advise": (
         "What another setting would gain, from one run.",
         {
             "advice": TEXT,
-            "actions": many(_ACTION),
+            "actions": array(_ACTION),
             "advised": null_or(_ADVISED),
-            "settings": many(_ADVISED),
-            "caps": many(row("advise", "bucket_cap_mb buckets gain_ns step_ns")),
+            "settings": array(_ADVISED),
+            "caps": array(row("advise", "bucket_cap_mb buckets gain_ns step_ns")),
             "no_cutting_gains_more_than_ns": null_or(WHOLE),
-            "sentences": many(TEXT),
-            "lines": many(TEXT),
+            "sentences": array(TEXT),
+            "lines": array(TEXT),
             "verified": null_or(_VERIFIED),
             "emulated": FLAG,
-            "warnings": many(TEXT),
+            "warnings": array(TEXT),
         },
     ),
     "predict": (
@@ -387,14 +387,14 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "interval": _INTERVAL,
             "gain": keys(gain_ns=WHOLE, half_ns=WHOLE),
             "extrapolated": _EXTRAPOLATED,
-            "warnings": many(TEXT),
+            "warnings": array(TEXT),
         },
     ),
     "pipeline": (
         "Each step's bubble and its parts, what each rank and stage did, and what other settings gain; times in ns.",
         {
             "pipeline": null_or(ANY) | {"description": "That of run.json; null where there is none."},
-            "steps": many(
+            "steps": array(
                 both(
                     row(
                         "pipeline_steps",
@@ -404,29 +404,29 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                     keys(stages=WHOLE | {"description": "How many there are."}),
                 )
             ),
-            "ranks": many(
+            "ranks": array(
                 row(
                     "pipeline_ranks",
                     "pipeline rank? step? stages span_ns busy_ns idle_ns wait_ns? transfer_ns? overhead_ns?"
                     " schedule_ns? imbalance_ns? actions held",
                 )
             ),
-            "waits": many(
+            "waits": array(
                 row(
                     "pipeline_waits",
                     "rank? place? step? span_ns busy_ns bubble_ns bubble wait_ns? transfer_ns? sending_ns other_ns"
                     " fill_ns received? sent?",
                 )
             ),
-            "actions": many(
+            "actions": array(
                 row(
                     "pipeline",
                     "pipeline rank? step? stage action microbatch begun_ns start_ns end_ns took_ns gap_ns wait_ns?"
                     " transfer_ns? overhead_ns? held",
                 )
             ),
-            "played": many(_PLAYED),
-            "warnings": many(TEXT),
+            "played": array(_PLAYED),
+            "warnings": array(TEXT),
         },
     ),
     "bench-collectives": (
@@ -435,7 +435,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "ranks": WHOLE,
             "device": TEXT,
             "link": null_or(keys(bandwidth_gbps=NUMBER, latency_us=NUMBER)),
-            "rows": many(
+            "rows": array(
                 row("bench_collectives", "bytes algorithm time_ns algbw_gb_per_s bus_gb_per_s modelled_ns? wrong")
             ),
         },
@@ -454,7 +454,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             ),
             "precision": TEXT,
             "gpu_bytes": null_or(WHOLE),
-            "stages": many(
+            "stages": array(
                 row(
                     "plan",
                     "stage parameters_bytes gradients_bytes optimizer_bytes activations_bytes total_bytes fits_from?",
@@ -462,7 +462,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             ),
             "advice": TEXT,
             "predicted": null_or(_PLANNED) | {"description": "With --from: the step, and what training takes."},
-            "warnings": many(TEXT),
+            "warnings": array(TEXT),
         },
     ),
     "watch": (
@@ -470,31 +470,31 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
         {
             "world_size": WHOLE,
             "ended": FLAG | {"description": "Whether all ranks have ended the training."},
-            "sentences": many(TEXT),
-            "ranks": many(
+            "sentences": array(TEXT),
+            "ranks": array(
                 row(
                     "watched_ranks",
                     "rank steps last_step? span_ns? data_ns? forward_ns? backward_ns? exposed_comm_ns?"
                     " exposed_gradients_ns? exposed_gathers_ns? exposed_others_ns? late_share? late_median_ns?",
                 )
             ),
-            "kinds": many(row("watched_kinds", "period? first_step steps span_ns extra_ns")),
-            "changes": many(
+            "kinds": array(row("watched_kinds", "period? first_step steps span_ns extra_ns")),
+            "changes": array(
                 row(
                     "watched_changes",
                     "change rank? step since_step before_ns after_ns exposed_before_ns? exposed_after_ns?",
                 )
             ),
-            "late": many(row("watched_late", "step group late_rank late_ns late")),
-            "recordings": many(keys(rank=WHOLE, step=WHOLE, path=TEXT, reason=TEXT)),
-            "notes": many(TEXT),
+            "late": array(row("watched_late", "step group late_rank late_ns late")),
+            "recordings": array(keys(rank=WHOLE, step=WHOLE, path=TEXT, reason=TEXT)),
+            "notes": array(TEXT),
         },
     ),
     "doctor": (
         "What would keep a recording from working on this machine.",
         {
             "ok": FLAG,
-            "checks": many(
+            "checks": array(
                 keys(
                     name=TEXT,
                     verdict={"type": "string", "enum": ["ok", "warning", "problem"]},
@@ -511,12 +511,12 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
 
 def schema(command: str) -> Schema:
     """The JSON Schema of the document that `overlaplab COMMAND … --json` prints."""
-    about, known = DOCUMENTS[command]
+    about, properties = DOCUMENTS[command]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"overlaplab {command} --json",
         "description": about,
-        **keys(schema_version={"const": SCHEMA_VERSION}, **known),
+        **keys(schema_version={"const": SCHEMA_VERSION}, **properties),
     }
 
 

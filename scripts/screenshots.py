@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from urllib.parse import urlencode
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from overlaplab.dashboard.server import command
+from overlaplab.ports import free_port
 
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "what_if", "compare", "pipeline", "plan")
 THEMES = ("light", "dark")
@@ -75,25 +75,25 @@ def main() -> None:
     if chromium is None:
         sys.exit("Chromium is missing. Install it with: sudo apt-get install chromium")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with served(arguments.folder) as address, sync_playwright() as playwright:
+    with serve(arguments.folder) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
-        for name, shot in (DOCS if arguments.docs else asked(arguments)).items():
+        for name, shot in (DOCS if arguments.docs else requested_shots(arguments)).items():
             file = arguments.out / f"{name}.png"
             take(browser, address, shot, file)
             print(file)
         browser.close()
 
 
-def asked(arguments: argparse.Namespace) -> dict[str, Shot]:
+def requested_shots(arguments: argparse.Namespace) -> dict[str, Shot]:
     """What the arguments ask for: file name → what it shows; the width is in the name where there are several."""
-    found = {}
+    shots = {}
     for page in arguments.pages:
         for theme in arguments.themes:
             for width in arguments.width:
                 name = f"{page}-{theme}" + (f"-{width}" if len(arguments.width) > 1 else "")
                 against = arguments.against if page == "zero3" else None
-                found[name] = Shot(page=page, theme=theme, width=width, run=arguments.run, against=against)
-    return found
+                shots[name] = Shot(page=page, theme=theme, width=width, run=arguments.run, against=against)
+    return shots
 
 
 def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
@@ -114,11 +114,9 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def serve(folder: Path) -> Iterator[str]:
     """The address of the app, serving this folder until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(command(folder, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:
@@ -158,8 +156,8 @@ def fit(page: Page, shot: Shot) -> None:
     heights = [0]
     while len(heights) < 20 and (len(heights) < 3 or heights[-1] != heights[-2]):
         page.wait_for_timeout(500)  # charts draw one after the other
-        found = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
-        heights.append(int(found))
+        height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
+        heights.append(int(height))
     page.set_viewport_size({"width": shot.width, "height": max(600, min(heights[-1], shot.tallest))})
     page.wait_for_timeout(800)
 

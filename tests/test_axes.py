@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.axes import AXES, axis_of
+from overlaplab.axes import AXES, find_axis
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ from overlaplab.axes import AXES, axis_of
     ],
 )
 def test_the_axis(description: str, axis: str) -> None:
-    assert axis_of(description) == axis
+    assert find_axis(description) == axis
 
 
 def test_the_engines_groups_are_called_as_their_axes() -> None:
-    assert [axis_of(axis) for axis in AXES] == list(AXES)
+    assert [find_axis(axis) for axis in AXES] == list(AXES)

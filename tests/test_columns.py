@@ -33,7 +33,8 @@ from overlaplab.load.watched import load_watched
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
 from overlaplab.simulate import advise, bound
-from overlaplab.simulate.predictions import device_what_if, what_if
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events
 from overlaplab.timeline.window_statistics import timeline_window
@@ -92,17 +93,14 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["bench_side_by_side"] = bench_side_by_side(found["bench_collectives"])
     found["hops"] = analyses.hops(overlaplab.load_run(RING))
     found["chunks_after_hops"] = analyses.chunks_after_hops(found["hops"].query("step == 2 and bucket == 0"))
-    swept_run, same = overlaplab.load_run(SAMPLE), Setting()
+    swept_run, same = overlaplab.load_run(SAMPLE), Question(setting=Setting())
     found |= {
         "by_cap": what_if.steps_by_cap(swept_run, same, [1.0]),
         "by_ranks": what_if.steps_by_ranks(swept_run, same, [2]),
     }
     gathered = fsdp(0, host_us=450, steps=2)
-    found["by_depth"] = device_what_if.steps_by_depth(
-        run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same
-    )
-    program, played = what_if.play_setting(swept_run, same)
-    found["lanes"] = what_if.lanes(program, played, what_if.typical_step(played)).assign(which="measured")
+    found["by_depth"] = what_if.steps_by_depth(run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same)
+    found["lanes"] = what_if.answer(swept_run, same).lanes.assign(which="measured")
     training = load_watched(eventful(folder / "live"))
     steps, late = analyses.watched_steps(training), analyses.watched_late(training)
     found |= {"watched_steps": steps, "watched_late": late, "watched_ranks": analyses.watched_ranks(steps, late)}

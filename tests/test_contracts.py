@@ -30,7 +30,7 @@ from overlaplab.costs import attained_steps, link_attained, ring_factor, transfe
 from overlaplab.events.windows import NEXT_STEP
 from overlaplab.manifest import Link, Manifest
 from overlaplab.traits import TRAITS, Traits
-from overlaplab.vocabulary import label_fields, label_list, layer_of
+from overlaplab.vocabulary import label_fields, label_list, layer_number
 
 ROOT = Path(__file__).parents[1]
 PLAIN = {
@@ -97,8 +97,8 @@ def test_any_parameter_names_survive(parameters: list[str]) -> None:
 def test_what_is_no_label(text: str) -> None:
     assert label_fields(text) is None
     assert label_fields("engine::first_use unit=a phase=forward microbatch=0") is not None
-    assert layer_of("layers.99999999999999999999") is None
-    assert layer_of("layers.7") == 7
+    assert layer_number("layers.99999999999999999999") is None
+    assert layer_number("layers.7") == 7
 
 
 def test_the_grammar_is_documented() -> None:

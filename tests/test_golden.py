@@ -20,14 +20,14 @@ RUNS: list[Path] = SCRIPT.runs()
 def test_every_run_is_written_down_and_nothing_else() -> None:
     kept = {path.relative_to(SCRIPT.GOLDEN) for path in SCRIPT.GOLDEN.rglob("*.json")}
     assert len(kept) >= 16
-    assert kept == {SCRIPT.golden_of(run).relative_to(SCRIPT.GOLDEN) for run in RUNS}, f"the runs have changed{RENEW}"
+    assert kept == {SCRIPT.golden_path(run).relative_to(SCRIPT.GOLDEN) for run in RUNS}, f"the runs have changed{RENEW}"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.relative_to(SCRIPT.TRACES)))
 def test_figures_are_those_written_down(run: Path) -> None:
     """To the nanosecond; times and bytes of the schedule and of buckets are sums over a rank's steps."""
     found = flat(SCRIPT.figures(sample_run(run)))
-    written = flat(json.loads(SCRIPT.golden_of(run).read_text()))
+    written = flat(json.loads(SCRIPT.golden_path(run).read_text()))
     differing = [key for key in found | written if found.get(key, "absent") != written.get(key, "absent")]
     shown = "; ".join(f"{key}: {written.get(key, 'absent')} → {found.get(key, 'absent')}" for key in differing[:3])
     assert not differing, f"{len(differing)} figures have changed, such as {shown}{RENEW}"
@@ -48,7 +48,7 @@ def test_runs_of_gpus_are_written_down_too(tmp_path: Path, monkeypatch: pytest.M
     for name in ("naive", "h200/naive", "h200/sweep/cap-0.25"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "run.json").write_text(json.dumps({"device": "cuda" if "/" in name else "cpu"}))
-    assert {str(SCRIPT.golden_of(run).relative_to(SCRIPT.GOLDEN)) for run in SCRIPT.runs()} == {
+    assert {str(SCRIPT.golden_path(run).relative_to(SCRIPT.GOLDEN)) for run in SCRIPT.runs()} == {
         *("naive.json", "h200/naive.json", "h200/sweep/cap-0.25.json")
     }
     assert gpu_samples(tmp_path) == [tmp_path / "h200" / "naive"]

@@ -12,8 +12,9 @@ from overlaplab import collectives, schedule, summary
 from overlaplab.analyses import peaks, transfer_lines
 from overlaplab.costs.attained import link_attained
 from overlaplab.evidence.dependencies import device_events
-from overlaplab.sections.what_if_device import device_parts
+from overlaplab.sections.what_if import what_if_parts
 from overlaplab.simulate import best_cap_mb
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.predictions.error import recorded_caps
 from overlaplab.simulate.programs.setting import Setting
@@ -134,5 +135,5 @@ def test_screens_name_one_cap(name: str) -> None:
     assert run.manifest is not None
     seen = recorded_caps(run.manifest, [run.manifest])
     assert seen.empty
-    advice = device_parts(run, Setting(), seen, None).advice
+    advice = what_if_parts(run, Question(setting=Setting()), seen, None).advice
     assert cap.replace(" ", "=") in advice or cap in advice

@@ -11,12 +11,12 @@ from overlaplab.intervals import (
     clip,
     intersect,
     length_before,
+    lengths_within,
     pieces,
     reduce_ranges,
     subtract,
     total,
     union,
-    within,
 )
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
@@ -117,7 +117,7 @@ def test_how_much_of_a_set_lies_within(spans: list[tuple[int, int]], windows: li
     expected = [
         len(moments(spans) & set(range(*window))) for window in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
-    assert within(as_set(spans), starts, ends).tolist() == expected
+    assert lengths_within(as_set(spans), starts, ends).tolist() == expected
 
 
 places = st.integers(0, 6)

@@ -40,7 +40,7 @@ OTHERS = [path for path in NOTEBOOKS if path not in FIRST]
 @cache
 def executed(*paths: Path) -> dict[Path, nbformat.NotebookNode]:
     """All of them in one kernel."""
-    return dict(zip(paths, SCRIPT.executed(paths, one_kernel=True), strict=True))
+    return dict(zip(paths, SCRIPT.execute(paths, one_kernel=True), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def executed(*paths: Path) -> dict[Path, nbformat.NotebookNode]:
 )
 def test_outputs_are_those_of_this_code(paths: list[Path], path: Path) -> None:
     """If this fails, run `make notebooks`, look at what has changed, and commit it."""
-    assert SCRIPT.said(executed(*paths)[path]) == SCRIPT.said(nbformat.read(path, as_version=4))
+    assert SCRIPT.outputs(executed(*paths)[path]) == SCRIPT.outputs(nbformat.read(path, as_version=4))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -84,7 +84,7 @@ def test_what_must_not_be_committed(tmp_path: Path) -> None:
 
 def test_a_change_of_figures_is_seen() -> None:
     book = nbformat.read(NOTEBOOKS[0], as_version=4)
-    before = SCRIPT.said(book)
+    before = SCRIPT.outputs(book)
     chart = next(
         output.data["application/vnd.vegalite.v6+json"]
         for cell in book.cells
@@ -93,9 +93,9 @@ def test_a_change_of_figures_is_seen() -> None:
     )
     row = next(row for row in max(chart["datasets"].values(), key=len) if row["begin"] > 1)
     row["begin"] += 1e-9
-    assert SCRIPT.said(book) == before
+    assert SCRIPT.outputs(book) == before
     row["begin"] += 1
-    assert SCRIPT.said(book) != before
+    assert SCRIPT.outputs(book) != before
 
 
 def test_the_lessons_runs_are_those_of_their_script(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from overlaplab_engine.lazily import lazily
+from overlaplab_engine.lazily import lazy_getattr
 
 if TYPE_CHECKING:
     from overlaplab_engine.errors import EngineError
@@ -102,4 +102,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-__getattr__ = lazily(__name__, _HOMES)
+__getattr__ = lazy_getattr(__name__, _HOMES)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 MARGIN_NS = 20_000
 """Sleeps are asked to end this much early, so that a late wake-up still meets the deadline."""
@@ -45,8 +46,17 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 _open = threading.local()
 
 
-def counts() -> tuple[int, int] | None:
-    """This thread's time on a core and time waiting for one, in ns; None where the kernel does not tell."""
+class CoreTime(NamedTuple):
+    """What the kernel has counted for a thread, in ns."""
+
+    ran_ns: int
+    """Time on a core."""
+    delayed_ns: int
+    """Time waiting for one."""
+
+
+def core_time() -> CoreTime | None:
+    """Read this thread's counts; None where the kernel does not count."""
     if not hasattr(_open, "file"):
         try:
             _open.file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,7 +65,7 @@ def counts() -> tuple[int, int] | None:
     if _open.file is None:
         return None
     words = os.pread(_open.file, 64, 0).split()
-    return (int(words[0]), int(words[1])) if len(words) >= 2 and words[0] != b"0" else None
+    return CoreTime(int(words[0]), int(words[1])) if len(words) >= 2 and words[0] != b"0" else None
 
 
 def blocked_ns() -> int:
@@ -63,9 +73,9 @@ def blocked_ns() -> int:
 
     Where the kernel does not count the waiting for cores, that is blocked time, too.
     """
-    told = counts()
-    delayed_ns = 0 if told is None else told[1]
-    return time.perf_counter_ns() - time.thread_time_ns() - delayed_ns  # of what ran, `told` may miss a tick
+    counts = core_time()
+    delayed_ns = 0 if counts is None else counts.delayed_ns
+    return time.perf_counter_ns() - time.thread_time_ns() - delayed_ns  # `counts.ran_ns` may miss a tick
 
 
 class _Waited(threading.local):
@@ -77,10 +87,10 @@ _waited = _Waited()
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
-    """Within it this thread waits for communication, or for whatever else a sleeping device does not make up for.
+def note_wait() -> Iterator[None]:
+    """Count this thread as waiting, for communication or whatever else a sleeping device does not make up for.
 
-    Within another it counts once.
+    Nested waits count once.
     """
     since_ns = time.perf_counter_ns()
     _waited.depth += 1
@@ -93,5 +103,5 @@ def waiting() -> Iterator[None]:
 
 
 def waited_ns() -> int:
-    """How long this thread has been `waiting` so far."""
+    """How long this thread has waited within `note_wait` so far."""
     return _waited.ns

@@ -37,8 +37,8 @@ ALGORITHMS: dict[str, Callable[[Communicator, torch.Tensor], Any]] = {
 """What is measured, by name; each adds up a tensor over the ranks, in place."""
 
 
-def measured(comm: Communicator, algorithm: str, nbytes: int, iterations: int) -> dict[str, Any]:
-    """One row: `algorithm`, `bytes`, `time_ns`, and `wrong`, how many elements of all ranks have another sum.
+def measure_algorithm(comm: Communicator, algorithm: str, nbytes: int, iterations: int) -> dict[str, Any]:
+    """Measure one row: `algorithm`, `bytes`, `time_ns`, and `wrong`, how many elements of all ranks have another sum.
 
     All ranks call it, and all get it. The elements are float32, `nbytes` rounded down to whole ones, at least one.
     """
@@ -62,21 +62,23 @@ def measured(comm: Communicator, algorithm: str, nbytes: int, iterations: int) -
     }
 
 
-def _rank(asked: argparse.Namespace) -> None:
-    """One rank: measure everything, and let rank 0 write it."""
+def _run_rank(options: argparse.Namespace) -> None:
+    """Measure everything on this rank, and let rank 0 write it."""
     torch.set_num_threads(1)
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if asked.device == "cuda" else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    comm = connect(device, asked.link)
+    comm = connect(device, options.link)
     rows = [
-        measured(comm, algorithm, nbytes, asked.iterations) for nbytes in asked.sizes for algorithm in asked.algorithms
+        measure_algorithm(comm, algorithm, nbytes, options.iterations)
+        for nbytes in options.sizes
+        for algorithm in options.algorithms
     ]
     if comm.rank == 0:
         link = None
-        if asked.link is not None:
-            link = {"bandwidth_gbps": asked.link.bandwidth_gbps, "latency_us": asked.link.latency_us}
-        write_json(asked.out, {"ranks": comm.world_size, "device": device.type, "link": link, "rows": rows})
+        if options.link is not None:
+            link = {"bandwidth_gbps": options.link.bandwidth_gbps, "latency_us": options.link.latency_us}
+        write_json(options.out, {"ranks": comm.world_size, "device": device.type, "link": link, "rows": rows})
     comm.barrier()
     comm.close()
 
@@ -91,28 +93,28 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--link", default="none")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        asked.link = None if asked.link == "none" else Link.parse(asked.link)
-        _require_possible(asked)
+        options.link = None if options.link == "none" else Link.parse(options.link)
+        _require_possible(options)
         if "RANK" in os.environ:
-            run(partial(_rank, asked))
-        launch(asked.nproc, argv, asked.out.parent, entry=("-P", "-m", "overlaplab_engine.bench"))
+            run(partial(_run_rank, options))
+        launch(options.nproc, argv, options.out.parent, entry=("-P", "-m", "overlaplab_engine.bench"))
     except EngineError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _require_possible(asked: argparse.Namespace) -> None:
-    if asked.nproc < 2:
+def _require_possible(options: argparse.Namespace) -> None:
+    if options.nproc < 2:
         raise EngineError("--nproc must be 2 or more: one rank has nobody to send to")
-    if unknown := [name for name in asked.algorithms if name not in ALGORITHMS]:
+    if unknown := [name for name in options.algorithms if name not in ALGORITHMS]:
         raise EngineError(f"--algorithms {unknown[0]!r} is none of {', '.join(ALGORITHMS)}")
-    if asked.link is not None and (asked.link.stands_alone(asked.nproc) or asked.device == "cuda"):
+    if options.link is not None and (options.link.stands_alone(options.nproc) or options.device == "cuda"):
         raise EngineError("--link needs a process on a CPU for every rank: leave WORLD out, and --device cuda")
-    if asked.device == "cuda" and (there := gpus(Device.CUDA)) < asked.nproc:
-        raise EngineError(f"--nproc {asked.nproc} needs a GPU for every rank, and there are {there}")
+    if options.device == "cuda" and (there := gpus(Device.CUDA)) < options.nproc:
+        raise EngineError(f"--nproc {options.nproc} needs a GPU for every rank, and there are {there}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
-from overlaplab_engine.recording.trace_file import whole, write_json
+from overlaplab_engine.recording.trace_file import atomic_path, write_json
 from overlaplab_engine.strategies import Strategy
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 
@@ -66,8 +66,8 @@ class _Spec:
         return f"{list(self.shape)} {self.dtype}"
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "_Spec":
-        return cls(tuple(tensor.shape), _name_of(tensor.dtype))
+    def from_tensor(cls, tensor: torch.Tensor) -> "_Spec":
+        return cls(tuple(tensor.shape), _dtype_name(tensor.dtype))
 
     @property
     def numel(self) -> int:
@@ -161,12 +161,14 @@ def load_full_state(
     def check() -> tuple[_Progress, dict[str, _Spec]]:
         try:
             progress = _Progress.read(state)
-            offered = {f"{kind}.{name}": _Spec.of(tensor) for kind in KINDS for name, tensor in state[kind].items()}
+            offered = {
+                f"{kind}.{name}": _Spec.from_tensor(tensor) for kind in KINDS for name, tensor in state[kind].items()
+            }
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise EngineError(f"{source} is not a full state: {_one_line(error)}; name what save_full wrote") from None
-        return progress, _matching(strategy, progress, offered, source)
+        return progress, _match_specs(strategy, progress, offered, source)
 
-    progress, specs = _on_all(strategy.comm, check)
+    progress, specs = _run_on_all_ranks(strategy.comm, check)
     slices = _room(strategy, specs)
     for key, part in slices.items():
         kind, _, name = key.partition(".")
@@ -181,11 +183,11 @@ def save_full(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> No
 
     def write() -> None:
         if state is not None:
-            with _writing(path), whole(path) as temporary:
+            with _explain_write_errors(path), atomic_path(path) as temporary:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(state, temporary)
 
-    _on_all(strategy.comm, write)
+    _run_on_all_ranks(strategy.comm, write)
 
 
 def load_full(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
@@ -202,7 +204,7 @@ def load_full(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
         except Exception as error:  # from zip, pickle or the file system
             raise EngineError(f"{path} is damaged: {_one_line(error)}; resume from another") from None
 
-    return load_full_state(_on_all(strategy.comm, read), strategy, optimizer, source=str(path))
+    return load_full_state(_run_on_all_ranks(strategy.comm, read), strategy, optimizer, source=str(path))
 
 
 # Sharded
@@ -221,7 +223,7 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
     def begin() -> None:
         require_place(path)
         if comm.rank == 0:
-            with _writing(path):
+            with _explain_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 for leftover in (temporary, old):
                     if leftover.exists():
@@ -229,14 +231,14 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
 
     def end() -> None:
         if comm.rank == 0:
-            with _writing(path):
+            with _explain_write_errors(path):
                 write_json(temporary / HEADER, document)
                 if path.exists():
                     path.rename(old)
                 temporary.rename(path)
                 shutil.rmtree(old, ignore_errors=True)
 
-    _on_all(comm, begin)
+    _run_on_all_ranks(comm, begin)
     try:
         save(
             {},
@@ -247,7 +249,7 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
     except CheckpointException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise EngineError(f"{path} cannot be written: {_first_failure(error)}") from None
-    _on_all(comm, end)
+    _run_on_all_ranks(comm, end)
 
 
 def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
@@ -259,9 +261,9 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
 
     def check() -> tuple[_Progress, dict[str, _Spec]]:
         progress, offered = _read(path)
-        return progress, _matching(strategy, progress, offered, str(path))
+        return progress, _match_specs(strategy, progress, offered, str(path))
 
-    progress, specs = _on_all(strategy.comm, check)
+    progress, specs = _run_on_all_ranks(strategy.comm, check)
     slices = _room(strategy, specs)
     try:
         load(
@@ -360,7 +362,7 @@ def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progres
     """The run's progress, and all tensors of its state by key; the same on all ranks."""
     _require_ours(strategy)
     strategy.settle()
-    mine = {o.name: optimizer.updates_of(o.optimized) for o in _owned(strategy) if o.optimized is not None}
+    mine = {o.name: optimizer.updates_of(o.optimized) for o in _owned_parts(strategy) if o.optimized is not None}
     updates: dict[str, int] = {}
     for theirs in strategy.comm.gather_objects({name: count for name, count in mine.items() if count}):
         updates |= theirs
@@ -373,15 +375,15 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
     specs = {}
     for name, parameter in strategy.model.named_parameters():
         dtype = strategy.dtypes[name]
-        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), _name_of(dtype))
+        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), _dtype_name(dtype))
         if parameter.requires_grad:
-            exact = _Spec(spec.shape, _name_of(AdamW.exact(dtype)))
+            exact = _Spec(spec.shape, _dtype_name(AdamW.exact(dtype)))
             kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
             specs |= {f"{kind}.{name}": exact for kind in kinds}
-    return specs | {f"{BUFFERS}.{name}": _Spec.of(buffer) for name, buffer in strategy.model.named_buffers()}
+    return specs | {f"{BUFFERS}.{name}": _Spec.from_tensor(buffer) for name, buffer in strategy.model.named_buffers()}
 
 
-def _owned(strategy: Strategy) -> list[_Owned]:
+def _owned_parts(strategy: Strategy) -> list[_Owned]:
     """This rank's parts of all parameters and buffers."""
     sharded, optimized = _sharded_names(strategy), dict(strategy.named_optimized())
     parts = [
@@ -406,7 +408,7 @@ def _slices(strategy: Strategy, optimizer: AdamW) -> dict[str, _Slice]:
     """The slices that this rank saves, by key. Rank 0 saves what all ranks have, as its buffers are the valid ones."""
     sharded = _sharded_names(strategy)
     slices: dict[str, _Slice] = {}
-    for o in _owned(strategy):
+    for o in _owned_parts(strategy):
         if o.name in sharded or strategy.comm.rank == 0:
             tensors = {o.kind: o.values} | ({} if o.optimized is None else optimizer.state_of(o.optimized))
             slices |= {f"{kind}.{o.name}": _Slice(o.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
@@ -417,7 +419,7 @@ def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
     """Empty slices for this rank's parts of these tensors; on the CPU, so that a GPU does not hold them twice."""
     return {
         key: _Slice(o.begin, specs[key].zeros(o.values.numel()))
-        for o in _owned(strategy)
+        for o in _owned_parts(strategy)
         for key in (f"{kind}.{o.name}" for kind in ((o.kind,) if o.optimized is None else (o.kind, MASTERS, *MOMENTS)))
         if key in specs
     }
@@ -428,7 +430,7 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
     """Make the loaded slices the state; gradients are discarded."""
     strategy.settle()
     strategy.zero_grad()
-    for o in _owned(strategy):
+    for o in _owned_parts(strategy):
         o.values.copy_(slices[f"{o.kind}.{o.name}"].values.view(o.values.shape))
         if o.optimized is not None:
             keys = {kind: f"{kind}.{o.name}" for kind in (MASTERS, *MOMENTS)}
@@ -440,8 +442,10 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
     strategy.settle()
 
 
-def _matching(strategy: Strategy, progress: _Progress, offered: Mapping[str, _Spec], source: str) -> dict[str, _Spec]:
-    """The tensors that this model needs. EngineError if the offered ones differ."""
+def _match_specs(
+    strategy: Strategy, progress: _Progress, offered: Mapping[str, _Spec], source: str
+) -> dict[str, _Spec]:
+    """Return the tensors that this model needs. EngineError if the offered ones differ."""
     needed = _specs(strategy, progress.updates)
     for key, spec in needed.items():
         kind, _, name = key.partition(".")
@@ -460,7 +464,7 @@ def _matching(strategy: Strategy, progress: _Progress, offered: Mapping[str, _Sp
 # Errors
 
 
-def _on_all(comm: Communicator, run: Callable[[], T]) -> T:
+def _run_on_all_ranks(comm: Communicator, run: Callable[[], T]) -> T:
     """Call `run` and return its value; if it raises EngineError on some rank, all ranks raise it."""
     value: T | None = None
     message = ""
@@ -475,7 +479,7 @@ def _on_all(comm: Communicator, run: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _explain_write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the file system into EngineError."""
     try:
         yield
@@ -494,5 +498,5 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
+from enum import StrEnum
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -13,10 +14,9 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Bytes, Config, Device, Dtype, defaults
-from overlaplab_engine.devices import gpus, on_gpus
+from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device, defaults
+from overlaplab_engine.devices import gpus, should_use_gpus
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, require_microbatches
 from overlaplab_engine.strategy_names import StrategyName
@@ -79,7 +79,11 @@ class _Record(TyperCommand):
 
 def _parameter(field: Field[Any]) -> inspect.Parameter:
     """The command line's option for a field of `Config`."""
-    kind, option = get_args(field.type)
+    kind, option, *_ = get_args(field.type)
+    names = option.names
+    if kind is bool and names is None:
+        words = field.name.replace("_", "-")
+        names = f"--{words}/--no-{words}" if field.default else f"--{words}"
     help_, default = option.help, option.default or field.default
     if field.name in ON_GPUS:
         help_ = f"{help_.removesuffix('.')}; default {field.default}, on GPUs {ON_GPUS[field.name]}."
@@ -90,15 +94,17 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, typer.Option(*filter(None, [option.names]), help=help_)],
+        annotation=Annotated[kind, typer.Option(*filter(None, [names]), help=help_)],
     )
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of `Config`, which it gets as keywords; its own come after `out`."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    """Give a command an option for each field of `Config`, which it gets as keywords; others come after `out`."""
+    command_parameters = [
+        p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     strategy, out, *more = [_parameter(field) for field in fields(Config)]
-    parameters = [strategy, out, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *more]
+    parameters = [strategy, out, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in command_parameters), *more]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
@@ -126,9 +132,9 @@ def record(
     device = options["device"] = _member(Device, options["device"], "--device")
     options["hsdp"] = None if options["hsdp"] is None else _hsdp(options["hsdp"])
     under_torchrun = "RANK" in os.environ
-    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, device, _needed(options))
+    ranks = int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else _ranks(nproc, device, _ranks_needed(options))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun else ranks
-    cuda = on_gpus(device, ranks_here, ranks)
+    cuda = should_use_gpus(device, ranks_here, ranks)
     config = _config(options, ranks, cuda)
     config.mesh(ranks)  # refuses sizes that do not fit
     _require_possible(config, ranks, cuda)
@@ -148,24 +154,27 @@ def record(
 def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
     """The recording that the options ask for; those left out are None, or have their default."""
     values = defaults(cuda) | {name: value for name, value in options.items() if value is not None}
-    values["dtype"] = _member(Dtype, values["dtype"], "--dtype")
-    for name in ("param_dtype", "reduce_dtype"):
-        if name in values:
-            values[name] = _member(Dtype, values[name], f"--{name.replace('_', '-')}")
     values["link"] = _link(values["link"], cuda)
-    values["host_link"] = Link.parse(values["host_link"])
-    values["compute"] = None if values["compute"] == "real" else Sleep.parse(values["compute"])
-    if "memory_limit" in values:
-        values["memory_limit"] = Bytes.parse(values["memory_limit"])
+    values["compute"] = None if values["compute"] == "real" else values["compute"]
     if "slow_rank" in values:
         values["slow_rank"] = _slow_rank(values["slow_rank"], ranks)
-    values["schedule"] = _member(Schedule, values["schedule"], "--schedule")
     if "stages" in values:
         values["stages"] = parse_stages(values["stages"])
-    values["link_wait"] = _member(LinkWait, values["link_wait"], "--link-wait")
     if "trace_ranks" in values:
         values["trace_ranks"] = _trace_ranks(values["trace_ranks"], ranks)
+    for field in fields(Config):
+        if isinstance(values.get(field.name), str):
+            values[field.name] = _parse(field, values[field.name])
     return Config(**values)
+
+
+def _parse(field: Field[Any], text: str) -> Any:
+    """The value of a field whose type is an enumeration, or has a `parse`; other texts stay."""
+    kind = get_args(field.type)[0]
+    kind = next(iter(get_args(kind)), kind)  # of `int | None` the first
+    if issubclass(kind, StrEnum):
+        return _member(kind, text, f"--{field.name.replace('_', '-')}")
+    return kind.parse(text) if hasattr(kind, "parse") else text
 
 
 def _require_possible(config: Config, ranks: int, cuda: bool) -> None:
@@ -238,8 +247,8 @@ def _link(text: str, cuda: bool) -> Link | None:
 def _link_of_run(run: Path) -> Link | None:
     """The emulated link that a run was recorded with, so that runs can be compared."""
     try:
-        told = json.loads((run / "run.json").read_bytes())
-        link, phantoms = told["link"], told.get("phantom_ranks")
+        manifest = json.loads((run / "run.json").read_bytes())
+        link, phantoms = manifest["link"], manifest.get("phantom_ranks")
         if link is None:
             return None
         world = f",{link['world_size']}" if phantoms else ""
@@ -255,7 +264,7 @@ def _hsdp(text: str) -> tuple[int, int]:
     return int(replicas), int(shards)
 
 
-def _needed(options: Mapping[str, Any]) -> int:
+def _ranks_needed(options: Mapping[str, Any]) -> int:
     """The ranks that the mesh's sizes need, as far as they are given."""
     dp, pp = options["dp"] or prod(options["hsdp"] or (1,)), options["pp"]
     if pp is None and options["stages"] is not None:

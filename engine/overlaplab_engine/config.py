@@ -10,7 +10,15 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
-from overlaplab_engine.schedules import Schedule
+from overlaplab_engine.options import (
+    STAGES,
+    CommunicationOptions,
+    Dtype,
+    Need,
+    Option,
+    PipelineOptions,
+    PrecisionOptions,
+)
 from overlaplab_engine.strategy_names import StrategyName
 
 
@@ -20,14 +28,6 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
-
-
-class Dtype(StrEnum):
-    """Type of parameters and activations, by torch's names."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT64 = "float64"
 
 
 AUTO_LINK = Link(bandwidth_gbps=1, latency_us=500, auto=True)
@@ -56,20 +56,18 @@ class Bytes(int):
         return f"{self / factor:.4g} {unit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How the command line presents a field of `Config`."""
-
-    help: str
-    names: str | None = None
-    """For switches, `--on/--off` or `--on` alone; None: the field's name, and for a switch its `--no-` form too."""
-    default: str | None = None
-    """What stands for the field's default, where that is no text."""
+PIPELINE = Need("--pp: this strategy does not cut the model into stages", lambda traits: traits.stages)
+TENSOR = Need("--tp is for tensor and torch-tensor: no other strategy cuts layers", lambda traits: traits.cuts_layers)
+HSDP = Need(
+    "--hsdp is for zero3 and torch-fsdp2: no other strategy shards parameters",
+    lambda traits: "parameters" in traits.sharded,
+)
+COMMUNICATORS = Need("--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """One recording. Each field is an option of the command line, with its help text."""
+@dataclass(frozen=True, kw_only=True)
+class _ModelOptions:
+    """What trains, and where."""
 
     strategy: Annotated[str, Option(", ".join(StrategyName))]
     """A `StrategyName`, or another strategy that is registered."""
@@ -79,12 +77,15 @@ class Config:
     )
     dp: Annotated[int | None, Option("Data-parallel size; default: the ranks that --pp and --tp leave.")] = None
     pp: Annotated[
-        int | None, Option("Ranks of each pipeline; default 1, with --strategy pipeline those that --dp leaves.")
+        int | None,
+        Option("Ranks of each pipeline; default 1, with --strategy pipeline those that --dp leaves."),
+        PIPELINE,
     ] = None
-    tp: Annotated[int | None, Option("Tensor-parallel size, neighbouring ranks; default 1.")] = None
+    tp: Annotated[int | None, Option("Tensor-parallel size, neighbouring ranks; default 1."), TENSOR] = None
     hsdp: Annotated[
         tuple[int, int] | None,
         Option("REPLICAS x SHARDS such as 2x2: parameters are sharded among neighbouring ranks, and replicated."),
+        HSDP,
     ] = None
     layers: Annotated[int, Option("Layers of the transformer.")] = 8
     width: Annotated[int, Option("Features.")] = 256
@@ -95,19 +96,12 @@ class Config:
     tied: Annotated[bool, Option("Output projection = embedding.", "--tied/--untied")] = False
     dtype: Annotated[Dtype, Option("float32, bfloat16 or float64.")] = Dtype.FLOAT32
     """Type of parameters and activations."""
-    main_grad: Annotated[bool, Option("fp32 gradients beside bfloat16 parameters.", "--main-grad")] = False
-    """Gradients are accumulated and sent in fp32."""
-    param_dtype: Annotated[
-        Dtype | None,
-        Option(
-            "zero3, torch-fsdp2: gather parameters and compute in this type; each rank's shard keeps --dtype. As "
-            "param_dtype in FSDP2's MixedPrecisionPolicy."
-        ),
-    ] = None
-    reduce_dtype: Annotated[
-        Dtype | None,
-        Option("zero3, torch-fsdp2: reduce gradients in this type; default --param-dtype, as in FSDP2's policy."),
-    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StepOptions:
+    """What a step is."""
+
     batch: Annotated[int, Option("Samples per rank and microbatch.")] = 4
     memory_limit: Annotated[
         Bytes | None,
@@ -118,11 +112,7 @@ class Config:
     ] = None
     """None: any peak."""
     largest_batch: Annotated[
-        bool,
-        Option(
-            "In place of --batch, the largest that --memory-limit leaves room for, found by rehearsing.",
-            "--largest-batch",
-        ),
+        bool, Option("In place of --batch, the largest that --memory-limit leaves room for, found by rehearsing.")
     ] = False
     steps: Annotated[int, Option("Recorded steps.")] = 3
     warmup: Annotated[int, Option("Steps before the recorded ones.")] = 2
@@ -130,94 +120,23 @@ class Config:
     accumulate: Annotated[
         int, Option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")
     ] = 1
-    schedule: Annotated[
-        Schedule, Option(f"pipeline: {', '.join(Schedule)}; in which order microbatches are worked on.")
-    ] = Schedule.GPIPE
-    stages: Annotated[
-        tuple[int, ...] | None,
-        Option("pipeline: number of stages, or the layers of each such as 3,3,2; default one per rank, or two."),
-    ] = None
-    """None: one on each rank, or two where the schedule needs several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MicrobatchOptions(PipelineOptions):
     microbatches: Annotated[
-        int, Option("pipeline: microbatches per step; with 1 the ranks take turns, as in plain model parallelism.")
+        int,
+        Option("pipeline: microbatches per step; with 1 the ranks take turns, as in plain model parallelism."),
+        STAGES,
     ] = 8
-    bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds this many MiB.")] = 25.0
-    first_bucket_mb: Annotated[float | None, Option("Another cap for the first bucket, in MiB.")] = None
-    """None: the same cap."""
-    prefetch: Annotated[int, Option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1
-    """With 0 gathers and computation take turns."""
-    units: Annotated[
-        str,
-        Option(
-            "zero1, zero2, zero3, torch-fsdp2: which parameters form a unit, gathered together: by_block (each layer), "
-            "by_size:N (modules of N parameters or more, as FSDP's min_num_params) or MODULE:FUNCTION, your own policy."
-        ),
-    ] = "by_block"
-    """See `overlaplab_engine.models.units.policy`."""
-    overlap_param_gather: Annotated[
-        bool,
-        Option(
-            "zero1, zero2: gather updated parameters during the next forward.",
-            "--overlap-param-gather/--no-overlap-param-gather",
-        ),
-    ] = True
-    """Otherwise they are gathered before it."""
-    sequence_parallel: Annotated[
-        bool,
-        Option(
-            "tensor, torch-tensor: each rank holds a part of the sequence between the cut matrices.",
-            "--sequence-parallel",
-        ),
-    ] = False
-    keep_last: Annotated[
-        bool, Option("torch-fsdp2: keep the last layer from forward into backward, as zero3 does.", "--keep-last")
-    ] = False
-    offload: Annotated[
-        bool,
-        Option(
-            "zero2, zero3, torch-fsdp2: update on the host, which gets the gradients and gives back parameters.",
-            "--offload",
-        ),
-    ] = False
-    """ZeRO-Offload: optimizer states lie in the host's memory; with FSDP2's CPUOffloadPolicy parameters do, too."""
-    host_link: Annotated[
-        Link,
-        Option(
-            "With --offload on the CPU: the emulated link to the host's memory, BANDWIDTH,LATENCY.",
-            default=str(HOST_LINK),
-        ),
-    ] = HOST_LINK
-    reshard_after_forward: Annotated[
-        bool,
-        Option(
-            "torch-fsdp2: free layers after their forward pass, and gather them again (FULL_SHARD), or keep them "
-            "(SHARD_GRAD_OP).",
-            "--reshard-after-forward/--no-reshard-after-forward",
-        ),
-    ] = True
-    """FSDP2's `reshard_after_forward`."""
-    asynchronous: Annotated[
-        bool,
-        Option("parameter-server: rank 0 applies each rank's gradients as they come; none waits.", "--asynchronous"),
-    ] = False
-    """Gradients are computed with parameters that others' updates have made old."""
-    max_staleness: Annotated[
-        int | None,
-        Option(
-            "With --asynchronous: the most updates between the parameters that gradients were computed with and those "
-            "that they are applied to, --nproc − 1 or more; default any."
-        ),
-    ] = None
-    """The least that is possible makes the ranks take turns."""
-    every: Annotated[int, Option("local-sgd: average the parameters after every so many steps.")] = 1
-    """Steps of all microbatches."""
-    background: Annotated[
-        bool, Option("local-sgd: average during the next step, which computes its gradients meanwhile.", "--background")
-    ] = False
-    """Otherwise before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOptions, _ModelOptions):
+    """One recording. Each field is an option of the command line; those of the last base come first."""
+
     checkpointing: Annotated[
-        str,
-        Option("Activation checkpointing: all (layers), K (every K-th layer, from the first on) or none."),
+        str, Option("Activation checkpointing: all (layers), K (every K-th layer, from the first on) or none.")
     ] = "none"
     """A checkpointed layer's forward pass runs again in the backward pass."""
     clip_norm: Annotated[float | None, Option("Clip gradients to this global norm.")] = None
@@ -263,7 +182,7 @@ class Config:
         Option(
             "Behind an emulated link on the CPU: how often the steps are recorded anew, as long as the link was not "
             "attained in all of them; the best recording is kept. With --save it is 1, so that the number of updates "
-            "does not depend on the machine.",
+            "does not depend on the machine."
         ),
     ] = 5
     communicators: Annotated[
@@ -272,9 +191,10 @@ class Config:
             "zero3 over NCCL: 2 gives gathers a communicator of their own, so that they may run beside reductions. The "
             "default is 1, as no GPU has shown yet that 2 are faster and safe."
         ),
+        COMMUNICATORS,
     ] = 1
     seed: Annotated[int, Option("Seed of weights and batches.")] = 0
-    trace: Annotated[bool, Option("Record, or only run the steps.", "--trace/--no-trace")] = True
+    trace: Annotated[bool, Option("Record, or only run the steps.")] = True
     trace_ranks: Annotated[tuple[int, ...] | None, Option("Ranks that leave a trace, such as 0,8; default all.")] = None
     save: Annotated[Path | None, Option("Leave a checkpoint in this directory after the last step.")] = None
     resume: Annotated[Path | None, Option("Go on from a checkpoint that --save left.")] = None

@@ -29,14 +29,14 @@ def gpus(device: Device) -> int:
             torch_version=torch.__version__,
             built_for=torch.version.cuda,
             error=cuda_error(),
-            visible=visible(),
+            visible=visible_devices(),
         )
         remedy = f", or {reason.remedy}" if reason.remedy else ""
         raise EngineError(f"--device cuda: {reason.why}; use --device cpu{remedy}")
     return count
 
 
-def on_gpus(device: Device, ranks_here: int, world_size: int) -> bool:
+def should_use_gpus(device: Device, ranks_here: int, world_size: int) -> bool:
     """Whether to compute on GPUs: on request, or automatically if there are two or more ranks and a GPU for each."""
     if device is not Device.AUTO:
         return device is Device.CUDA
@@ -61,7 +61,7 @@ def no_gpu(
         return NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides {gpu}", "unset it")
     if error is not None and "driver on your system is too old" in error:
         older = _install(machine.driver).replace("a CUDA build", "a build for an older CUDA")
-        driver = f"the driver {machine.driver or ''}".rstrip() + _cuda_of(error)
+        driver = f"the driver {machine.driver or ''}".rstrip() + _supported_cuda(error)
         return NoGpu(f"{driver} is too old for torch's CUDA {built_for}", f"update the driver, or {older}")
     if error is not None and "Found no NVIDIA driver" in error:
         return NoGpu(f"torch finds no driver for {gpu}", "in a container, start it with its GPUs (--gpus all)")
@@ -79,7 +79,7 @@ def cuda_error() -> str | None:
     return None
 
 
-def visible() -> str | None:
+def visible_devices() -> str | None:
     """The environment variable CUDA_VISIBLE_DEVICES."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
@@ -91,7 +91,7 @@ def _install(driver: str | None) -> str:
     return f"install a CUDA build: pip install --force-reinstall torch --index-url {index}"
 
 
-def _cuda_of(error: str) -> str:
+def _supported_cuda(error: str) -> str:
     """The CUDA version that the driver supports, from CUDA's message: `(found version 12020)`."""
-    found = re.search(r"found version (\d+)", error)
-    return f" (CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10})" if found else ""
+    match = re.search(r"found version (\d+)", error)
+    return f" (CUDA {int(match[1]) // 1000}.{int(match[1]) % 1000 // 10})" if match else ""

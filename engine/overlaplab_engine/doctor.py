@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from overlaplab_engine.devices import cuda_error, no_gpu, visible
+from overlaplab_engine.devices import cuda_error, no_gpu, visible_devices
 from overlaplab_engine.nvidia import Nvidia, nvidia
 from overlaplab_engine.recording.device_events import cause, probe
 
@@ -38,7 +38,7 @@ def _torch(machine: Nvidia) -> dict[str, Any] | None:
         torch_version=torch.__version__,
         built_for=torch.version.cuda,
         error=error_of_cuda,
-        visible=visible(),
+        visible=visible_devices(),
     )
     cupti = probe("cuda:0") if usable else None
     return {

@@ -125,10 +125,10 @@ def parse(text: str) -> tuple[Word, dict[str, str | list[str]]]:
 
 def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     """A range in the trace with this label: a context manager that can be reused, but not nested in itself."""
-    made = Span(label(word, **values))
+    trace_range = Span(label(word, **values))
     if threading.current_thread() is not threading.main_thread():
-        made = cast(Span, _AcrossBorders(made))
-    return cast(Span, _Bordered(made)) if word in _BORDERED else made
+        trace_range = cast(Span, _AcrossBorders(trace_range))
+    return cast(Span, _Bordered(trace_range)) if word in _BORDERED else trace_range
 
 
 def instant(mark: Span) -> None:

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`, for names and the modules below it that hold them.
+def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Make a package's `__getattr__`, from names and the modules below it that hold them.
 
     It raises ImportError with what to install where a module needs something that is missing.
     """

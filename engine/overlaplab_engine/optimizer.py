@@ -26,20 +26,22 @@ class AdamW:
         """Parameters that need no gradient are skipped. `units`, one for each parameter, are updated one by one, each
         with a label; the numbers are the same.
         """
-        given = list(parameters)
-        named = [(p, unit) for p, unit in zip(given, units or [""] * len(given), strict=True) if p.requires_grad]
+        tensors = list(parameters)
+        named = [(p, unit) for p, unit in zip(tensors, units or [""] * len(tensors), strict=True) if p.requires_grad]
         self._parameters = [p for p, _ in named]
         self._masters = [
             p if self.exact(p.dtype) is p.dtype else p.detach().to(self.exact(p.dtype)) for p in self._parameters
         ]
-        of_unit: dict[str, list[torch.Tensor]] = {}
+        masters_of_unit: dict[str, list[torch.Tensor]] = {}
         for (_, unit), master in zip(named, self._masters, strict=True):
-            of_unit.setdefault(unit, []).append(master)
-        self._parts = {unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in of_unit.items()}
-        self._labels = {unit: labels.span(Word.UPDATE, unit=unit) if unit else nullcontext() for unit in of_unit}
+            masters_of_unit.setdefault(unit, []).append(master)
+        self._parts = {unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in masters_of_unit.items()}
+        self._labels = {
+            unit: labels.span(Word.UPDATE, unit=unit) if unit else nullcontext() for unit in masters_of_unit
+        }
         self.took_ns: dict[str, int] = {}
         """How long the update of each unit took at least, in ns."""
-        self._unit_of = {id(master): unit for unit, masters in of_unit.items() for master in masters}
+        self._unit_of = {id(master): unit for unit, masters in masters_of_unit.items() for master in masters}
         self._number = {id(p): i for i, p in enumerate(self._parameters)}
 
     @staticmethod
@@ -50,8 +52,8 @@ class AdamW:
     def states(self) -> list[torch.Tensor]:
         """All fp32 masters and moments that exist so far."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        found = [state for part in self._parts.values() for state in part.state.values()]
-        moments = [t for state in found for t in state.values()]
+        states = [state for part in self._parts.values() for state in part.state.values()]
+        moments = [t for state in states for t in state.values()]
         return masters + [t for t in moments if t.dim()]
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -73,12 +75,12 @@ class AdamW:
         master = self._masters[self._number[id(parameter)]]
         if master is not parameter:
             master.copy_(state["masters"].view(master.shape))
-        kept = self._parts[self._unit_of[id(master)]].state
-        kept.pop(master, None)
+        states = self._parts[self._unit_of[id(master)]].state
+        states.pop(master, None)
         if updates:
             moments = {name: torch.empty_like(master).copy_(state[name].view(master.shape)) for name in MOMENTS}
             step = torch.tensor(float(updates), dtype=torch.float32, device=master.device)  # as in fused AdamW
-            kept[master] = {"step": step, **moments}
+            states[master] = {"step": step, **moments}
 
     @torch.no_grad()
     def step(self) -> None:

@@ -54,8 +54,8 @@ def cut(layers: int, ranks: int, schedule: Schedule, stages: Sequence[int] | Non
     _require_stages(count, ranks, schedule)
     if stages is not None and len(stages) > 1:
         if sum(stages) != layers:
-            told = ",".join(map(str, stages))
-            raise EngineError(f"--stages {told} are {sum(stages)} layers, and --layers is {layers}")
+            numbers = ",".join(map(str, stages))
+            raise EngineError(f"--stages {numbers} are {sum(stages)} layers, and --layers is {layers}")
         sizes = list(stages)
     else:
         if count > layers:

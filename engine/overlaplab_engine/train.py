@@ -15,35 +15,36 @@ from itertools import pairwise
 import torch
 
 from overlaplab_engine import faults, labels
-from overlaplab_engine.alarm import blocked_ns, waited_ns, waiting
+from overlaplab_engine.alarm import blocked_ns, note_wait, waited_ns
 from overlaplab_engine.checkpoint import load_sharded, save_sharded
-from overlaplab_engine.config import Bytes, Config, Dtype
-from overlaplab_engine.devices import gpus, on_gpus
+from overlaplab_engine.config import Bytes, Config
+from overlaplab_engine.devices import gpus, should_use_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.deferred import defer
-from overlaplab_engine.models.sleeping import Clock, put_to_sleep, unit_times
+from overlaplab_engine.models.sleeping import SleepClock, put_to_sleep, unit_times
 from overlaplab_engine.models.transformer import Transformer, initial_values
-from overlaplab_engine.models.units import Unit, policy, reads_parameters_in_backward
+from overlaplab_engine.models.units import Unit, UnitPolicy, policy, reads_parameters_in_backward
 from overlaplab_engine.network.calibration import choose_link, next_slower
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, Place, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
+from overlaplab_engine.options import Dtype, Option, declarations
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import idle_collectives, probe_ns, unit_passes
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
-from overlaplab_engine.recording.machine import MachineStep, Reading, between
+from overlaplab_engine.recording.machine import MachineStep, Reading, machine_step
 from overlaplab_engine.recording.manifest import Before, Outcome, manifest, sleeps_on_schedule
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
 from overlaplab_engine.strategies import Options, Strategy, class_of, make
-from overlaplab_engine.strategies.sharding.optimizers import local_of
+from overlaplab_engine.strategies.sharding.optimizers import local_part
 
 _DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT64: torch.float64}
 
@@ -71,9 +72,9 @@ def record(config: Config, argv: list[str]) -> None:
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     device = _device(config)
-    with _connected(device, config) as comm:
+    with _join_ranks(device, config) as comm:
         config, peak = _within_limit(config, comm)
-        held = _allocated(comm)
+        held = _allocated_bytes(comm)
         floor_ns = choose_link(comm) if comm.link is not None and comm.link.auto else None
         if config.trace:
             if int(os.environ["LOCAL_RANK"]) == 0:
@@ -82,18 +83,18 @@ def record(config: Config, argv: list[str]) -> None:
         strategy, optimizer, borders = _build(config, comm)
         before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
         done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
-        kept, made = _record_steps(config, comm, strategy, optimizer, done)
+        best, attempts = _record_steps(config, comm, strategy, optimizer, done)
         strategy.close()
         if config.trace:
             ranks = comm.world_size - len(comm.phantom_ranks)
             outcome = Outcome(
-                losses=kept.losses,
-                carried=kept.carried,
+                losses=best.losses,
+                carried=best.carried,
                 held=held_bytes(strategy, optimizer),
                 peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm, held),
                 scratch=comm.scratch_bytes,
                 counts=processor.tells(),
-                machine=kept.machine,
+                machine=best.machine,
                 before=before,
                 probe_after_ns=probe_ns() if before is not None else None,
                 updates=optimizer.took_ns,
@@ -106,17 +107,17 @@ def record(config: Config, argv: list[str]) -> None:
                     comm,
                     strategy,
                     outcomes,
-                    kept.link_steps,
-                    link=kept.link,
-                    attempt=kept.attempt,
-                    attempts=made,
+                    best.link_steps,
+                    link=best.link,
+                    attempt=best.attempt,
+                    attempts=attempts,
                     floor_ns=floor_ns,
                     command=shlex.join(["overlaplab", "record", *argv]),
                     started_at=started_at,
                 )
                 write_json(config.out / MANIFEST, document)
         if config.save is not None:
-            save_sharded(config.save, strategy, optimizer, done + made * (config.warmup + config.steps))
+            save_sharded(config.save, strategy, optimizer, done + attempts * (config.warmup + config.steps))
         comm.barrier()  # no rank leaves before everything is written
 
 
@@ -128,15 +129,14 @@ def _within_limit(config: Config, comm: Communicator) -> tuple[Config, int | Non
     limit = config.memory_limit
     if limit is None:
         return config, None
-    own: dict[int, int] = {}
+    peaks: dict[int, int] = {}
 
-    def peak_of(batch: int) -> int:
-        own[batch] = _rehearsed_peak(replace(config, batch=batch), comm)
-        peaks: list[int] = comm.gather_objects(own[batch])
-        return max(peaks)
+    def measure_peak(batch: int) -> int:
+        peaks[batch] = _rehearsed_peak(replace(config, batch=batch), comm)
+        return int(max(comm.gather_objects(peaks[batch])))
 
     if config.largest_batch:
-        batch, peak = largest_batch(peak_of, limit)
+        batch, peak = largest_batch(measure_peak, limit)
         config = replace(config, batch=batch)
         if comm.rank == 0:
             print(
@@ -144,15 +144,15 @@ def _within_limit(config: Config, comm: Communicator) -> tuple[Config, int | Non
                 f"with a peak of {Bytes(peak)}",
                 file=sys.stderr,
             )
-    elif (peak := peak_of(config.batch)) > limit:
+    elif (peak := measure_peak(config.batch)) > limit:
         raise EngineError(f"--memory-limit {limit}: --batch {config.batch} takes {Bytes(peak)} at its peak")
-    return config, own[config.batch]
+    return config, peaks[config.batch]
 
 
 def _rehearsed_peak(config: Config, comm: Communicator) -> int:
     """The most memory in bytes that this rank's device holds in two steps, of a model that is then forgotten."""
     cuda = comm.device.type == "cuda"
-    held = _allocated(comm)
+    held = _allocated_bytes(comm)
     if cuda:
         torch.cuda.reset_peak_memory_stats(comm.device)
     with nullcontext(None) if cuda else Peak() as peak:
@@ -165,13 +165,13 @@ def _rehearsed_peak(config: Config, comm: Communicator) -> int:
             train_step(strategy, optimizer, batches, step, accumulate=config.passes, clip_norm=config.clip_norm)
         strategy.settle()
         strategy.close()
-        found = _peak_allocated(comm, held) if peak is None else peak.most
+        peak_bytes = _peak_allocated(comm, held) if peak is None else peak.most
     del strategy, optimizer
     gc.collect()
-    return found or 0
+    return peak_bytes or 0
 
 
-def model_of(config: Config) -> Transformer:
+def make_model(config: Config) -> Transformer:
     """The untrained model on torch's default device; its weights depend on the seed and the kind of device."""
     return Transformer(
         layers=config.layers,
@@ -192,11 +192,11 @@ def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: 
         sum(p.nbytes for p in unit.parameters.values()) for unit in policy(config.units)(strategy.model)
     ]
     probed_ns = probe_ns()
-    passes, kept = ({}, None) if strategy.traits.stages else unit_passes(strategy, borders, batches)
+    passes, saved_bytes = ({}, None) if strategy.traits.stages else unit_passes(strategy, borders, batches)
     return Before(
         probe_ns=probed_ns,
         passes=passes,
-        kept=kept if config.compute is None else None,
+        saved_bytes=saved_bytes if config.compute is None else None,
         idle=idle_collectives(comm, max(comm.gather_objects(max(sizes)))),  # stages differ
     )
 
@@ -211,37 +211,16 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
 
 
 def _build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW, UnitBorders]:
-    """As `build`, with what labels the borders of units."""
+    """Build as `build` does, with what labels the borders of units."""
     if model is None:
         with torch.device("meta"):
-            model = model_of(config)
+            model = make_model(config)
         defer(model, comm.device, partial(initial_values, seed=config.seed))
     else:
         model = model.to(comm.device)
     units = policy(config.units)
     data = comm.along(config.mesh(comm.world_size))
-    options = Options(
-        bucket_cap_mb=config.bucket_cap_mb,
-        first_bucket_mb=config.first_bucket_mb,
-        main_grad=config.main_grad,
-        param_dtype=_DTYPES[config.param_dtype] if config.param_dtype else None,
-        reduce_dtype=_DTYPES[config.reduce_dtype] if config.reduce_dtype else None,
-        prefetch=config.prefetch,
-        sequence_parallel=config.sequence_parallel,
-        activation_shape=(config.batch, config.seq, config.width) if config.compute is not None else None,
-        overlap_param_gather=config.overlap_param_gather,
-        keep_last=config.keep_last,
-        offload=config.offload,
-        host_link=config.host_link,
-        reshard_after_forward=config.reshard_after_forward,
-        asynchronous=config.asynchronous,
-        max_staleness=config.max_staleness,
-        every=config.every,
-        background=config.background,
-        units=units,
-        schedule=config.schedule,
-        stages=config.stages,
-    )
+    options = _options(config, units)
     class_of(config.strategy).cut(model, data, options)
     sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
     counted = comm.device.type == "cpu" and sleep is None  # a sleeping device needs no core that it could wait for
@@ -269,6 +248,15 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
     return strategy, SleepingAdamW(optimized, config.lr, owners or [], partial(sleep, strategy)), borders
 
 
+def _options(config: Config, units: UnitPolicy) -> Options:
+    """The options of the recording that concern strategies, in torch's terms."""
+    values = {name: getattr(config, name) for name in declarations(Options, Option)}
+    for name in ("param_dtype", "reduce_dtype"):
+        values[name] = _DTYPES[values[name]] if values[name] else None
+    shape = (config.batch, config.seq, config.width) if config.compute is not None else None
+    return Options(**values | {"units": units, "activation_shape": shape})
+
+
 def _labels(strategy: Strategy, unit: Unit, phase: str) -> bool:
     """Whether the borders of this phase of the unit are labelled here, and not by the strategy, where it gathers."""
     reads = phase == "forward" or any(reads_parameters_in_backward(module) for module in unit.modules)
@@ -283,16 +271,18 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     kind = class_of(config.strategy)
     unnamed = kind.waits_within_torch or (kind.traits.stages and config.link is None)  # gloo's messages note no waits
     waited = blocked_ns if unnamed else waited_ns
-    clock, span = Clock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
+    clock, span = SleepClock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
     # A server's threads sleep beside the one that trains.
-    updates = Clock(None) if config.asynchronous else clock
+    updates = SleepClock(None) if config.asynchronous else clock
     slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
     slower = factor if comm.rank == slow_rank else 1.0
     put_to_sleep(model, units, times, clock, slower=slower, pause_ms=config.pause_ms or 0)
     parameters = {unit.name: unit.parameters for unit in units}
 
     def update(strategy: Strategy, unit: str) -> None:
-        owned = sum(local_of(tensor).numel() for name, tensor in strategy.named_optimized() if name in parameters[unit])
+        owned = sum(
+            local_part(tensor).numel() for name, tensor in strategy.named_optimized() if name in parameters[unit]
+        )
         whole = sum(p.numel() for p in parameters[unit].values())
         updates.take(round(slower * times[unit].update_ns * owned / whole), span)
 
@@ -312,9 +302,9 @@ class _Recorded:
     carried: list[list[Carried]]
     """The link's collectives on this rank, by the recorded step that launched them."""
     link_steps: list[LinkStep]
-    """Of all ranks; empty without an emulated link."""
+    """Those of all ranks; empty without an emulated link."""
     machine: list[MachineStep]
-    """Of this rank."""
+    """Those of this rank."""
 
     @property
     def quality(self) -> tuple[int, int]:
@@ -375,7 +365,7 @@ def _run(
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    borders.append((comm.place(), Reading.now()))
+                    borders.append((comm.place(), Reading.take()))
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
@@ -385,18 +375,18 @@ def _run(
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 if step >= config.warmup:
-                    borders.append((comm.place(), Reading.now()))
+                    borders.append((comm.place(), Reading.take()))
                 advance()
                 if recorder is not None:
-                    with waiting():
+                    with note_wait():
                         recorder.step()
         except BaseException as error:
             faults.tell(error)  # first, because closing the recording takes a while
             raise
     carried = [comm.carried_between(a, b) for (a, _), (b, _) in pairwise(borders)]
-    own = [
-        link_step(comm.rank, config.warmup + i, of_step, until.at_ns - since.at_ns)
-        for i, (of_step, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))
+    link_steps = [
+        link_step(comm.rank, config.warmup + i, launched, until.at_ns - since.at_ns)
+        for i, (launched, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))
     ]
     ranks = comm.world_size - len(comm.phantom_ranks)
     return recorder, _Recorded(
@@ -405,10 +395,10 @@ def _run(
         losses=[float(loss) for loss in losses[config.warmup :]],
         carried=carried,
         machine=[
-            between(comm.rank, config.warmup + i, since, until)
+            machine_step(comm.rank, config.warmup + i, since, until)
             for i, ((_, since), (_, until)) in enumerate(pairwise(borders))
         ],
-        link_steps=[row for rows in comm.gather_objects(own)[:ranks] for row in rows] if comm.link else [],
+        link_steps=[row for rows in comm.gather_objects(link_steps)[:ranks] for row in rows] if comm.link else [],
     )
 
 
@@ -427,10 +417,10 @@ def _trace_file(config: Config, comm: Communicator, strategy: Strategy) -> Trace
     )
 
 
-def _allocated(comm: Communicator) -> int:
+def _allocated_bytes(comm: Communicator) -> int:
     """Bytes that the CUDA allocator holds now, without the phantoms' memory; 0 on a CPU.
 
-    Of a model that was trained before in this process its parameters and gradients stay, by hooks of autograd that
+    Parameters and gradients of a model that was trained before in this process stay, by hooks of autograd that
     Python's collector does not see.
     """
     return torch.cuda.memory_allocated(comm.device) - comm.scratch_bytes if comm.device.type == "cuda" else 0
@@ -471,7 +461,7 @@ def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]
 
 
 @contextmanager
-def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
+def _join_ranks(device: torch.device, config: Config) -> Iterator[Communicator]:
     comm = connect(device, config.link, wait=config.link_wait, communicators=config.communicators)
     yield comm
     comm.close()  # not after an error: other ranks may be waiting in a collective, and the process ends anyway
@@ -479,7 +469,7 @@ def _connected(device: torch.device, config: Config) -> Iterator[Communicator]:
 
 def _device(config: Config) -> torch.device:
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if not on_gpus(config.device, local_size, int(os.environ["WORLD_SIZE"])):
+    if not should_use_gpus(config.device, local_size, int(os.environ["WORLD_SIZE"])):
         # The ranks share the cores; more threads than cores would slow each other down.
         torch.set_num_threads(max(1, math.floor(_cores() / local_size)))
         return torch.device("cpu")

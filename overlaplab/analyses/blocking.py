@@ -7,7 +7,7 @@ import pandas as pd
 from overlaplab.events import Run, activity, table_of, window_bounds
 from overlaplab.evidence.exposed_waits import ExposedWaits, exposed_waits
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import EMPTY, subtract, within
+from overlaplab.intervals import EMPTY, lengths_within, subtract
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -33,7 +33,7 @@ def blocking(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
             continue
         waits, bounds = exposed_waits(trace) or ExposedWaits(EMPTY, EMPTY), window_bounds(windows)
         exposed = subtract(busy.communication, busy.compute)
-        times = (within(part, *bounds) for part in (exposed, waits.blocking, waits.not_blocking))
+        times = (lengths_within(part, *bounds) for part in (exposed, waits.blocking, waits.not_blocking))
         parts = (
             (window, *values, values[0] - values[1] - values[2])
             for window, *values in zip(windows, *times, strict=True)

@@ -18,7 +18,7 @@ from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import numbered_arrivals
-from overlaplab.intervals import subtract, within
+from overlaplab.intervals import lengths_within, subtract
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -119,7 +119,8 @@ def _place(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
         if busy.rule is Rule.UNRECORDED:
             continue
         exposed = subtract(busy.communication, busy.compute)
-        table["exposed_ns"][rows[is_known]] = within(exposed, starts[is_known] + offset, ends[is_known] + offset)
+        bounds = starts[is_known] + offset, ends[is_known] + offset
+        table["exposed_ns"][rows[is_known]] = lengths_within(exposed, *bounds)
     return pd.array(steps, dtype="Int64")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
-from overlaplab.axes import axis_of
+from overlaplab.axes import find_axis
 from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
@@ -61,7 +61,7 @@ def _trace_rows(
             {
                 "rank": trace.rank,
                 **{name: text or None for name, text in zip(identity, key, strict=True)},
-                "axis": axis_of(str(key[1])) or None,
+                "axis": find_axis(str(key[1])) or None,
                 "count": len(rows_of_key),
                 "bytes": int(rows_of_key["bytes"].sum()) if rows_of_key["bytes"].notna().all() else None,
                 "busy_ns": total(inside),

@@ -38,7 +38,7 @@ from overlaplab.evidence.moments import (
 )
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import Intervals, subtract, union, within
+from overlaplab.intervals import Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -182,7 +182,7 @@ def _trace_causes(
     compute, communication = activity(trace).compute, activity(trace).communication
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
     bounds = window_bounds(windows)
-    excess = np.maximum(within(moving, *bounds) - within(compute, *bounds), 0)
+    excess = np.maximum(lengths_within(moving, *bounds) - lengths_within(compute, *bounds), 0)
     moments = attribute_moments(facts, subtract(communication, compute), compute, *bounds)
     if (waits := exposed_waits(trace)) is not None:
         moments, needless = moments.split_by(waits.not_blocking)
@@ -242,7 +242,7 @@ def _held_up(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) 
     ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
     ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
-    slept &= within(blocked, over - 1, over) == 0
+    slept &= lengths_within(blocked, over - 1, over) == 0
     return np.asarray(goes_on | (_moves_needlessly(facts, moments) & slept))
 
 

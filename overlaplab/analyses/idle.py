@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from overlaplab.events import (
     Run,
     Trace,
-    Work,
+    WorkKind,
     activity,
     counting_as,
     empty_table,
@@ -37,7 +37,7 @@ from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.selection import measured_traces, selected_windows
-from overlaplab.intervals import Intervals, subtract, union, within
+from overlaplab.intervals import Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -69,11 +69,12 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         waits, delays = idle_gaps(trace)
         busy, windows = activity(trace), selected_windows(trace, selection)
         starts, ends = window_bounds(windows)
-        idle_ns = ends - starts - within(_busy_time(trace), starts, ends)
-        host, kernel, preempted = within(waits, starts, ends), within(delays, starts, ends), np.zeros_like(starts)
+        idle_ns = ends - starts - lengths_within(_busy_time(trace), starts, ends)
+        host, kernel = (lengths_within(times, starts, ends) for times in (waits, delays))
+        preempted = np.zeros_like(starts)
         if busy.rule is Rule.CPU:
             if busy.preempted is not None:
-                preempted = within(subtract(busy.preempted, _busy_time(trace)), starts, ends)
+                preempted = lengths_within(subtract(busy.preempted, _busy_time(trace)), starts, ends)
             host, kernel = idle_ns - preempted, np.zeros_like(starts)
         tables.append(
             pd.DataFrame(
@@ -113,7 +114,7 @@ def idle_gaps(trace: Trace) -> tuple[Intervals, Intervals]:
     """The gaps that are host wait, and those that are kernel wait, in absolute ns."""
     busy = _busy_time(trace)
     gaps = np.column_stack((busy[:-1, 1], busy[1:, 0]))
-    launched = _first_launch(trace, gaps[:, 1], ~counting_as(trace, Work.NOTHING))
+    launched = _first_launch(trace, gaps[:, 1], ~counting_as(trace, WorkKind.NOTHING))
     host = launched > gaps[:, 0]
     kernel = ~host & (gaps[:, 1] - gaps[:, 0] < KERNEL_DELAY_NS)
     return gaps[host], gaps[kernel]
@@ -132,7 +133,7 @@ def _launched_in_time(trace: Trace) -> Trace:
         return trace
     computes = activity(trace).compute
     gaps = np.column_stack((computes[:-1, 1], computes[1:, 0]))
-    launched = _first_launch(trace, gaps[:, 1], counting_as(trace, Work.COMPUTE))
+    launched = _first_launch(trace, gaps[:, 1], counting_as(trace, WorkKind.COMPUTE))
     late = launched > gaps[:, 0]
     ends = np.where(gaps[:, 1] - launched <= GRAIN_NS, gaps[:, 1], launched)  # a launch takes a little, too
     starved = subtract(union(gaps[late, 0], ends[late]), host_waits(trace))

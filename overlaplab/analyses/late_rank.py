@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
-from overlaplab.events import Run, Trace, Work, activity, counting_as, once_per_run, rule_of, step_windows
+from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, once_per_run, rule_of, step_windows
 from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.passes import pass_labels
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
@@ -102,7 +102,7 @@ def _spent_on_device(trace: Trace) -> dict[tuple[str, str | None], int]:
 
 def _has_as_many_kernels(run: Run, rank: int) -> bool:
     """Whether a rank computes in as many kernels as the others do in the median, but for one in a hundred."""
-    counts = {trace.rank: int(counting_as(trace, Work.COMPUTE).sum()) for trace in run.traces}
+    counts = {trace.rank: int(counting_as(trace, WorkKind.COMPUTE).sum()) for trace in run.traces}
     others = float(np.median([number for other, number in counts.items() if other != rank]))
     return abs(counts[rank] - others) <= _MAX_KERNELS_APART * others
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.costs.memory import formula
 from overlaplab.events import Run
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 
 _COLUMNS = ("rank", "part", "bytes", "formula_bytes", "formula")
 _PEAKS = ("rank", "peak_bytes", "scratch_bytes")
@@ -29,7 +29,7 @@ def memory(run: Run) -> pd.DataFrame:
         if held.host is not None:
             measured["host"] = held.host
         for part, size in measured.items():
-            rows.append((held.rank, part, size, *formula(manifest, traits_of(manifest), part, held.rank)))
+            rows.append((held.rank, part, size, *formula(manifest, strategy_traits(manifest), part, held.rank)))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.astype(dict.fromkeys(("rank", "bytes", "formula_bytes"), "Int64"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, Work, activity, counting_as, rule_of, step_windows, windows_at
-from overlaplab.intervals import within
+from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, rule_of, step_windows, windows_at
+from overlaplab.intervals import lengths_within
 from overlaplab.vocabulary import Rule
 
 _TYPES = {"name": "object", "pairs": "int64", "alone_ns": "int64", "beside_ns": "int64", "slowdown": "float64"}
@@ -45,7 +45,7 @@ def _kernels(trace: Trace) -> pd.DataFrame:
     """The compute kernels of all steps: `place` among its step's `of` of that name, and the `share` of its time in
     which the rank communicated.
     """
-    events = trace.events[counting_as(trace, Work.COMPUTE)]
+    events = trace.events[counting_as(trace, WorkKind.COMPUTE)]
     step = windows_at(step_windows(trace), events["ts_ns"].to_numpy())
     inside = (step >= 0) & (events["dur_ns"] > 0).to_numpy()
     events, step = events[inside], step[inside]
@@ -55,7 +55,7 @@ def _kernels(trace: Trace) -> pd.DataFrame:
         {
             "name": events["name"].astype(object).to_numpy(),
             "dur_ns": took,
-            "share": within(activity(trace).communication, starts, starts + took) / took,
+            "share": lengths_within(activity(trace).communication, starts, starts + took) / took,
             "place": same.cumcount().to_numpy(),
             "of": same.transform("size").to_numpy(),
         }

@@ -12,7 +12,7 @@ from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.evidence.waits import exposed_parts
-from overlaplab.intervals import EMPTY, clip, intersect, subtract, total, union, within
+from overlaplab.intervals import EMPTY, clip, intersect, lengths_within, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
@@ -74,7 +74,7 @@ def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFram
     busy, parts = activity(trace), exposed_parts(run)[run.traces.index(trace)]
     starts, ends = window_bounds(windows)
     compute_ns, exposed_ns, overlapped_ns, memory_ns, wait_ns, transfer_ns, unmatched_ns, preempted_ns = (
-        within(times, starts, ends)
+        lengths_within(times, starts, ends)
         for times in (
             busy.compute,
             subtract(busy.communication, busy.compute),

@@ -14,10 +14,10 @@ from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.volume import theory
 from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.fsdp2 import fill_sizes, fsdp2_ranges
-from overlaplab.evidence.launches import Launch, launches, total_bytes
+from overlaplab.evidence.launches import LaunchSpan, launches, total_bytes
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
 
 _COLUMNS = ("rank", "step", "kind", "count", "bytes", "sent_bytes")
@@ -40,7 +40,7 @@ def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 def volume_theory(run: Run) -> Theory | None:
     """`overlaplab.costs.volume.theory` of the run; None also without a manifest or known traits."""
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     return None if run.manifest is None or traits is None else theory(run.manifest, traits)
 
 
@@ -50,7 +50,7 @@ def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dic
     ranges = fsdp2_ranges(trace)
     sized = fill_sizes(launches(trace), ranges, run.manifest)
     for step in steps:
-        by_kind: dict[str, list[Launch]] = {}
+        by_kind: dict[str, list[LaunchSpan]] = {}
         for launch in launched_in(sized, step):
             by_kind.setdefault(launch.kind or "unknown", []).append(launch)
         for kind, of_kind in by_kind.items():
@@ -61,7 +61,7 @@ def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dic
             yield {"step": step.step, "kind": kind, "count": len(of_kind), "bytes": full, "sent_bytes": sent}
 
 
-def _sent_bytes(launch: Launch, rank: int | None, size: int) -> float | None:
+def _sent_bytes(launch: LaunchSpan, rank: int | None, size: int) -> float | None:
     """What a ring of so many ranks sends of a collective whose bytes are known; None if it takes the size, -1, too."""
     if _is_received(launch, rank):
         return 0
@@ -70,7 +70,7 @@ def _sent_bytes(launch: Launch, rank: int | None, size: int) -> float | None:
     return (launch.bytes or 0) * ring_factor(launch.kind or "unknown", size)
 
 
-def _is_received(launch: Launch, rank: int | None) -> bool:
+def _is_received(launch: LaunchSpan, rank: int | None) -> bool:
     """Whether it is a message from another rank: the engine's groups of messages are called `GROUP:SENDER-RECEIVER`."""
     if launch.source is not None:
         return True

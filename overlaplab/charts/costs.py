@@ -8,7 +8,7 @@ import pandas as pd
 from overlaplab.charts.parts import FLUSH, Layer, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import costs_title, run_labels
-from overlaplab.words import count, size_exact, unit_of
+from overlaplab.words import byte_unit, count, size_exact
 
 MEASURED = "measured"
 THEORY = "theory"
@@ -40,7 +40,7 @@ def _beside_theory(
     rows = table.assign(run=labels)[["run", column, f"theory_{column}"]]
     rows = rows.set_axis(["run", MEASURED, THEORY], axis="columns")
     rows = rows[rows[MEASURED].notna()]
-    unit, scale = unit_of(float(rows[[MEASURED, THEORY]].max().max()) if len(rows) else 0.0)
+    unit, scale = byte_unit(float(rows[[MEASURED, THEORY]].max().max()) if len(rows) else 0.0)
     drawn = pd.DataFrame(
         {
             "run": rows["run"],

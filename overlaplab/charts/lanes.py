@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.charts.parts import WHEN, Layer, tooltip
 from overlaplab.charts.theme import DARK, Palette, cause_colours, colours, finish, palette
 from overlaplab.findings import clocks_note, mark_name, mark_word, timeline_title
-from overlaplab.timeline.marks import CAUSE_MARKS, Mark
+from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 from overlaplab.timeline.timeline import View
 from overlaplab.words import shorten, to_ms
 
@@ -22,17 +22,17 @@ POINTED = "pointed"
 """The name of the selection parameter that holds the collective under the pointer."""
 _CHARACTER_SHARE = 0.0075  # share of the window that a name needs for each character
 _PHASES = {
-    Mark.FORWARD: ("#C3C9D6", "#565D6B"),
-    Mark.BACKWARD: ("#98A2B3", "#7C8494"),
-    Mark.OPTIMIZER: ("#6E7684", "#A9B0BD"),
+    MarkKind.FORWARD: ("#C3C9D6", "#565D6B"),
+    MarkKind.BACKWARD: ("#98A2B3", "#7C8494"),
+    MarkKind.OPTIMIZER: ("#6E7684", "#A9B0BD"),
 }
 """Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
-_NAMED = (Mark.STEP.value, *(mark.value for mark in _PHASES))
+_NAMED = (MarkKind.STEP.value, *(mark.value for mark in _PHASES))
 _LEGEND_COLUMNS = 5
 """Columns of the legend: so many causes in words fit into a line."""
-_ON_GROUND = (Mark.STEP.value, Mark.FORWARD.value)
+_ON_GROUND = (MarkKind.STEP.value, MarkKind.FORWARD.value)
 """Marks whose names have the colour of text on the background."""
-_ON_LIGHT = (Mark.BACKWARD.value, Mark.ALL_GATHER.value)
+_ON_LIGHT = (MarkKind.BACKWARD.value, MarkKind.ALL_GATHER.value)
 """Marks whose names have the colour of text on light marks. Both sets hold in either theme, because the reader of a
 report may switch themes."""
 _OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # the lane and the phase say this already
@@ -93,7 +93,7 @@ def _lanes_axis(view: View, tones: Palette) -> alt.Y:
 def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     """The marks. Their outline separates steps, and makes marks narrower than a pixel visible."""
     fills = _fills(view, tones)
-    edges = [tones.soft if word == Mark.STEP.value else tone for word, tone in fills]
+    edges = [tones.soft if word == MarkKind.STEP.value else tone for word, tone in fills]
     pointed = alt.selection_point(
         name=POINTED, fields=["collective"], on="pointerover", clear="pointerout", empty=False
     )
@@ -172,7 +172,7 @@ def timeline_rows(view: View) -> pd.DataFrame:
     rows = pd.DataFrame(
         {
             "lane": marks["label"],
-            "part": [mark_word(Mark(part)) for part in marks["part"]],
+            "part": [mark_word(MarkKind(part)) for part in marks["part"]],
             "begin": to_ms(marks["start_ns"]),
             "end": to_ms(marks["end_ns"]),
             "events": marks["events"],
@@ -198,29 +198,29 @@ def _fills(view: View, tones: Palette) -> list[tuple[str, str]]:
     return [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
 
 
-def mark_colours(tones: Palette) -> dict[Mark, str]:
+def mark_colours(tones: Palette) -> dict[MarkKind, str]:
     """The colour of each kind of mark, in the legend's order."""
     return {
-        Mark.STEP: tones.idle,
+        MarkKind.STEP: tones.idle,
         **{mark: pair[tones is DARK] for mark, pair in _PHASES.items()},
-        Mark.COMPUTE: tones.compute,
-        Mark.ALL_REDUCE: tones.reduce,
-        Mark.REDUCE_SCATTER: tones.scatter,
-        Mark.ALL_GATHER: tones.gather,
-        Mark.ALL_TO_ALL: tones.to_all,
-        Mark.COMMUNICATION: tones.other,
+        MarkKind.COMPUTE: tones.compute,
+        MarkKind.ALL_REDUCE: tones.reduce,
+        MarkKind.REDUCE_SCATTER: tones.scatter,
+        MarkKind.ALL_GATHER: tones.gather,
+        MarkKind.ALL_TO_ALL: tones.to_all,
+        MarkKind.COMMUNICATION: tones.other,
         **{mark: cause_colours(tones)[cause] for mark, cause in CAUSE_MARKS.items()},
-        Mark.EXPOSED: tones.starting,
-        Mark.MEMORY: tones.memory,
-        Mark.FREE: tones.ink,
+        MarkKind.EXPOSED: tones.starting,
+        MarkKind.MEMORY: tones.memory,
+        MarkKind.FREE: tones.ink,
     }
 
 
 def _word(part: str, kind: str, name: str, events: int) -> str:
     """The name that a mark of a step, a phase or a label has on the chart; empty for other marks."""
-    if part == Mark.STEP.value:
+    if part == MarkKind.STEP.value:
         return shorten(name, 24)
-    if Mark(part) in _PHASES:
+    if MarkKind(part) in _PHASES:
         return part
     if kind != "labels" or events > 1:
         return ""

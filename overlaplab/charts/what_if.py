@@ -22,7 +22,7 @@ from overlaplab.findings import (
     throughput_predicted_title,
 )
 from overlaplab.simulate.transfers import EXTRAPOLATED
-from overlaplab.words import ms, to_ms, unit_of
+from overlaplab.words import byte_unit, ms, to_ms
 
 _HEIGHT_PX = 190
 _LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
@@ -49,7 +49,7 @@ def caps_predicted(
     """The step by cap: rows of `what_if.steps_by_cap` and `recorded_caps`, on either side the interval's half.
 
     A named line at the recorded step, `measured_ns`, whose cap is not known, at `what_if.best_found_ns`,
-    and at `device_what_if.least_ns`.
+    and at `what_if.least_ns`.
     `advised_mb`: the cap that `advise` finds best.
     """
     title = caps_predicted_title(table, advised_mb)
@@ -83,7 +83,7 @@ def depths_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by prefetch depth: rows of `device_what_if.steps_by_depth`, on either side the interval's half.
+    """The step by prefetch depth: rows of `what_if.steps_by_depth`, on either side the interval's half.
 
     A named line stands at the recorded step, whose depth is not known.
     """
@@ -151,7 +151,7 @@ def throughput_predicted(
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """What each rank holds by formula: rows of `what_if.steps_by_ranks` that know it."""
     with_bytes = table.dropna(subset=["held_bytes"])
-    unit, scale = unit_of(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
+    unit, scale = byte_unit(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
     return _curve(
         with_bytes.assign(at=with_bytes["ranks"], value=with_bytes["held_bytes"].astype("float64") / scale),
         half=None,
@@ -275,7 +275,7 @@ def step_lanes(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """One step as it was measured and, below, as it is predicted: rows of `what_if.lanes`."""
+    """One step as it was measured and, below, as it is predicted: rows of `answer.lane_table`."""
     tones = palette(dark)
     measured_ns, step_ns = spans_ns
     y = row_axis("row", _ROWS, "")

@@ -18,7 +18,7 @@ from overlaplab.cli.completion import ASKED, record_asked
 from overlaplab.cli.engine import ENGINE
 from overlaplab.cli.help import Commands
 from overlaplab.errors import OverlaplabError
-from overlaplab.words import visible
+from overlaplab.words import visible_line
 
 __all__ = ["app", "main"]
 
@@ -85,5 +85,5 @@ def main() -> None:
 
 
 def _fail(line: str) -> None:
-    print("overlaplab:", visible(" ".join(line.split())), file=sys.stderr)
+    print("overlaplab:", visible_line(" ".join(line.split())), file=sys.stderr)
     sys.exit(2)

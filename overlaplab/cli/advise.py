@@ -49,7 +49,7 @@ def advise(
     ] = None,
     opening: Opening = OPENING,
 ) -> None:
-    """Which cap, first bucket, list of caps or prefetch would make the step shorter, and by how much, from one run.
+    """Name the cap, first bucket, list of caps or prefetch that would make the step shorter, and by how much.
 
     Every cap that makes a difference is played; of zero1, zero2 and runs on GPUs a few. With --verify the settings are
     recorded in turn, with the run's own command or, of a run that your own script recorded, the one after --, in which

@@ -32,7 +32,7 @@ class Check:
 
     name: str
     verdict: Verdict
-    found: str
+    fact: str
     remedy: str | None = None
 
 

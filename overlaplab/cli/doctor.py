@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +47,8 @@ def doctor(
     lines = checks(gathered)
     problems = sum(line.verdict is Verdict.PROBLEM for line in lines)
     if as_json:
-        print_json({"ok": not problems, "checks": [asdict(line) for line in lines], "facts": gathered})
+        rows = [{"name": c.name, "verdict": c.verdict, "found": c.fact, "remedy": c.remedy} for c in lines]
+        print_json({"ok": not problems, "checks": rows, "facts": gathered})
     else:
         _print(lines)
         subject = f"{count(problems, 'problem')}, which" if problems else "Nothing here"
@@ -64,7 +64,7 @@ def _print(lines: list[Check]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for line in lines:
-        words = [plain_text(part) for part in (line.found, line.remedy and f"→ {line.remedy}") if part]
+        words = [plain_text(part) for part in (line.fact, line.remedy and f"→ {line.remedy}") if part]
         table.add_row(plain_text(line.verdict, style=STYLES[line.verdict]), plain_text(line.name), words[0])
         for more in words[1:]:
             table.add_row("", "", more)

@@ -13,9 +13,10 @@ import typer
 from overlaplab.cli import engine, script, sweep
 from overlaplab.cli.options import OPENING, Opening, RunPath, Strategy, group_options
 from overlaplab.cli.shared import load, need, need_engine, progress, show
-from overlaplab.dashboard.server import HOST, PORT, free_port
+from overlaplab.dashboard.server import HOST, PORT
 from overlaplab.dashboard.server import command as dashboard_command
 from overlaplab.errors import OverlaplabError
+from overlaplab.ports import next_free_port
 from overlaplab.words import count
 
 app = typer.Typer()
@@ -148,7 +149,7 @@ def dashboard(
 
 def _require_free(host: str, port: int) -> None:
     try:
-        free = free_port(host, port)
+        free = next_free_port(host, port)
     except OSError as error:
         raise OverlaplabError(
             f"--host {host}: not an address of this machine ({error.strerror})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from overlaplab.manifest import Manifest, Unit, traits_of
+from overlaplab.manifest import Manifest, Unit, strategy_traits
 from overlaplab.traits import Traits
 from overlaplab.vocabulary import FSDP2_ROOT
 
@@ -101,7 +101,7 @@ def copied_bytes(manifest: Manifest) -> dict[str, int]:
     if not manifest.offload or not manifest.parameters or reduced is None or manifest.accumulate is None:
         return {}
     up = parameter_bytes(manifest)
-    traits = traits_of(manifest)
+    traits = strategy_traits(manifest)
     if traits is not None and traits.offloads_parameters:
         up = manifest.accumulate * sum(unit.bytes * _gathers(manifest, unit) for unit in manifest.units)
     return {"down": manifest.accumulate * reduced // n, "up": up // n}

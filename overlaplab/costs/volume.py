@@ -9,7 +9,7 @@ from overlaplab.costs.link import ROUNDS
 from overlaplab.costs.memory import element_bytes, gathered_bytes, reduced_bytes
 from overlaplab.manifest import Manifest, Unit
 from overlaplab.traits import Traits
-from overlaplab.vocabulary import layer_of
+from overlaplab.vocabulary import layer_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def _gathered_once(manifest: Manifest) -> list[Unit]:
     Layers are gathered twice, except the last if it is kept. The embedding's backward pass reads no parameters, and the
     head, or the unit that holds both, stays gathered for it.
     """
-    layers = {unit.name: layer for unit in manifest.units if (layer := layer_of(unit.name)) is not None}
+    layers = {unit.name: layer for unit in manifest.units if (layer := layer_number(unit.name)) is not None}
     last = max(layers, key=lambda name: layers[name], default=None) if manifest.keep_last else None
     return [unit for unit in manifest.units if unit.name not in layers or unit.name == last]
 

@@ -11,8 +11,8 @@ import streamlit as st
 
 from overlaplab import findings
 from overlaplab.analyses import same_but_batch, same_but_cap, work_differs
-from overlaplab.dashboard.data import Opened, manifest_of
-from overlaplab.folders import by_value
+from overlaplab.dashboard.data import Opened, run_manifest
+from overlaplab.folders import natural_key
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import recorded_caps
@@ -53,27 +53,27 @@ def runs_beside(run: str, manifests: Mapping[str, Manifest | None]) -> tuple[lis
     }
     if len({*swept.values()}) > 1:
         near = [name for name in swept if name != run]
-    return _first(sorted([run, *near], key=by_value), run), None
+    return _first(sorted([run, *near], key=natural_key), run), None
 
 
 def caps_beside(opened: Opened) -> pd.DataFrame:
     """Recordings of the same setting or with other caps, as far as they lie beside this run in the opened folder, or
     were uploaded, too.
     """
-    own = opened.manifest
-    if own is None:
+    manifest = opened.manifest
+    if manifest is None:
         return recorded_caps(device_manifest(opened.run), ())
     folder = PurePath(opened.name).parent
     beside = [other for other in st.session_state["names"] if PurePath(other).parent == folder]
-    return recorded_caps(own, filter(None, map(manifest_of, beside)))
+    return recorded_caps(manifest, filter(None, map(run_manifest, beside)))
 
 
 def _first(names: list[str], run: str) -> list[str]:
-    """As many as are compared unless the user chooses more, the run among them; of a sweep each cap before any is there
-    a second time.
+    """The names that are compared unless the user chooses more, the run among them; of a sweep each cap before any is
+    there a second time.
     """
-    found = [_RECORDING.search(name) for name in names]
-    most = _MOST_OF_SWEEP if all(found) else _MOST
-    rounds = [int(match[1] or 1) if match else 1 for match in found]
+    matches = [_RECORDING.search(name) for name in names]
+    most = _MOST_OF_SWEEP if all(matches) else _MOST
+    rounds = [int(match[1] or 1) if match else 1 for match in matches]
     order = sorted(range(len(names)), key=lambda place: (names[place] != run, rounds[place], place))
     return [names[place] for place in sorted(order[:most])]

@@ -15,7 +15,7 @@ import streamlit as st
 
 import overlaplab
 from overlaplab.dashboard import links
-from overlaplab.dashboard.folder import HERE, confined, manifest_told, stamp
+from overlaplab.dashboard.folder import HERE, confined_path, read_manifest, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
@@ -36,39 +36,39 @@ class Opened(RunTables):
     other: dict[str, Opened] = field(default_factory=dict)
     """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
     sections: dict[Hashable, Any] = field(default_factory=dict)
-    """What pages have made of it lately, see `kept`."""
+    """What pages have made of it lately, see `get_or_make`."""
 
-    def kept(self, about: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, about: Hashable, make: Callable[[], T]) -> T:
         """What a page made of this run `about` something before, or else makes now.
 
         A section that is kept is the same object each time, so that its charts are drawn once: `widgets.show_block`.
         """
-        found: T = self.sections.get(about, _NEVER)
-        if found is _NEVER:
-            found = self.sections[about] = make()
+        value: T = self.sections.get(about, _NEVER)
+        if value is _NEVER:
+            value = self.sections[about] = make()
             for oldest in list(self.sections)[:-_MOST_SECTIONS]:
                 self.sections.pop(oldest, None)
-        return found
+        return value
 
-    def counting(self, communication: str | None) -> Opened:
+    def with_communication(self, communication: str | None) -> Opened:
         """The same, with `load_run`'s `communication`."""
         if communication is None:
             return self
-        found = self.other.get(communication)
-        if found is None:
+        recounted = self.other.get(communication)
+        if recounted is None:
             traces = tuple(replace(trace, communication=communication) for trace in self.run.traces)
-            found = Opened(name=self.name, run=replace(self.run, traces=traces))
+            recounted = Opened(name=self.name, run=replace(self.run, traces=traces))
             self.other.clear()
-            self.other[communication] = found
-        return found
+            self.other[communication] = recounted
+        return recounted
 
 
 def uploads() -> Uploads:
     """This session's own traces."""
     if "uploads" not in st.session_state:
         st.session_state["uploads"] = Uploads()
-    found: Uploads = st.session_state["uploads"]
-    return found
+    held_uploads: Uploads = st.session_state["uploads"]
+    return held_uploads
 
 
 def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
@@ -77,9 +77,9 @@ def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
     try:
         if root is None and not brought:
             raise OverlaplabError("no folder is open")
-        path = confined(root, name) if root is not None and not brought else uploads().folder(name)
-        rule = links.communication_rule(links.kept(links.COMMUNICATION))
-        return _opened(str(path), stamp(path), name, not brought).counting(rule)
+        path = confined_path(root, name) if root is not None and not brought else uploads().folder(name)
+        rule = links.communication_rule(links.choice(links.COMMUNICATION))
+        return _load_run(str(path), stamp(path), name, not brought).with_communication(rule)
     except OverlaplabError as error:
         return OverlaplabError(uploads().without_folder(str(error))) if brought else error
     except OSError as error:
@@ -88,21 +88,21 @@ def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
         return OverlaplabError("is too deep or too big to read", path=name, remedy="Record fewer steps.")
 
 
-def manifest_of(name: str) -> Manifest | None:
+def run_manifest(name: str) -> Manifest | None:
     """A run's manifest, without its traces, of the opened folder or uploaded; None where none is readable."""
     if name.startswith(PREFIX):
-        return manifest_told(uploads().folder(name), HERE)
+        return read_manifest(uploads().folder(name), HERE)
     root: Path | None = st.session_state["folder"]
-    return None if root is None else manifest_told(root, name)
+    return None if root is None else read_manifest(root, name)
 
 
 def close_upload(name: str) -> None:
     """Delete an uploaded run, and what was read of it."""
     path = uploads().folder(name)
-    _opened.clear(str(path), stamp(path), name, False)
+    _load_run.clear(str(path), stamp(path), name, False)
     uploads().remove(name)
 
 
 @st.cache_resource(max_entries=24, show_spinner="Reading the traces")
-def _opened(path: str, stamped: tuple[tuple[str, int, int], ...], name: str, keep: bool) -> Opened:
+def _load_run(path: str, stamped: tuple[tuple[str, int, int], ...], name: str, keep: bool) -> Opened:
     return Opened(name=name, run=overlaplab.load_run(path, cache=keep))

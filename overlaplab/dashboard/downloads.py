@@ -20,12 +20,12 @@ def download_buttons(draw: Callable[[], alt.LayerChart], key: str, table: pd.Dat
     with st.container(horizontal=True, horizontal_alignment="right", gap="small", key=f"downloads_{key}"):
         if table is not None:
             csv_button("Download CSV", table, key)
-        _button("Download PNG", lambda: png_of(draw(), dark=dark), key, "png", "image/png")
+        _button("Download PNG", lambda: png_bytes(draw(), dark=dark), key, "png", "image/png")
 
 
 def csv_button(label: str, table: pd.DataFrame, key: str) -> None:
     """A button for a table as CSV."""
-    _button(label, partial(csv_of, table), key, "csv", "text/csv")
+    _button(label, partial(csv_bytes, table), key, "csv", "text/csv")
 
 
 def _button(label: str, content: Callable[[], bytes], key: str, ending: str, mime: str) -> None:
@@ -33,12 +33,12 @@ def _button(label: str, content: Callable[[], bytes], key: str, ending: str, mim
     st.download_button(label, content, file, mime, f"{key}_{ending}", on_click="ignore", type="tertiary")
 
 
-def csv_of(table: pd.DataFrame) -> bytes:
+def csv_bytes(table: pd.DataFrame) -> bytes:
     """A table as CSV in UTF-8, in which no text out of a trace is a formula for a spreadsheet."""
-    return table.map(_quoted).to_csv(index=False).encode()
+    return table.map(_quote_formula).to_csv(index=False).encode()
 
 
-def png_of(chart: alt.LayerChart, *, dark: bool) -> bytes:
+def png_bytes(chart: alt.LayerChart, *, dark: bool) -> bytes:
     """A chart as PNG of 2200 pixels' width and more, on the theme's background; needs no network."""
     drawn = chart.properties(width=_WIDTH, background=_BACKGROUND[dark])
     file = io.BytesIO()
@@ -46,5 +46,5 @@ def png_of(chart: alt.LayerChart, *, dark: bool) -> bytes:
     return file.getvalue()
 
 
-def _quoted(value: object) -> object:
+def _quote_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

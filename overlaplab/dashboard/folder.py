@@ -35,21 +35,21 @@ class Entry:
 
 def find_runs(root: Path) -> list[Entry]:
     """The opened folder and the folders below it that hold a manifest or traces, in order of name."""
-    return look(root)[0]
+    return scan_runs(root)[0]
 
 
-def look(root: Path) -> tuple[list[Entry], list[str]]:
+def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
     """`find_runs`, and the links to folders outside the opened one, which are not followed, by their names below it."""
-    found: list[Entry] = []
+    runs: list[Entry] = []
     refused: list[str] = []
     looked = 0
     seen: set[Path] = set()  # a link may lead back up
     queue: list[tuple[str, int]] = [(HERE, 0)]
-    while queue and len(found) < _MOST and looked < _MOST * 4:
+    while queue and len(runs) < _MOST and looked < _MOST * 4:
         name, depth = queue.pop(0)
         looked += 1
         try:
-            folder = confined(root, name)
+            folder = confined_path(root, name)
         except (OSError, OverlaplabError):
             refused.append(name)
             continue
@@ -63,14 +63,14 @@ def look(root: Path) -> tuple[list[Entry], list[str]]:
         files = [entry.name for entry in entries if _is_file(entry)]
         traces = [file for file in files if is_trace_name(file)]
         if traces or MANIFEST_NAME in files:
-            found.append(Entry(name=name, files=len(traces), manifest=MANIFEST_NAME in files))
+            runs.append(Entry(name=name, files=len(traces), manifest=MANIFEST_NAME in files))
         if depth < _DEPTH:
             below = [entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith(".")]
             queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]
-    return sorted(found, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
+    return sorted(runs, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
 
 
-def confined(root: Path, name: str) -> Path:
+def confined_path(root: Path, name: str) -> Path:
     """The path of a run by its name below the opened folder.
 
     Raises OverlaplabError for a name that leads out of the folder: absolute, with `..` or a NUL, or through a symlink.
@@ -85,10 +85,10 @@ def confined(root: Path, name: str) -> Path:
     return path
 
 
-def manifest_told(root: Path, name: str) -> Manifest | None:
+def read_manifest(root: Path, name: str) -> Manifest | None:
     """A run's manifest, without its traces; None where nothing readable is there."""
     try:
-        file = confined(root, name) / MANIFEST_NAME
+        file = confined_path(root, name) / MANIFEST_NAME
         if not file.is_file() or file.is_symlink():
             return None
         status = file.stat()

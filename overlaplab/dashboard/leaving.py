@@ -17,34 +17,34 @@ _GRACE_S = 120.0
 """For so long a browser may be away, as when its machine sleeps, and find all as it was."""
 
 
-def clear_when_left(own: Uploads) -> None:
+def clear_when_left(session_uploads: Uploads) -> None:
     """Delete this session's uploads once its browser is gone for two minutes."""
     context = get_script_run_ctx()
     if context is None or not runtime.exists():
         return
     session = context.session_id
-    known = weakref.ref(own)
+    reference = weakref.ref(session_uploads)
     Thread(
         target=wait_until_left,
-        args=(known, lambda: runtime.exists() and runtime.get_instance().is_active_session(session)),
+        args=(reference, lambda: runtime.exists() and runtime.get_instance().is_active_session(session)),
         name="overlaplab-uploads",
         daemon=True,
     ).start()
 
 
 def wait_until_left(
-    known: weakref.ref[Uploads], is_here: Callable[[], bool], *, look_s: float = _LOOK_S, grace_s: float = _GRACE_S
+    reference: weakref.ref[Uploads], is_here: Callable[[], bool], *, look_s: float = _LOOK_S, grace_s: float = _GRACE_S
 ) -> None:
     """Return when the uploads are gone, or have been cleared after their user was away for `grace_s`."""
     seen = time.monotonic()
     while True:
         time.sleep(look_s)
-        own = known()
-        if own is None or not own.names:
+        uploads = reference()
+        if uploads is None or not uploads.names:
             return
         if is_here():
             seen = time.monotonic()
         elif time.monotonic() - seen >= grace_s:
-            own.clear()
+            uploads.clear()
             return
-        del own
+        del uploads

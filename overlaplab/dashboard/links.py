@@ -61,17 +61,17 @@ def timeline_link(
     Parameters: `name`, the run's below the opened folder; the window in ns from the run's zero; `rank`, one that is to
     be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected.
     """
-    found = {RUN: name, FROM: str(int(start_ns)), TO: str(int(end_ns))}
+    query = {RUN: name, FROM: str(int(start_ns)), TO: str(int(end_ns))}
     if rank is not None:
-        found[RANK] = str(int(rank))
+        query[RANK] = str(int(rank))
     if event is not None:
-        found[EVENT] = f"{int(event[0])}-{int(event[1])}"
-    return found
+        query[EVENT] = f"{int(event[0])}-{int(event[1])}"
+    return query
 
 
 def go_to_timeline(query: dict[str, str]) -> NoReturn:
     """Turn to the Timeline page at the spot of `timeline_link`; its rank joins those that were chosen, if any were."""
-    chosen, rank = numbers(kept(RANKS)), number(query.get(RANK))
+    chosen, rank = numbers(choice(RANKS)), number(query.get(RANK))
     if chosen and rank is not None and rank not in chosen:
         query = query | {RANKS: ",".join(map(str, sorted((*chosen, rank))))}
     st.session_state["links_unwritten"] = False
@@ -116,8 +116,8 @@ def write() -> None:
     query = {name: value for name, value in st.query_params.items() if name not in _CHOICES} | stored
     comes = st.session_state.setdefault("links_comes", True)
     st.session_state["links_comes"] = False
-    told = st.query_params.to_dict()
-    if query != told and (told or not comes):
+    shown = st.query_params.to_dict()
+    if query != shown and (shown or not comes):
         st.query_params.from_dict(query)
     st.session_state["links_unwritten"] = False
 
@@ -134,7 +134,7 @@ def choose(name: str, key: str, value: int) -> None:
     control_used()
 
 
-def kept(name: str) -> str | None:
+def choice(name: str) -> str | None:
     """What a link or a control has said of a parameter; a stranger's, where it was a link."""
     stored: dict[str, str] = st.session_state.get("links_kept", {})
     return stored.get(name)
@@ -145,29 +145,29 @@ def is_fresh(name: str) -> bool:
     return name in st.session_state.get("links_fresh", set())
 
 
-def taken(name: str) -> bool:
+def consume_fresh(name: str) -> bool:
     """Whether the query string has just told this parameter; it says so once."""
     fresh: set[str] = st.session_state.get("links_fresh", set())
-    told = name in fresh
+    was_fresh = name in fresh
     fresh.discard(name)
-    return told
+    return was_fresh
 
 
 def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:
     """Give the control `key`, before it is drawn, what a link or the session tells of it; returns its value.
 
-    `wanted` is `kept(name)` as a value that could be the control's, None for anything else. Where a link tells what is
-    not among the options, one line says so.
+    `wanted` is `choice(name)` as a value that could be the control's, None for anything else. Where a link tells what
+    is not among the options, one line says so.
     """
     fresh: set[str] = st.session_state.get("links_fresh", set())
-    found = wanted is not None and _among(wanted, options)
-    if not found:
+    is_option = wanted is not None and _is_among(wanted, options)
+    if not is_option:
         st.session_state.get("links_kept", {}).pop(name, None)
         if name in fresh:
             st.warning(_UNKNOWN[name])
     new = name in fresh or st.session_state.get("links_turned", True)  # another page's control of this key is not it
-    if new or key not in st.session_state or not _among(st.session_state[key], options):
-        st.session_state[key] = wanted if found else default
+    if new or key not in st.session_state or not _is_among(st.session_state[key], options):
+        st.session_state[key] = wanted if is_option else default
     fresh.discard(name)
     value: T = st.session_state[key]
     return value
@@ -184,7 +184,7 @@ def settle(name: str, text: str | None, *, plain: bool) -> None:
         stored[name] = text
 
 
-def _among(value: Any, options: Any) -> bool:
+def _is_among(value: Any, options: Any) -> bool:
     return all(option in options for option in value) if isinstance(value, list) else value in options
 
 
@@ -196,8 +196,8 @@ def window_of_query() -> tuple[int, int] | None:
 
 def event_of_query() -> tuple[int, int] | None:
     """The query string's event, as place in `run.traces` and row in `trace.events`; the run may have neither."""
-    found = _EVENT.fullmatch(st.query_params.get(EVENT) or "")
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _EVENT.fullmatch(st.query_params.get(EVENT) or "")
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def keep_spot(window: tuple[int, int], event: tuple[int, int] | None) -> None:
@@ -214,9 +214,9 @@ def keep_spot(window: tuple[int, int], event: tuple[int, int] | None) -> None:
 
 def warn_of_spot(*, has_window: bool, has_event: bool) -> None:
     """Say in one line where the query string names a window or an event that the run does not have."""
-    asked = [name for name in (FROM, TO, EVENT) if name in st.query_params]
-    window_is_wrong = (FROM in asked or TO in asked) and not has_window
-    event_is_wrong = EVENT in asked and not has_event
+    named = [name for name in (FROM, TO, EVENT) if name in st.query_params]
+    window_is_wrong = (FROM in named or TO in named) and not has_window
+    event_is_wrong = EVENT in named and not has_event
     if window_is_wrong or event_is_wrong:
         what = "a window" if window_is_wrong else "an event"
         st.warning(f"The link names {what} that this run does not have. It is left out.")
@@ -231,7 +231,7 @@ def keep_at_once(name: str, text: str | None) -> None:
         st.query_params[name] = text
 
 
-def setting_of(text: str | None) -> dict[str, str]:
+def parse_setting(text: str | None) -> dict[str, str]:
     """The parts of `bucket_cap_mb:1,ranks:64` by their names; empty for anything else."""
     if text is None or not _SETTING.fullmatch(text):
         return {}
@@ -255,6 +255,6 @@ def number(text: str | None) -> int | None:
 
 def numbers(text: str | None) -> tuple[int, ...] | None:
     """The integers of `0,3`; None where one of them is none."""
-    found = [number(part) for part in (text or "").split(",")]
-    known = [value for value in found if value is not None]
-    return tuple(dict.fromkeys(known)) if len(known) == len(found) else None
+    values = [number(part) for part in (text or "").split(",")]
+    integers = [value for value in values if value is not None]
+    return tuple(dict.fromkeys(integers)) if len(integers) == len(values) else None

@@ -15,12 +15,12 @@ from streamlit import net_util
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import Entry, find_runs, look, run_word
+from overlaplab.dashboard.folder import Entry, find_runs, run_word, scan_runs
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.navigation import WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
-from overlaplab.dashboard.widgets import dark, opened_folder
+from overlaplab.dashboard.widgets import is_dark, opened_folder
 
 _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
@@ -97,17 +97,17 @@ def main() -> None:
     net_util._external_ip = "127.0.0.1"
     rest_modules()
     st.set_page_config(page_title="overlaplab", page_icon="⏱️", layout="wide")
-    st.html(f"<style>{_STYLE}{_DARK_STYLE if dark() else ''}</style>")
+    st.html(f"<style>{_STYLE}{_DARK_STYLE if is_dark() else ''}</style>")
     pages = all_pages()
     page = st.navigation(list(pages.values()), position="hidden")
     links.begin()
     at_first, at_last = st.sidebar.empty(), st.sidebar.empty()
     needs_run = page.url_path not in WITHOUT_RUN
     there = _pick_run(needs_run)
-    told = list_pages(at_first, pages, page)
+    folded = list_pages(at_first, pages, page)
     if there or not needs_run:
         page.run()
-        if list_pages(at_last, pages, page, told) != told:
+        if list_pages(at_last, pages, page, folded) != folded:
             at_first.empty()  # two places, since a shorter list drawn over a longer one would leave its end standing
     links.write()
 
@@ -116,7 +116,7 @@ def _pick_run(needed: bool) -> bool:
     """Let the user choose a run of the opened folder or bring one along; says what to do where one is needed."""
     folder = opened_folder()
     there = folder is not None and folder.is_dir()
-    entries, outside = look(folder) if folder is not None and there else ([], [])
+    entries, outside = scan_runs(folder) if folder is not None and there else ([], [])
     if folder is not None and there:
         st.session_state["watch_rests"] = True
         _watch(folder, entries)
@@ -134,7 +134,7 @@ def _pick_run(needed: bool) -> bool:
     place = st.sidebar.container()
     with st.sidebar.expander("Open traces from this computer"):
         upload_form()
-    links.start(links.RUN, "run_picker", links.kept(links.RUN), names[0], names)
+    links.start(links.RUN, "run_picker", links.choice(links.RUN), names[0], names)
     with place:
         chosen = st.selectbox("Run", names, format_func=run_word, key="run_picker", on_change=links.control_used)
         if refused is not None:

@@ -48,16 +48,17 @@ def all_pages() -> dict[str, StreamlitPage]:
 
 
 def list_pages(
-    place: DeltaGenerator, pages: Mapping[str, StreamlitPage], shown: StreamlitPage, told: Folded | None = None
+    place: DeltaGenerator, pages: Mapping[str, StreamlitPage], shown: StreamlitPage, folded: Folded | None = None
 ) -> Folded:
-    """A link to each page, in `place`. Without `told` as far as is known without computing; returns what was told.
+    """Draw a link to each page, in `place`, and return the pages that are folded.
 
-    Once the page stands, with what it was `told` before: all that the run's tables tell.
+    Without `folded` as far as is known without computing; once the page stands, with those that were `folded` before,
+    all that the run's tables tell.
     """
-    found = _nothing_in(computed=told is None)
-    if found != told:
-        _draw(place, pages, shown, found, "pages" if told is None else "pages_told")
-    return found
+    without = _nothing_in(computed=folded is None)
+    if without != folded:
+        _draw(place, pages, shown, without, "pages" if folded is None else "pages_told")
+    return without
 
 
 def _draw(
@@ -79,17 +80,17 @@ def _draw(
 
 def _nothing_in(*, computed: bool) -> Folded:
     """The pages that have nothing to show of the chosen run; with `computed` those whose tables are there already."""
-    found: dict[str, str] = {}
+    without: dict[str, str] = {}
     root, name = st.session_state.get("folder"), st.session_state.get("run")
     if name is None:
-        return found
+        return without
     opened = open_run(root, name)
     if isinstance(opened, Opened):
         for word, (table, why) in _ABOUT.items():
             if (table in vars(opened) or not computed) and getattr(opened, table).empty:
-                found[word] = why
+                without[word] = why
         if ("not_predicted" in vars(opened) or not computed) and opened.not_predicted is not None:
-            found["what_if"] = "cannot be played"
+            without["what_if"] = "cannot be played"
     if len(st.session_state["names"]) == 1:
-        found["compare"] = "one run only"
-    return found
+        without["compare"] = "one run only"
+    return without

@@ -15,7 +15,7 @@ from overlaplab.events import Run
 def pick_ranks(run: Run) -> frozenset[int] | None:
     """Ranks chosen in the side bar; None for all."""
     ranks = [trace.rank for trace in run.traces if trace.rank is not None]
-    wanted = links.numbers(links.kept(links.RANKS))
+    wanted = links.numbers(links.choice(links.RANKS))
     chosen = links.start(links.RANKS, "ranks_picker", list(wanted) if wanted else None, [], ranks)
     if len(ranks) > 1:
         chosen = st.sidebar.multiselect(
@@ -32,8 +32,8 @@ def pick_ranks(run: Run) -> frozenset[int] | None:
 
 def pick_step(table: pd.DataFrame, unchosen: str = "All steps") -> int | None:
     """A step chosen in the side bar, of those in the table's `step`; None where none is, of which `unchosen` speaks."""
-    steps = _whole(table["step"])
-    wanted = links.number(links.kept(links.STEP))
+    steps = _integers(table["step"])
+    wanted = links.number(links.choice(links.STEP))
     chosen = links.start(links.STEP, "step_picker", wanted, None, [None, *steps])
     if len(steps) > 1:
         chosen = st.sidebar.selectbox(
@@ -55,8 +55,8 @@ def pick_communication() -> None:
     key = "communication_rule"
     if st.session_state.get(key, "") not in _Rules():
         st.warning("Kernels that communicate: give names, with | between them.")
-    told = links.communication_rule(links.kept(links.COMMUNICATION))
-    links.start(links.COMMUNICATION, key, told, "", _Rules())
+    linked = links.communication_rule(links.choice(links.COMMUNICATION))
+    links.start(links.COMMUNICATION, key, linked, "", _Rules())
     rule = st.sidebar.text_input(
         "Kernels that communicate, too",
         placeholder="names, with | between them",
@@ -74,7 +74,7 @@ def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     Where the table does not have these, its lowest rank and last step.
     """
     for name, label, place in ((links.RANK, "Rank", 0), (links.STEP, "Step", -1)):
-        options = _whole(table[name])
+        options = _integers(table[name])
         if options:
             default = wanted.get(name)
             chosen = _one(name, label, options, default if default in options else options[place])
@@ -86,14 +86,14 @@ def _one(name: str, label: str, options: list[int], default: int) -> int:
     key = f"one_{name}_picker"
     before = st.session_state.get(f"{key}_default", default)
     st.session_state[f"{key}_default"] = default
-    if before != default and st.session_state.get(key) == before and links.kept(name) is None:
+    if before != default and st.session_state.get(key) == before and links.choice(name) is None:
         del st.session_state[key]  # the default of another run: nobody chose it
-    chosen = links.start(name, key, links.number(links.kept(name)), default, options)
+    chosen = links.start(name, key, links.number(links.choice(name)), default, options)
     if len(options) > 1:
         chosen = st.sidebar.selectbox(label, options, key=key, on_change=links.control_used)
     links.settle(name, str(chosen), plain=chosen == default)
     return chosen
 
 
-def _whole(values: pd.Series) -> list[int]:
+def _integers(values: pd.Series) -> list[int]:
     return sorted(int(value) for value in values.dropna().unique())

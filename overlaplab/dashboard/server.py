@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import sys
 from pathlib import Path
 
 HOST = "127.0.0.1"
 PORT = 8501
 """Where the dashboard listens unless told otherwise."""
-_MOST_PORTS = 100
 
 SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     # Only this machine may connect, by these names (a foreign page may not rebind its own), with Streamlit's checks on.
@@ -33,25 +30,6 @@ SETTINGS: dict[str, str | bool | int | tuple[str, ...]] = {
     "runner.magicEnabled": False,
 }
 """Streamlit's options; `.streamlit/config.toml` says the same for `streamlit run app.py`, and a test compares them."""
-
-
-def free_port(host: str, port: int) -> int | None:
-    """The first port from this one on where nobody listens yet; None if there is none near.
-
-    Raises `OSError` if the host is no address of this machine.
-    """
-    family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    for tried in range(port, min(port + _MOST_PORTS, 1 << 16)):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has just closed is free
-            try:
-                probe.bind((address, tried))
-            except OSError as error:
-                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                    raise
-            else:
-                return tried
-    return None
 
 
 def command(folder: Path | None, port: int, host: str = HOST) -> list[str]:

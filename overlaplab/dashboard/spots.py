@@ -30,12 +30,12 @@ def show_in_step(
 def show_collective(opened: Opened, row: dict[Any, Any]) -> None:
     """Turn to a collective, a row of `each_collective`, with its last rank's event selected where one is known."""
     events = opened.timeline.events
-    own = events[(events["collective"] == row["index"]) & (events["event"] >= 0)]
+    its_events = events[(events["collective"] == row["index"]) & (events["event"] >= 0)]
     last = None if pd.isna(row["last_rank"]) else row["last_rank"]
     places = [place for place, trace in enumerate(opened.run.traces) if last is not None and trace.rank == last]
-    late = own[own["trace"].isin(places)]
-    found = late if len(late) else own
-    event = (int(found["trace"].iloc[0]), int(found["event"].iloc[0])) if len(found) else None
+    late = its_events[its_events["trace"].isin(places)]
+    candidates = late if len(late) else its_events
+    event = (int(candidates["trace"].iloc[0]), int(candidates["event"].iloc[0])) if len(candidates) else None
     show_spot(opened, row["start_ns"], row["end_ns"], row["last_rank"], event)
 
 
@@ -64,18 +64,18 @@ def show_spot(
     shown = None if pd.isna(rank) else int(rank)
     if event is None and marked:
         begins, ends = carried or (start, end)
-        event = _carrying(opened, int(begins), int(ends), shown)
+        event = _carrying_event(opened, int(begins), int(ends), shown)
     go_to_timeline(timeline_link(opened.name, start_ns=start - beside, end_ns=end + beside, rank=shown, event=event))
 
 
-def _carrying(opened: Opened, start_ns: int, end_ns: int, rank: int | None) -> tuple[int, int] | None:
+def _carrying_event(opened: Opened, start_ns: int, end_ns: int, rank: int | None) -> tuple[int, int] | None:
     """The event of a collective on this rank that overlaps a stretch longest, the shortest such one."""
     events = opened.timeline.events
     places = [place for place, trace in enumerate(opened.run.traces) if trace.rank == rank]
-    own = events[(events["collective"] >= 0) & (events["event"] >= 0) & events["trace"].isin(places)]
-    shared = own["end_ns"].clip(upper=end_ns) - own["start_ns"].clip(lower=start_ns)
-    own = own.assign(shared=shared, took=own["end_ns"] - own["start_ns"])[shared > 0]
-    if own.empty:
+    carrying = events[(events["collective"] >= 0) & (events["event"] >= 0) & events["trace"].isin(places)]
+    shared = carrying["end_ns"].clip(upper=end_ns) - carrying["start_ns"].clip(lower=start_ns)
+    carrying = carrying.assign(shared=shared, took=carrying["end_ns"] - carrying["start_ns"])[shared > 0]
+    if carrying.empty:
         return None
-    best = own.sort_values(["shared", "took"], ascending=[False, True], kind="stable").iloc[0]
+    best = carrying.sort_values(["shared", "took"], ascending=[False, True], kind="stable").iloc[0]
     return int(best["trace"]), int(best["event"])

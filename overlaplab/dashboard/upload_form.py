@@ -56,10 +56,10 @@ def _keep_files(key: str) -> str | None:
         name = uploads().add(files)
     except OverlaplabError as error:
         return shorten(uploads().without_folder(str(error)), 400)
-    found = open_run(None, name)
-    if isinstance(found, OverlaplabError):
+    opened = open_run(None, name)
+    if isinstance(opened, OverlaplabError):
         uploads().remove(name)
-        return shorten(str(found), 400)
+        return shorten(str(opened), 400)
     clear_when_left(uploads())
     st.session_state["upload_turn"] += 1  # a new form, so that Streamlit lets go of the files
     links.control_used()

@@ -19,7 +19,7 @@ PREFIX = "/uploaded "
 """How uploaded runs' names begin: no run below a folder has such a name."""
 MOST_FILES = 64
 MOST_MB = 200
-"""Of one upload, decimal MB, all files together; Streamlit refuses any one file above the same limit."""
+"""One upload's limit in decimal MB, all files together; Streamlit refuses any one file above the same limit."""
 MOST_INFLATED = 4 << 30
 """Bytes that one upload may inflate to: real traces inflate to 26 times, which 200 MB seldom reach."""
 _MOST_RUNS = 8
@@ -71,9 +71,9 @@ class Uploads:
             inflated = 0
             for file in files:
                 path = folder / _file_name(file.name)
-                with path.open("xb") as kept:
-                    shutil.copyfileobj(file, kept)
-                inflated += _inflated(path, MOST_INFLATED - inflated)
+                with path.open("xb") as copy:
+                    shutil.copyfileobj(file, copy)
+                inflated += _inflated_bytes(path, MOST_INFLATED - inflated)
         except OSError as error:
             self.remove(name)
             raise OverlaplabError(f"cannot be kept: {error.strerror}", remedy="Is the disk full?") from None
@@ -123,7 +123,7 @@ def _file_name(name: str) -> str:
     return shorten(name.replace("\\", "/").rpartition("/")[2], 100).strip()
 
 
-def _inflated(path: Path, most: int) -> int:
+def _inflated_bytes(path: Path, most: int) -> int:
     """How many bytes a file inflates to, read in chunks; raises OverlaplabError above `most`, and for gzip bombs."""
     total = 0
     with path.open("rb") as file:

@@ -37,13 +37,13 @@ _SAMPLES = Path(__file__).parents[2] / "traces"
 
 def opened_folder() -> Path | None:
     """The folder given after `--`, else the sample runs where they lie beside the code, else None."""
-    given = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    if given:
-        return Path(given[0]).expanduser()
+    folders = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if folders:
+        return Path(folders[0]).expanduser()
     return _SAMPLES if _SAMPLES.is_dir() and find_runs(_SAMPLES) else None
 
 
-def dark() -> bool:
+def is_dark() -> bool:
     """Whether the browser shows the dark theme."""
     return st.context.theme.type == "dark"
 
@@ -53,13 +53,13 @@ def run_or_stop() -> Opened:
     root, name = st.session_state.get("folder"), st.session_state.get("run")
     if name is None:
         st.stop()
-    found = open_run(root, name)
-    if isinstance(found, OverlaplabError):
+    opened = open_run(root, name)
+    if isinstance(opened, OverlaplabError):
         st.error("This run cannot be read. Choose another one on the left; the others are not affected.")
-        error_line(found)
+        error_line(opened)
         links.write()  # nothing can be written after a stop
         st.stop()
-    return found
+    return opened
 
 
 def error_line(error: OverlaplabError, name: str | None = None) -> None:
@@ -163,10 +163,10 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
     """Draw a part of a section; the bar's spot that was chosen, or with `choose` the table's row."""
     match block:
         case Chart():
-            _drawn(id(block), dark(), block)
+            _draw_once(id(block), is_dark(), block)
             if block.table is not None:
-                draw = partial(block.draw, dark=dark(), note=block.note)
-                download_buttons(draw, block.key, block.table, dark=dark())
+                draw = partial(block.draw, dark=is_dark(), note=block.note)
+                download_buttons(draw, block.key, block.table, dark=is_dark())
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -228,7 +228,7 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     label, drawn, words, link = st.columns((18, 22, 47, 13), gap="small", vertical_alignment="center")
     with label.container(key=f"{key}_label"):
         st.text(bar.label)
-    tone = getattr(palette(dark()), bar.colour)
+    tone = getattr(palette(is_dark()), bar.colour)
     width = f"{100 * bar.share:.1f}"
     look = "bar predicted" if predicted else "bar"
     drawn.html(
@@ -245,11 +245,11 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
 
 def show_choice(block: Chart, chosen: Callable[[], None]) -> None:
     """A chart of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
-    _show_chart(_chart(id(block), dark(), block)[1], block.key, on_select=chosen)
+    _show_chart(_chart(id(block), is_dark(), block)[1], block.key, on_select=chosen)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _drawn(identity: int, dark: bool, _block: Chart) -> Chart:
+def _draw_once(identity: int, dark: bool, _block: Chart) -> Chart:
     """Show a chart; when the same block is shown again, Streamlit sends what it sent before.
 
     `identity` is the block's `id`, which stays its own: what is returned is kept with what was sent.
@@ -260,7 +260,7 @@ def _drawn(identity: int, dark: bool, _block: Chart) -> Chart:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _chart(identity: int, dark: bool, _block: Chart) -> tuple[Chart, alt.LayerChart]:
-    """A block, and the chart that it draws; as `_drawn`, for charts that the reader can choose from."""
+    """A block, and the chart that it draws; as `_draw_once`, for charts that the reader can choose from."""
     return _block, _block.draw(dark=dark, note=_block.note)
 
 
@@ -315,7 +315,7 @@ def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False)
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _table(identity: int, narrow: bool, _block: TableBlock) -> tuple[TableBlock, pd.DataFrame, dict[str, Any]]:
-    """A block, and its first rows as they are shown, and how; as `_drawn`."""
+    """A block, and its first rows as they are shown, and how; as `_draw_once`."""
     wide = _block.wide or _block.columns
     room = 0 if narrow else _ROOM
     return _block, *_for_streamlit(_block.frame.head(_MOST_ROWS), (narrow and _block.narrow) or wide, room)
@@ -326,11 +326,11 @@ def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column], room: int) ->
 
     Headers are those of a terminal where the others do not fit into so many pixels.
     """
-    known = [column for column in columns if table[column.name].notna().any()]
-    shown = as_shown(table, known)
+    filled = [column for column in columns if table[column.name].notna().any()]
+    shown = as_shown(table, filled)
     config: dict[str, Any] = {}
-    terse = sum(_column_width(_label(column), shown[column.title]) for column in known) > room
-    for column in known:
+    terse = sum(_column_width(_label(column), shown[column.title]) for column in filled) > room
+    for column in filled:
         title, values = column.title, shown[column.title]
         look: dict[str, Any] = {"label": _terse_label(column) if terse else _label(column), "help": column.explanation}
         if _is_text(values):

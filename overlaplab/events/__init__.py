@@ -16,7 +16,7 @@ from overlaplab.events.doubts import early_kernels, only_ends_recorded, said_to_
 from overlaplab.events.launching import calls_of, launchers, launches_graphs, runtime_calls
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts
-from overlaplab.events.rules import Work
+from overlaplab.events.rules import WorkKind
 from overlaplab.events.run import (
     COLLECTIVE_COLUMNS,
     DAMAGED,
@@ -65,7 +65,7 @@ __all__ = [
     "Tables",
     "Trace",
     "Window",
-    "Work",
+    "WorkKind",
     "activity",
     "calls_of",
     "classify",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import core_waits, processor_counts
-from overlaplab.events.rules import Part, Work, device_work, host_rule
+from overlaplab.events.rules import Part, WorkKind, device_work, host_rule
 from overlaplab.events.run import DAMAGED, Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
 from overlaplab.vocabulary import (
@@ -27,7 +27,7 @@ from overlaplab.vocabulary import (
     is_runtime_category,
 )
 
-_WORKS = tuple(Work)
+_WORKS = tuple(WorkKind)
 _MOST_NAMES = 8
 
 
@@ -100,13 +100,13 @@ def device_sign(trace: Trace) -> tuple[Sign, tuple[str, ...]] | None:
 
 @once_per_trace
 def classify(trace: Trace) -> NDArray[np.object_]:
-    """The `Work` of every event of the trace, in the table's order; read-only."""
+    """The `WorkKind` of every event of the trace, in the table's order; read-only."""
     works = np.array(_WORKS, dtype=object)[_codes(trace)]
     works.flags.writeable = False
     return works
 
 
-def counting_as(trace: Trace, work: Work) -> NDArray[np.bool_]:
+def counting_as(trace: Trace, work: WorkKind) -> NDArray[np.bool_]:
     """Mark the events that count as this, in the table's order."""
     return np.asarray(_codes(trace) == _WORKS.index(work))
 
@@ -114,11 +114,11 @@ def counting_as(trace: Trace, work: Work) -> NDArray[np.bool_]:
 @once_per_trace
 def damaged_rows(trace: Trace) -> NDArray[np.int64]:
     """The rows of events that would count as something if their times were known."""
-    counts = _codes_by_rule(trace) != _WORKS.index(Work.NOTHING)
+    counts = _codes_by_rule(trace) != _WORKS.index(WorkKind.NOTHING)
     return np.flatnonzero(counts & (trace.events["phase"] == DAMAGED).to_numpy())
 
 
-def damaged_as(trace: Trace, work: Work) -> NDArray[np.int64]:
+def damaged_as(trace: Trace, work: WorkKind) -> NDArray[np.int64]:
     """The rows of events that would count as this if their times were known."""
     rows = damaged_rows(trace)
     return np.asarray(rows[_codes_by_rule(trace)[rows] == _WORKS.index(work)])
@@ -130,18 +130,18 @@ def activity(trace: Trace) -> Activity:
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
         return Activity(rule=rule, compute=EMPTY, communication=EMPTY, memory=EMPTY)
-    sets = {counted: _work_time(trace, counted) for counted in Work if counted is not Work.NOTHING}
+    sets = {counted: _work_time(trace, counted) for counted in WorkKind if counted is not WorkKind.NOTHING}
     preempted = None
     if rule is Rule.CPU:
-        sets[Work.COMPUTE], preempted = _cpu_compute(trace)
+        sets[WorkKind.COMPUTE], preempted = _cpu_compute(trace)
     else:
-        stacked = np.concatenate((sets[Work.COMMUNICATION], _link_busy(trace)))
-        sets[Work.COMMUNICATION] = union(stacked[:, 0], stacked[:, 1])
+        stacked = np.concatenate((sets[WorkKind.COMMUNICATION], _link_busy(trace)))
+        sets[WorkKind.COMMUNICATION] = union(stacked[:, 0], stacked[:, 1])
     return Activity(
         rule=rule,
-        compute=sets[Work.COMPUTE],
-        communication=sets[Work.COMMUNICATION],
-        memory=sets[Work.MEMORY],
+        compute=sets[WorkKind.COMPUTE],
+        communication=sets[WorkKind.COMMUNICATION],
+        memory=sets[WorkKind.MEMORY],
         preempted=preempted,
     )
 
@@ -151,7 +151,7 @@ def longest_names(trace: Trace) -> tuple[str, ...]:
     """Where nothing counts as communication, the names of counted events that took most time, the longest first."""
     if len(activity(trace).communication):
         return ()
-    counted = trace.events[~counting_as(trace, Work.NOTHING)]
+    counted = trace.events[~counting_as(trace, WorkKind.NOTHING)]
     longest = counted.groupby("name", observed=True)["dur_ns"].sum().nlargest(_MOST_NAMES)
     return tuple(map(str, longest.index))
 
@@ -163,7 +163,7 @@ def _codes(trace: Trace) -> NDArray[np.int8]:
     if not len(damaged):
         return codes
     codes = codes.copy()
-    codes[damaged] = _WORKS.index(Work.NOTHING)
+    codes[damaged] = _WORKS.index(WorkKind.NOTHING)
     codes.flags.writeable = False
     return codes
 
@@ -173,14 +173,14 @@ def _codes_by_rule(trace: Trace) -> NDArray[np.int8]:
     """The same, whether or not the events' times are known; read-only."""
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
-        codes = np.full(len(trace.events), _WORKS.index(Work.NOTHING), dtype=np.int8)
+        codes = np.full(len(trace.events), _WORKS.index(WorkKind.NOTHING), dtype=np.int8)
     else:
         codes = _gpu_codes(trace) if rule is Rule.GPU else _cpu_codes(trace.events)
     codes.flags.writeable = False
     return codes
 
 
-def _work_time(trace: Trace, work: Work) -> Intervals:
+def _work_time(trace: Trace, work: WorkKind) -> Intervals:
     rows = np.flatnonzero(counting_as(trace, work))
     starts = trace.events["ts_ns"].to_numpy()[rows]
     return union(starts, starts + trace.events["dur_ns"].to_numpy()[rows])
@@ -188,19 +188,19 @@ def _work_time(trace: Trace, work: Work) -> Intervals:
 
 def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     events = trace.events
-    codes = np.full(len(events), _WORKS.index(Work.NOTHING), dtype=np.int8)
+    codes = np.full(len(events), _WORKS.index(WorkKind.NOTHING), dtype=np.int8)
     category, name = events["category"], events["name"]
     device = np.flatnonzero(matching(category, is_device_category))
     names = len(name.cat.categories)
     pairs = category.cat.codes.to_numpy()[device].astype(np.int64) * names + name.cat.codes.to_numpy()[device]
-    of_pair = np.full(len(category.cat.categories) * names, _WORKS.index(Work.NOTHING), dtype=np.int8)
+    of_pair = np.full(len(category.cat.categories) * names, _WORKS.index(WorkKind.NOTHING), dtype=np.int8)
     for pair in np.flatnonzero(np.bincount(pairs)).tolist():  # the rules are tried once per pair of category and name
         texts = category.cat.categories[pair // names], name.cat.categories[pair % names]
         of_pair[pair] = _WORKS.index(device_work(*texts, trace.communication))
     device_codes = of_pair[pairs]
     ranges = _comm_ranges(trace.events)
     inside = _enclosing_ranges(trace, union(ranges[:, 0], ranges[:, 1]))[device] >= 0
-    device_codes[inside & (device_codes != _WORKS.index(Work.NOTHING))] = _WORKS.index(Work.COMMUNICATION)
+    device_codes[inside & (device_codes != _WORKS.index(WorkKind.NOTHING))] = _WORKS.index(WorkKind.COMMUNICATION)
     codes[device] = device_codes
     return codes
 
@@ -226,7 +226,7 @@ def _enclosing_ranges(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
 
 def _link_busy(trace: Trace) -> Intervals:
     """When an emulated link on a device was busy: from the first to the last event of each collective on it."""
-    communicating = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
+    communicating = np.flatnonzero(counting_as(trace, WorkKind.COMMUNICATION))
     range_of = _enclosing_ranges(trace, _comm_ranges(trace.events, "link="))[communicating]
     rows = communicating[range_of >= 0]
     starts = trace.events["ts_ns"].to_numpy()[rows]
@@ -247,21 +247,21 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     rules = {name: host_rule(name) for name in events["name"].cat.categories}
     names, thread = events["name"], thread_numbers(events)
 
-    def follows(work: Work, *parts: Part) -> NDArray[np.bool_]:
+    def follows(work: WorkKind, *parts: Part) -> NDArray[np.bool_]:
         return matching(names, lambda name: (rule := rules[name]) and rule.counts_as is work and rule.part in parts)
 
     annotated = _is_host_range(events)
-    communication, memory = (annotated & follows(work, *Part) for work in (Work.COMMUNICATION, Work.MEMORY))
+    communication, memory = (annotated & follows(work, *Part) for work in (WorkKind.COMMUNICATION, WorkKind.MEMORY))
     owning = annotated & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
     annotating = annotated & matching(names, lambda name: (rule := rules[name]) and rule.annotates)
     operator = matching(events["category"], OPERATOR_CATEGORIES.__contains__) | annotating
     operator &= ~np.isin(thread, np.unique(thread[owning]))
-    counted = operator & follows(Work.COMPUTE, *Part)
-    whole = operator & follows(Work.COMPUTE, Part.WHOLE)
-    codes = np.full(len(events), _WORKS.index(Work.NOTHING), dtype=np.int8)
-    codes[whole | (counted & _leaves(events, thread, counted))] = _WORKS.index(Work.COMPUTE)
-    codes[communication] = _WORKS.index(Work.COMMUNICATION)
-    codes[memory] = _WORKS.index(Work.MEMORY)
+    counted = operator & follows(WorkKind.COMPUTE, *Part)
+    whole = operator & follows(WorkKind.COMPUTE, Part.WHOLE)
+    codes = np.full(len(events), _WORKS.index(WorkKind.NOTHING), dtype=np.int8)
+    codes[whole | (counted & _leaves(events, thread, counted))] = _WORKS.index(WorkKind.COMPUTE)
+    codes[communication] = _WORKS.index(WorkKind.COMMUNICATION)
+    codes[memory] = _WORKS.index(WorkKind.MEMORY)
     return codes
 
 
@@ -289,7 +289,7 @@ def _cpu_compute(trace: Trace) -> tuple[Intervals, Intervals | None]:
     starts = events["ts_ns"].to_numpy()
     ends = starts + events["dur_ns"].to_numpy()
     threads = thread_numbers(events)
-    compute = _codes(trace) == _WORKS.index(Work.COMPUTE)
+    compute = _codes(trace) == _WORKS.index(WorkKind.COMPUTE)
     counts = processor_counts(trace)
     busy, lost = [EMPTY], [EMPTY]
     for thread in np.unique(threads[compute]):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from overlaplab.events.activity import counting_as
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
-from overlaplab.events.rules import Work, reads_like_communication
+from overlaplab.events.rules import WorkKind, reads_like_communication
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
@@ -28,7 +28,7 @@ def unknown_communication(trace: Trace) -> dict[str, int]:
     """Kernels that count as compute and read like communication: the word in the name, and their time in ns."""
     codes, names = trace.events["name"].cat.codes.to_numpy(), trace.events["name"].cat.categories
     kernel = matching(trace.events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
-    rows = np.flatnonzero(kernel & counting_as(trace, Work.COMPUTE))
+    rows = np.flatnonzero(kernel & counting_as(trace, WorkKind.COMPUTE))
     spent = np.zeros(len(names), dtype=np.int64)
     np.add.at(spent, codes[rows], trace.events["dur_ns"].to_numpy()[rows])
     time_by_word: dict[str, int] = {}
@@ -44,7 +44,7 @@ def said_to_communicate(trace: Trace) -> int:
     if trace.communication is None:
         return 0
     pattern = re.compile(trace.communication, re.I)
-    return int((matching(trace.events["name"], pattern.search) & counting_as(trace, Work.COMMUNICATION)).sum())
+    return int((matching(trace.events["name"], pattern.search) & counting_as(trace, WorkKind.COMMUNICATION)).sum())
 
 
 @once_per_trace
@@ -55,7 +55,7 @@ def only_ends_recorded(trace: Trace) -> bool:
     """
     if not matching(trace.events["name"], _LOW_LATENCY.search).any():
         return False
-    rows = counting_as(trace, Work.COMMUNICATION) & matching(trace.events["name"], _LOW_LATENCY.search)
+    rows = counting_as(trace, WorkKind.COMMUNICATION) & matching(trace.events["name"], _LOW_LATENCY.search)
     words = [_LOW_LATENCY.search(name) for name in trace.events["name"][rows]]
     kinds = [match[1] for match in words if match]
     return any(first == second for first, second in pairwise(kinds))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
 
 
-class Work(StrEnum):
+class WorkKind(StrEnum):
     """What a rank does at a time: what an event counts as."""
 
     COMPUTE = "compute"
@@ -26,7 +26,7 @@ class Work(StrEnum):
 class DeviceRule:
     """One row of `DEVICE_RULES`."""
 
-    counts_as: Work
+    counts_as: WorkKind
     categories: frozenset[str]
     """The kineto categories that it applies to."""
     names: re.Pattern[str]
@@ -34,7 +34,7 @@ class DeviceRule:
     reason: str
 
 
-def _device(counts_as: Work, categories: frozenset[str], names: str, reason: str) -> DeviceRule:
+def _device(counts_as: WorkKind, categories: frozenset[str], names: str, reason: str) -> DeviceRule:
     return DeviceRule(counts_as, categories, re.compile(names, re.I), reason)
 
 
@@ -42,40 +42,46 @@ _KERNEL, _COPY = DEVICE_KERNEL_CATEGORIES, DEVICE_COPY_CATEGORIES
 _WAIT = r"^(Stream|Event|Context|Device) ?(Wait|Sync)"
 
 DEVICE_RULES: tuple[DeviceRule, ...] = (
-    _device(Work.NOTHING, _KERNEL | _COPY, _WAIT, "a stream waits for another, or the host for the device: no work"),
     _device(
-        Work.COMPUTE, _KERNEL, r"^triton_\w*fused", "Inductor, which names kernels after the operators around them"
+        WorkKind.NOTHING, _KERNEL | _COPY, _WAIT, "a stream waits for another, or the host for the device: no work"
     ),
     _device(
-        Work.COMPUTE, _KERNEL, r"get_dispatch_layout", "DeepEP, UCCL: counts a rank's own tokens before a dispatch"
+        WorkKind.COMPUTE, _KERNEL, r"^triton_\w*fused", "Inductor, which names kernels after the operators around them"
     ),
     _device(
-        Work.COMMUNICATION, _KERNEL, r"(?<![a-z])[nr]ccl", "NCCL, RCCL: ncclDevKernel_, ncclSymk, rcclGenericKernel"
+        WorkKind.COMPUTE, _KERNEL, r"get_dispatch_layout", "DeepEP, UCCL: counts a rank's own tokens before a dispatch"
     ),
-    _device(Work.COMMUNICATION, _KERNEL, r"msccl", "RCCL's MSCCL, and MSCCL++"),
     _device(
-        Work.COMMUNICATION,
+        WorkKind.COMMUNICATION, _KERNEL, r"(?<![a-z])[nr]ccl", "NCCL, RCCL: ncclDevKernel_, ncclSymk, rcclGenericKernel"
+    ),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"msccl", "RCCL's MSCCL, and MSCCL++"),
+    _device(
+        WorkKind.COMMUNICATION,
         _KERNEL,
         r"(?<![a-z])(oneccl|hccl|hcom_|cncl)",
         "Intel's oneCCL, Ascend's and Habana's HCCL, CNCL",
     ),
-    _device(Work.COMMUNICATION, _KERNEL, r"cross_device_(reduce|all_?gather|store)", "vLLM, SGLang, aiter"),
-    _device(Work.COMMUNICATION, _KERNEL, r"quick_?reduce", "vLLM's quick reduce (ROCm)"),
-    _device(Work.COMMUNICATION, _KERNEL, r"(one|two)_?shot_?all_?reduce", "TensorRT-LLM, torch's symmetric memory"),
-    _device(Work.COMMUNICATION, _KERNEL, r"all_?reduce_?fusion", "TensorRT-LLM, FlashInfer: with the norm after it"),
-    _device(Work.COMMUNICATION, _KERNEL, r"lamport", "TensorRT-LLM, FlashInfer: all-reduce with Lamport's flags"),
-    _device(Work.COMMUNICATION, _KERNEL, r"moe_?a2a", "TensorRT-LLM, FlashInfer: between experts"),
-    _device(Work.COMMUNICATION, _KERNEL, r"all_?to_?all", "between experts, in Triton and over symmetric memory, too"),
-    _device(Work.COMMUNICATION, _KERNEL, r"multimem_", "torch's symmetric memory over NVLink SHARP"),
-    _device(Work.COMMUNICATION, _KERNEL, r"nvshmem", "NVSHMEM"),
-    _device(Work.COMMUNICATION, _KERNEL, r"deep_ep|::ep::", "DeepEP, UCCL: dispatch to experts, and combine"),
-    _device(Work.COMMUNICATION, _KERNEL, r"userbuffers", "Transformer Engine"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"cross_device_(reduce|all_?gather|store)", "vLLM, SGLang, aiter"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"quick_?reduce", "vLLM's quick reduce (ROCm)"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"(one|two)_?shot_?all_?reduce", "TensorRT-LLM, torch's symmetric memory"),
     _device(
-        Work.COMMUNICATION, _KERNEL, r"^emulated_link_", "the engine's link on a GPU: its begin, and its wait for T"
+        WorkKind.COMMUNICATION, _KERNEL, r"all_?reduce_?fusion", "TensorRT-LLM, FlashInfer: with the norm after it"
     ),
-    _device(Work.COMPUTE, _KERNEL, r"", "every other kernel, whatever its stream"),
-    _device(Work.COMMUNICATION, _COPY, r"Memcpy P(to|2)P", "a copy to another GPU, as by NCCL's copy engines"),
-    _device(Work.MEMORY, _COPY, r"", "copies within a GPU, from and to the host; memset"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"lamport", "TensorRT-LLM, FlashInfer: all-reduce with Lamport's flags"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"moe_?a2a", "TensorRT-LLM, FlashInfer: between experts"),
+    _device(
+        WorkKind.COMMUNICATION, _KERNEL, r"all_?to_?all", "between experts, in Triton and over symmetric memory, too"
+    ),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"multimem_", "torch's symmetric memory over NVLink SHARP"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"nvshmem", "NVSHMEM"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"deep_ep|::ep::", "DeepEP, UCCL: dispatch to experts, and combine"),
+    _device(WorkKind.COMMUNICATION, _KERNEL, r"userbuffers", "Transformer Engine"),
+    _device(
+        WorkKind.COMMUNICATION, _KERNEL, r"^emulated_link_", "the engine's link on a GPU: its begin, and its wait for T"
+    ),
+    _device(WorkKind.COMPUTE, _KERNEL, r"", "every other kernel, whatever its stream"),
+    _device(WorkKind.COMMUNICATION, _COPY, r"Memcpy P(to|2)P", "a copy to another GPU, as by NCCL's copy engines"),
+    _device(WorkKind.MEMORY, _COPY, r"", "copies within a GPU, from and to the host; memset"),
 )
 """For devices. Whatever was launched inside an `engine::comm` range (by correlation) is communication as well, copies
 included, unless it waits; so is what matches the user's own rule."""
@@ -95,13 +101,13 @@ def device_rule(category: str, name: str) -> DeviceRule | None:
     return next((rule for rule in DEVICE_RULES if category in rule.categories and rule.names.search(name)), None)
 
 
-def device_work(category: str, name: str, communication: str | None = None) -> Work:
+def device_work(category: str, name: str, communication: str | None = None) -> WorkKind:
     """What a device event of this category and name counts as; `communication` is the user's own rule."""
     rule = device_rule(category, name)
-    if rule is None or rule.counts_as is Work.NOTHING:
-        return Work.NOTHING
+    if rule is None or rule.counts_as is WorkKind.NOTHING:
+        return WorkKind.NOTHING
     matches_users_rule = communication is not None and re.search(communication, name, re.I)
-    return Work.COMMUNICATION if matches_users_rule else rule.counts_as
+    return WorkKind.COMMUNICATION if matches_users_rule else rule.counts_as
 
 
 def reads_like_communication(name: str) -> str | None:
@@ -127,7 +133,7 @@ class Part(StrEnum):
 class HostRule:
     """One row of `HOST_RULES`."""
 
-    counts_as: Work
+    counts_as: WorkKind
     prefixes: tuple[str, ...]
     """What the name may begin with."""
     part: Part
@@ -144,29 +150,31 @@ _WAITS = ("engine::wait", "engine::gather_wait", "engine::param_gather_wait")
 _WRAPPERS = ("engine::", "autograd::", "torch::autograd::", "profiler::", "FSDP::")
 
 HOST_RULES: tuple[HostRule, ...] = (
-    HostRule(Work.COMMUNICATION, _CALLERS, Part.WHOLE, "gloo notes these on the thread that calls, which computes"),
-    HostRule(Work.COMMUNICATION, ("gloo:",), Part.WHOLE, "gloo's own thread at work", owns_thread=True),
-    HostRule(Work.COMMUNICATION, ("engine::comm",), Part.WHOLE, "the emulated link's thread at work", owns_thread=True),
-    HostRule(Work.MEMORY, ("engine::copy",), Part.WHOLE, "the emulated link to the host at work", owns_thread=True),
-    HostRule(Work.COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
+    HostRule(WorkKind.COMMUNICATION, _CALLERS, Part.WHOLE, "gloo notes these on the thread that calls, which computes"),
+    HostRule(WorkKind.COMMUNICATION, ("gloo:",), Part.WHOLE, "gloo's own thread at work", owns_thread=True),
     HostRule(
-        Work.COMPUTE,
+        WorkKind.COMMUNICATION, ("engine::comm",), Part.WHOLE, "the emulated link's thread at work", owns_thread=True
+    ),
+    HostRule(WorkKind.MEMORY, ("engine::copy",), Part.WHOLE, "the emulated link to the host at work", owns_thread=True),
+    HostRule(WorkKind.COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
+    HostRule(
+        WorkKind.COMPUTE,
         ("## Call CompiledFxGraph ",),
         Part.WHOLE,
         "a call of Inductor's code, whose loops leave no other events: torch/_inductor/output_code.py",
         annotates=True,
     ),
-    HostRule(Work.NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
-    HostRule(Work.NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),
+    HostRule(WorkKind.NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
+    HostRule(WorkKind.NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),
     HostRule(
-        Work.NOTHING,
+        WorkKind.NOTHING,
         ("engine::hop",),
         Part.NONE,
         "a collective by hand: messages, and what adds them up",
         owns_thread=True,
     ),
-    HostRule(Work.NOTHING, _WRAPPERS, Part.NONE, "hooks run inside: it would hide what nothing hides"),
-    HostRule(Work.COMPUTE, ("",), Part.LEAF, "operators of other namespaces, custom and compiled"),
+    HostRule(WorkKind.NOTHING, _WRAPPERS, Part.NONE, "hooks run inside: it would hide what nothing hides"),
+    HostRule(WorkKind.COMPUTE, ("",), Part.LEAF, "operators of other namespaces, custom and compiled"),
 )
 """For hosts, where no device was recorded. Only events of category `cpu_op`, and calls of compiled graphs, can be
 compute. A name without `::` is not an operator's (`AddmmBackward0`, `Optimizer.step#AdamW.step`, names given to

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
-from overlaplab.events.rules import Work
+from overlaplab.events.rules import WorkKind
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import reduce_ranges, total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
@@ -115,7 +115,7 @@ def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
 @once_per_trace
 def main_stream(trace: Trace) -> int:
     """The stream with the most compute-kernel time, or -1 if there are no compute kernels."""
-    rows = np.flatnonzero(counting_as(trace, Work.COMPUTE))
+    rows = np.flatnonzero(counting_as(trace, WorkKind.COMPUTE))
     streams, starts = trace.events["stream"].to_numpy()[rows], trace.events["ts_ns"].to_numpy()[rows]
     ends = starts + trace.events["dur_ns"].to_numpy()[rows]
     busy = {int(s): total(union(starts[streams == s], ends[streams == s])) for s in np.unique(streams)}
@@ -186,8 +186,8 @@ def _device_steps(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tu
     The last window ends with its step's last event.
     """
     events, calls = trace.events, launchers(trace)
-    rows = np.flatnonzero(~counting_as(trace, Work.NOTHING) & (calls >= 0))
-    compute = counting_as(trace, Work.COMPUTE)
+    rows = np.flatnonzero(~counting_as(trace, WorkKind.NOTHING) & (calls >= 0))
+    compute = counting_as(trace, WorkKind.COMPUTE)
     main = (compute & (events["stream"] == main_stream(trace)).to_numpy())[rows]
     starts = events["ts_ns"].to_numpy()[rows]
     ends = starts + events["dur_ns"].to_numpy()[rows]

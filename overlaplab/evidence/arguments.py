@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.axes import axis_of
+from overlaplab.axes import find_axis
 from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
 from overlaplab.evidence.fields import Fields, Groups, take_values
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
@@ -83,9 +83,9 @@ def first_known(table: Mapping[str, NDArray[Any]], by: NDArray[np.int64]) -> Fie
 
 
 def group_axes(descriptions: NDArray[np.object_]) -> NDArray[np.object_]:
-    """The axis of each group with this description, see `axis_of`."""
+    """The axis of each group with this description, see `find_axis`."""
     texts = descriptions.tolist()
-    axes = {text: axis_of(text) for text in set(texts)}
+    axes = {text: find_axis(text) for text in set(texts)}
     return np.array([axes[text] for text in texts], dtype=object)
 
 

@@ -19,7 +19,7 @@ from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.waits import message_kernels, numbered_arrivals
-from overlaplab.intervals import within
+from overlaplab.intervals import lengths_within
 from overlaplab.vocabulary import Rule
 
 _FIELDS = (
@@ -90,7 +90,7 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     since = np.minimum(
         np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest), earliest
     )
-    late = earliest - since - within(activity(trace).communication, since, earliest)
+    late = earliest - since - lengths_within(activity(trace).communication, since, earliest)
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
     table["axis"] = group_axes(table["group_description"])
     table["of_pipeline"] = (table["axis"] == PIPELINE) & (table["kind"] == "send_recv")
@@ -182,14 +182,14 @@ def _edges(trace: Trace, table: Fields) -> Fields:
     role = table["role"]
     gathers, gradients = role == Role.GATHER, np.isin(role, list(GRADIENTS))
     purposeless = ~gradients & ~gathers
-    alone = within(compute, earliest, ends) == 0
+    alone = lengths_within(compute, earliest, ends) == 0
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
     window = np.searchsorted(begins, starts, side="right")
     over = np.where(gathers, ends, np.iinfo(np.int64).max)
     first = Groups(table["launching_step"]).spread(np.minimum, over)  # when the step's first gather ended
     similar = grouped_by(window, number_texts(table["group"]), number_texts(table["kind"]))
     latest = starts == similar.spread(np.maximum, starts)
-    some_hidden = similar.spread(np.logical_or, within(compute, starts, ends) > 0)
+    some_hidden = similar.spread(np.logical_or, lengths_within(compute, starts, ends) > 0)
     early = gathers & (earliest < first)
     plain = purposeless & (role == Role.OTHER)
     edge = (gradients & (ends >= table["backward_end_ns"])) | early | (plain & latest & some_hidden)

@@ -23,7 +23,7 @@ from overlaplab.events import Trace, matching, step_windows
 from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Span, engine_labels
-from overlaplab.evidence.launches import Launch, event_spans
+from overlaplab.evidence.launches import LaunchSpan, event_spans
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
@@ -53,7 +53,7 @@ class DDPBucket:
 
     index: int
     """Its number in the order of launches; of `unlabelled_backwards` after those of the labels."""
-    launch: Launch
+    launch: LaunchSpan
     ready_ns: int | None
     """When its last gradient was added, in absolute host ns; None if an earlier bucket held it up."""
     gradients: tuple[Gradient, ...] = ()
@@ -86,7 +86,7 @@ class _Accumulation(Span):
 
     accumulated_ns: int
     shape: tuple[int, ...] | None
-    launched: tuple[Launch, ...]
+    launched: tuple[LaunchSpan, ...]
 
 
 def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tuple[DDPBackward, ...]:
@@ -136,7 +136,7 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
     return _backward_passes(trace, accumulations, first_index=first_index)
 
 
-def _gradient_launches(trace: Trace, ran: Executions) -> list[Launch]:
+def _gradient_launches(trace: Trace, ran: Executions) -> list[LaunchSpan]:
     """The all-reduces that may send gradients, in order of launch; none in a trace without DDP."""
     events = trace.events
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
@@ -229,7 +229,7 @@ def _autograd_functions(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
-def _accumulations(trace: Trace, launches: Sequence[Launch]) -> Iterator[_Accumulation]:
+def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
     """In order of time: the range `evaluate_function` around the hooks, or without it `AccumulateGrad`.
 
     There are none where none launches one of `launches`, which are in order of launch.
@@ -274,7 +274,7 @@ def _accumulations(trace: Trace, launches: Sequence[Launch]) -> Iterator[_Accumu
         )
 
 
-def _is_bucket(launch: Launch) -> bool:
+def _is_bucket(launch: LaunchSpan) -> bool:
     """Whether it sends gradients. The flags of `find_unused_parameters`, sent after the last bucket, are integers."""
     return launch.kind in ("all_reduce", None) and not (launch.dtype or "").startswith(("int", "uint", "bool"))
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, Work, classify, launchers, matching, once_per_trace, thread_numbers
+from overlaplab.events import Run, Trace, WorkKind, classify, launchers, matching, once_per_trace, thread_numbers
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
@@ -120,7 +120,7 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
                 called_ns=called[place],
                 start_ns=start,
                 end_ns=int(ends[row]),
-                communicates=works[row] is Work.COMMUNICATION,
+                communicates=works[row] is WorkKind.COMMUNICATION,
                 before=before,
                 after=guessed if waits is None else after,
                 waits=waits,
@@ -136,7 +136,7 @@ def _device_rows(
     out, each with the row of its whole.
     """
     events = trace.events
-    rows = np.flatnonzero((events["stream"] >= 0).to_numpy() & (classify(trace) != Work.NOTHING))
+    rows = np.flatnonzero((events["stream"] >= 0).to_numpy() & (classify(trace) != WorkKind.NOTHING))
     starts = events["ts_ns"].to_numpy(np.int64)
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     rows = rows[np.lexsort((ends[rows], starts[rows]))]

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlaplab.events import Trace, Work, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
+from overlaplab.events import Trace, WorkKind, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
 from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
-from overlaplab.evidence.launches import Launch, event_spans, launches
+from overlaplab.evidence.launches import LaunchSpan, event_spans, launches
 from overlaplab.vocabulary import Rule
 
 
@@ -23,7 +23,7 @@ class Executions:
     """Whether a range also launched what other threads launched during it."""
 
     def __init__(self, trace: Trace) -> None:
-        self.launches: Sequence[Launch] = launches(trace)
+        self.launches: Sequence[LaunchSpan] = launches(trace)
         """All of the trace's collectives, in order of launch."""
         self._by_thread = Ordered(self.launches, self._thread)
         self._group_sizes = {group.name: len(group.ranks) or group.size for group in trace.groups}
@@ -33,7 +33,7 @@ class Executions:
         autograd = event_spans(trace, named)
         self._autograd = autograd["start_ns"].to_numpy(np.int64), autograd["end_ns"].to_numpy(np.int64)
 
-    def launches_inside(self, span: Span) -> Sequence[Launch]:
+    def launches_inside(self, span: Span) -> Sequence[LaunchSpan]:
         """The collectives launched inside a host range."""
         return self._by_thread.starting_in(self._thread(span), span.start_ns, span.end_ns)
 
@@ -112,7 +112,7 @@ class _OnDevice(Executions):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         events, calls = trace.events, launchers(trace)
-        compute = counting_as(trace, Work.COMPUTE)
+        compute = counting_as(trace, WorkKind.COMPUTE)
         on_main = compute & (events["stream"] == main_stream(trace)).to_numpy()
         rows = np.flatnonzero(on_main & (calls >= 0))
         starts = events["ts_ns"].to_numpy()[rows]
@@ -143,7 +143,7 @@ def executions(trace: Trace) -> Executions:
     return (_OnDevice if rule_of(trace) is Rule.GPU else Executions)(trace)
 
 
-def communication_bounds(collectives: Sequence[Launch]) -> tuple[int, int] | None:
+def communication_bounds(collectives: Sequence[LaunchSpan]) -> tuple[int, int] | None:
     """The first start and the last end of these collectives; None where unknown."""
     ran = [launch.ran for launch in collectives if launch.ran]
     return (min(start for start, _ in ran), max(end for _, end in ran)) if ran else None

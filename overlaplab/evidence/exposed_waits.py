@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlaplab.events import Trace, Work, activity, classify, main_stream, once_per_trace
+from overlaplab.events import Trace, WorkKind, activity, classify, main_stream, once_per_trace
 from overlaplab.evidence.dependencies import Blocking, DeviceEvent, blocking_calls, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
@@ -44,7 +44,7 @@ def exposed_waits(trace: Trace) -> ExposedWaits | None:
         return None
     exposed = subtract(activity(trace).communication, activity(trace).compute)
     events, works, main = device_events(trace), classify(trace), main_stream(trace)
-    computing = [event for event in events if event.stream == main and works[event.row] is Work.COMPUTE]
+    computing = [event for event in events if event.stream == main and works[event.row] is WorkKind.COMPUTE]
     starts, calls = [event.start_ns for event in computing], blocking_calls(trace)
     spans: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # by whether it is known that these wait
     first_call = 0

@@ -18,7 +18,7 @@ from overlaplab.events import Trace, once_per_trace
 from overlaplab.evidence.executions import Executions, communication_bounds, executions
 from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label, Ordered, Span, parsed_ranges
-from overlaplab.evidence.launches import Launch, total_bytes
+from overlaplab.evidence.launches import LaunchSpan, total_bytes
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import FSDP2_ROOT, fsdp2_range, unit_of_root
 
@@ -125,7 +125,9 @@ def unit_sizes(
     return named.get
 
 
-def fill_sizes(collectives: Sequence[Launch], ranges: Sequence[Label], manifest: Manifest | None) -> list[Launch]:
+def fill_sizes(
+    collectives: Sequence[LaunchSpan], ranges: Sequence[Label], manifest: Manifest | None
+) -> list[LaunchSpan]:
     """The collectives; those that FSDP2 launched without known bytes get their units' (see `unit_sizes`)."""
     size_of = {
         "all_gather": unit_sizes(manifest, ranges),
@@ -198,7 +200,7 @@ def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: Passes,
     return gather
 
 
-def _blocking_ranges(label: Label, collectives: Sequence[Launch], copied: Label) -> tuple[Span, ...]:
+def _blocking_ranges(label: Label, collectives: Sequence[LaunchSpan], copied: Label) -> tuple[Span, ...]:
     """A synchronous call waits in the range that launches it, an asynchronous one in the range that copies out."""
     bounds = communication_bounds(collectives)
     if bounds is not None and label.end_ns < bounds[1]:

@@ -11,7 +11,7 @@ from overlaplab.events import Trace, activity, matching, once_per_trace, rule_of
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.intervals import Intervals, union, within
+from overlaplab.intervals import Intervals, lengths_within, union
 from overlaplab.vocabulary import Rule, is_runtime_category
 
 _WORDS = ("wait", "gather_wait", "param_gather_wait")
@@ -38,7 +38,7 @@ def host_waits(trace: Trace) -> Intervals:
     is_timed = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
     launched, returned, ends, thread = (values[is_timed] for values in (launched, returned, ends, thread))
     blocked = _next_begun(starts, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
-    blocked &= within(activity(trace).compute, launched, ends) == 0
+    blocked &= lengths_within(activity(trace).compute, launched, ends) == 0
     return union(
         np.append(launched[blocked], np.array([label.start_ns for label in labels], dtype=np.int64)),
         np.append(ends[blocked], np.array([label.end_ns for label in labels], dtype=np.int64)),

@@ -17,7 +17,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch(Span):
+class LaunchSpan(Span):
     """A collective, as the host range that launched it."""
 
     kind: str | None = None
@@ -45,7 +45,7 @@ class Launch(Span):
 
 
 @once_per_trace
-def launches(trace: Trace) -> tuple[Launch, ...]:
+def launches(trace: Trace) -> tuple[LaunchSpan, ...]:
     """The trace's collectives in order of launch, without those launched before the recording began."""
     table = recorded_collectives(trace)
     table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
@@ -54,7 +54,7 @@ def launches(trace: Trace) -> tuple[Launch, ...]:
     return tuple(_launch(number, dict(zip(names, row, strict=True))) for number, *row in rows)
 
 
-def total_bytes(collectives: Sequence[Launch]) -> int | None:
+def total_bytes(collectives: Sequence[LaunchSpan]) -> int | None:
     """The sum of these collectives' bytes; None if there are none, or any is unknown."""
     sizes = [launch.bytes for launch in collectives if launch.bytes is not None]
     return sum(sizes) if sizes and len(sizes) == len(collectives) else None
@@ -72,9 +72,9 @@ def _column_items(column: tuple[Hashable, pd.Series]) -> list[Any]:
     return column[1].to_numpy(dtype=object).tolist()
 
 
-def _launch(number: int, row: dict[Hashable, Any]) -> Launch:
+def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
     numbers = {name: row[name] for name in NUMBERS if row[name] >= 0 and name != "comms_id"}
-    return Launch(
+    return LaunchSpan(
         start_ns=row["launch_ns"],
         end_ns=row["launch_end_ns"],
         thread=row["thread"],

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.axes import TENSOR, axis_of
+from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
@@ -79,7 +79,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
     names = [purpose.what if purpose else None for purpose in of_rows]
     if not any(purpose.role is Role.ACTIVATIONS for purpose in of_ranges):  # else what has no label is something else
         for row, description in enumerate(table["group_description"]):
-            if of_rows[row] is None and axis_of(description) == TENSOR:
+            if of_rows[row] is None and find_axis(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
     return pd.DataFrame(
         {

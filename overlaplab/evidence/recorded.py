@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from overlaplab.events import (
     DAMAGED,
     Trace,
-    Work,
+    WorkKind,
     counting_as,
     damaged_as,
     launchers,
@@ -96,8 +96,8 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
 
 def _communication_rows(trace: Trace) -> NDArray[np.int64]:
     """The rows of events that communicate, those at unknown times included."""
-    rows = np.flatnonzero(counting_as(trace, Work.COMMUNICATION))
-    return np.union1d(rows, damaged_as(trace, Work.COMMUNICATION)).astype(np.int64)
+    rows = np.flatnonzero(counting_as(trace, WorkKind.COMMUNICATION))
+    return np.union1d(rows, damaged_as(trace, WorkKind.COMMUNICATION)).astype(np.int64)
 
 
 def _name_groups(trace: Trace, table: Fields) -> None:

@@ -17,16 +17,16 @@ from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, missing_ranks, rule_of, step_windows
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
-from overlaplab.findings.diagnosis.certainty import uncertain
+from overlaplab.findings.diagnosis.certainty import doubt_clause
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.runs import describe_machine, link_missed
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
-from overlaplab.manifest import played_phantoms, traits_of
+from overlaplab.manifest import played_phantoms, strategy_traits
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
 from overlaplab.vocabulary import Rule
-from overlaplab.words import count, duration, joined, ms, percent, size_exact, to_ms
+from overlaplab.words import count, duration, join_names, ms, percent, size_exact, to_ms
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `simulate.advise`."""
@@ -47,7 +47,7 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
         return f"{ranks} of {world}: when the others arrived is unknown", "Open all ranks' traces together."
     if manifest is None:
         return None
-    if (traits := traits_of(manifest)) is not None and traits.hops is not None:
+    if (traits := strategy_traits(manifest)) is not None and traits.hops is not None:
         what = f"{manifest.strategy} makes its collectives by hand, for which there is no advice"
         return what, "Ask a run of bucketed, or overlaplab predict for another setting of this one."
     if link_attained(manifest) is False:
@@ -159,7 +159,7 @@ def _sentence(row: Row) -> str:
 
 
 def _doubt(row: Row) -> str:
-    return uncertain(int(row["gain_ns"]), None if pd.isna(row["half_ns"]) else int(row["half_ns"]))
+    return doubt_clause(int(row["gain_ns"]), None if pd.isna(row["half_ns"]) else int(row["half_ns"]))
 
 
 def _memory(row: Row) -> str:
@@ -171,7 +171,7 @@ def _memory(row: Row) -> str:
 def _caps(caps_mb: Sequence[float]) -> str:
     shown = [f"{cap:g}" for cap in caps_mb[:MOST_BUCKETS_LISTED]]
     more = len(caps_mb) - len(shown)
-    return f"with caps of {joined(shown)} MiB" if not more else f"with caps of {', '.join(shown)} MiB and {more} more"
+    return f"with caps of {', '.join(shown)} MiB and {more} more" if more else f"with caps of {join_names(shown)} MiB"
 
 
 def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:

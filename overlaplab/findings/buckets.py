@@ -16,7 +16,7 @@ from overlaplab.findings.thresholds import (
     PROMPT_LAUNCH_NS,
 )
 from overlaplab.findings.windows import window_name
-from overlaplab.words import count, gradient_word, joined, ms, to_ms
+from overlaplab.words import count, gradient_word, join_names, ms, to_ms
 
 
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -139,4 +139,4 @@ def _late_sentence(row: dict[Any, Any]) -> str:
 def _bucket_numbers(indices: tuple[int, ...]) -> str:
     if len(indices) > MOST_BUCKETS_LISTED:
         return f"{len(indices)} buckets"
-    return f"Bucket{'' if len(indices) == 1 else 's'} {joined([str(index) for index in indices])}"
+    return f"Bucket{'' if len(indices) == 1 else 's'} {join_names([str(index) for index in indices])}"

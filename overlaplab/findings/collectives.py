@@ -8,7 +8,7 @@ from overlaplab.analyses.collectives import time_spent
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.findings.diagnosis.unseen import why_waits_unknown
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE
-from overlaplab.words import count, joined, ms, percent, rank_word
+from overlaplab.words import count, join_names, ms, percent, rank_word
 
 NO_COLLECTIVES = "This run has no collectives: nothing in its traces counts as communication between ranks."
 _ABSENT = "not all members' traces are here"
@@ -19,7 +19,7 @@ def exposed_by_axis(table: pd.DataFrame) -> str | None:
     if table["axis"].isna().all():
         return None
     sums = table["exposed_ns"].groupby(table["axis"].fillna("others")).sum().sort_values(ascending=False, kind="stable")
-    parts = joined([f"{axis} {ms(int(axis_ns))}" for axis, axis_ns in sums.items()])
+    parts = join_names([f"{axis} {ms(int(axis_ns))}" for axis, axis_ns in sums.items()])
     return f"Exposed by axis, all these ranks and steps together: {parts}."
 
 

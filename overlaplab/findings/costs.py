@@ -8,7 +8,7 @@ from overlaplab.analyses import Theory
 from overlaplab.costs import server_ns, transfer_ns
 from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.findings.thresholds import CLOSE_TO_THEORY
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.words import count, ms, shorten, size_exact
 
 COSTS_ADVICE = (
@@ -57,7 +57,7 @@ def sent_notes(manifest: Manifest | None) -> str:
     if manifest is None or not manifest.parameters:
         return ring
     whole = size_exact(sum(parameter.bytes for parameter in manifest.parameters))
-    if (traits := traits_of(manifest)) is not None and traits.gradients == "server":
+    if (traits := strategy_traits(manifest)) is not None and traits.gradients == "server":
         letters = f"n = {count(manifest.world_size, 'rank')}; Ψ = {whole}, the bytes of all parameters."
         return f"{_server_note(manifest)} {letters}".lstrip()
     again = f"; A = {manifest.accumulate} microbatches" if (manifest.accumulate or 1) > 1 else ""

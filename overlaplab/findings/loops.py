@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from overlaplab.analyses.idle import HostRole
-from overlaplab.manifest import Manifest, Swept, traits_of
+from overlaplab.manifest import Manifest, Swept, strategy_traits
 from overlaplab.traits import BUCKETS, UNITS, Traits
-from overlaplab.vocabulary import root_of
+from overlaplab.vocabulary import root_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ UNKNOWN_LOOP = Loop()
 def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[str] = ()) -> Loop:
     """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`."""
     units = set(units)
-    traits = traits_of(manifest)
+    traits = strategy_traits(manifest)
     swept = None if manifest is None else manifest.swept
-    roots = len({root_of(unit) for unit in units} - {None})
+    roots = len({root_number(unit) for unit in units} - {None})
     if manifest is not None and traits is not None:
         engine = not manifest.by_recorder
         return Loop(

@@ -12,7 +12,7 @@ from overlaplab.causes import Cause
 from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.diagnosis.causes import collective_label
 from overlaplab.findings.thresholds import SHORT_PAUSE_NS
-from overlaplab.timeline.marks import CAUSE_MARKS, Mark
+from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 from overlaplab.vocabulary import label_fields, label_list
 from overlaplab.words import kind_word, shorten, size_exact
 
@@ -29,9 +29,9 @@ def exposed_name(row: Mapping[Any, Any]) -> str:
     return f"{cause_words(cause, late, overhead=overhead)}: {collective_label(row)}"
 
 
-def mark_word(mark: Mark) -> str:
+def mark_word(mark: MarkKind) -> str:
     """What a kind of mark is called in the legend; of exposed time the cause, in words. Gaps may be long or short."""
-    if mark is Mark.GAP:
+    if mark is MarkKind.GAP:
         return "pauses, long or short (compute gap)"
     return cause_words(CAUSE_MARKS[mark]) if mark in CAUSE_MARKS else mark.value
 

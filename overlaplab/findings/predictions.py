@@ -8,9 +8,9 @@ from typing import Any
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, rule_of
-from overlaplab.findings.diagnosis.certainty import uncertain
+from overlaplab.findings.diagnosis.certainty import doubt_clause
 from overlaplab.findings.runs import PREDICTED, link_missed
-from overlaplab.manifest import Manifest, played_phantoms, traits_of
+from overlaplab.manifest import Manifest, played_phantoms, strategy_traits
 from overlaplab.simulate.predictions.what_if import message_without_path, why_not
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
@@ -99,14 +99,14 @@ def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int) -> str:
     """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains."""
     gain_ns = recorded_ns - predicted_ns
     how = "shorter" if gain_ns >= 0 else "longer"
-    certain = uncertain(gain_ns, half_ns) or f", ± {ms(half_ns)} in 95 of 100 cases"
+    certain = doubt_clause(gain_ns, half_ns) or f", ± {ms(half_ns)} in 95 of 100 cases"
     return f"The mean step gets {ms(abs(gain_ns))} {how}{certain}."
 
 
 def hops_unknown(recorded: Manifest, strategy: str | None) -> str:
     """That a strategy makes its collectives by hand, where the recorded one does not; else empty. None: as recorded."""
-    own, before = TRAITS.get(strategy or ""), traits_of(recorded)
-    if own is None or own.hops is None or (before is not None and before.hops is not None):
+    traits, before = TRAITS.get(strategy or ""), strategy_traits(recorded)
+    if traits is None or traits.hops is None or (before is not None and before.hops is not None):
         return ""
     return (
         f"What a hop costs the host is not in a recording of {recorded.strategy}: short hops of {strategy} take longer"

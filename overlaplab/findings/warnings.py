@@ -36,7 +36,7 @@ from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
 from overlaplab.manifest import MachineStep
 from overlaplab.vocabulary import Rule
-from overlaplab.words import count, joined, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
+from overlaplab.words import count, join_names, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
 _NAME_CHARACTERS = 60  # characters of a kernel's name
 _SEEN = "see with `overlaplab doctor` whether the profiler sees the device"
@@ -198,7 +198,7 @@ def unrecorded_activity(run: Run, why: str | None = None) -> str | None:
         return None
     where, (by, names) = _rank_words(run, traces), sign
     if by is Sign.UNKNOWN:
-        named = joined(list(names[:MOST_KERNELS]))
+        named = join_names(list(names[:MOST_KERNELS]))
         return (
             f"this device is not known{where}, so there is no breakdown: the trace holds {named}, and no kernel or copy"
             " in a category that Kineto writes (kernel, gpu_memcpy, gpu_memset)"
@@ -217,8 +217,8 @@ def _remedy(sign: Sign, names: Sequence[str]) -> str:
         return f"the backend {names[0]} needs a device; record with activities=torch.profiler.supported_activities()"
     if sign is Sign.PROPERTIES:
         return (
-            f"the process could see {joined(list(names[:MOST_KERNELS]))}; {_REMEDY}. If it trained on the CPU, hide the"
-            " GPUs from it (CUDA_VISIBLE_DEVICES=)"
+            f"the process could see {join_names(list(names[:MOST_KERNELS]))}; {_REMEDY}. If it trained on the CPU, hide"
+            " the GPUs from it (CUDA_VISIBLE_DEVICES=)"
         )
     return _REMEDY
 

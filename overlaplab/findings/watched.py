@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.load.watched import Watched, WatchedRecording
-from overlaplab.words import count, joined, ms, percent
+from overlaplab.words import count, join_names, ms, percent
 
 SAME_RANK_SHARE = 0.8
 """If one rank was the late one this often, it always is."""
@@ -59,7 +59,7 @@ def _headline(watched: Watched, ranks: pd.DataFrame, kinds: pd.DataFrame) -> str
         if ranks[column].notna().any()
     ]
     exposed_ns = float(exposed.median())
-    return f"{head}{ms(exposed_ns)} of exposed communication, {percent(exposed_ns, span_ns)} ({joined(parts)})."
+    return f"{head}{ms(exposed_ns)} of exposed communication, {percent(exposed_ns, span_ns)} ({join_names(parts)})."
 
 
 def _who_is_late(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> str:

@@ -9,17 +9,17 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.diagnosis.certainty import uncertain
+from overlaplab.findings.diagnosis.certainty import doubt_clause
 from overlaplab.findings.predictions import extrapolation, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.words import count, joined, ms, percent
+from overlaplab.words import count, join_names, ms, percent
 
 BEST_FOUND = "best buckets found"
 """The name of the line at `what_if.best_found_ns`."""
 BEST_POSSIBLE = "best buckets possible"
-"""The name of the line at `device_what_if.least_ns`."""
+"""The name of the line at `what_if.least_ns`."""
 _ALGORITHMS: dict[Algorithm, str] = {
     "ring": "Collectives go around a ring, as on the emulated link",
     "tree": "Collectives go along trees",
@@ -45,7 +45,7 @@ def setting_words(setting: Setting) -> str:
         *(f"the edit {name if value is None else f'{name}={value}'}" for name, value in setting.edits),
     ]
     changes = [part for part in parts if part]
-    return joined(changes) if changes else ""
+    return join_names(changes) if changes else ""
 
 
 def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int) -> str:
@@ -54,7 +54,7 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
         return f"As recorded, a step took {ms(measured_ns)} on average. Played again it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
     change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
-    doubt = uncertain(less, doubt_ns)
+    doubt = doubt_clause(less, doubt_ns)
     return (
         f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} instead of the"
         f" {ms(measured_ns)} measured: {change}{doubt}."
@@ -70,7 +70,7 @@ def what_if_notes(
     all_ranks: bool = True,
 ) -> list[str]:
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
-    are missing), and what is extrapolated: `what_if.setting_extrapolations`.
+    are missing), and what is extrapolated: see `Answer`.
     """
     as_recorded = _RECORDED if all_ranks else _WITH_WAITING
     notes = [
@@ -102,7 +102,7 @@ def best_buckets_reading(*, is_found: bool, possible: bool) -> str | None:
 
 
 def depths_predicted_title(table: pd.DataFrame) -> str:
-    """Rows of `device_what_if.steps_by_depth`: which depth is predicted to be best."""
+    """Rows of `what_if.steps_by_depth`: which depth is predicted to be best."""
     best = _shallowest(table)
     return f"Predicted step by prefetch: {_closeness(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
 
@@ -156,15 +156,20 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
     return f"The median step on one axis: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
-def depths_advice(table: pd.DataFrame, measured_ns: int, doubt_ns: int) -> str:
-    """What to do about the depths that were tried; rows of `device_what_if.steps_by_depth`; see `what_if_advice`."""
+def depths_advice(
+    table: pd.DataFrame, without_ns: int, doubt_ns: int, *, by_engine: bool = False, others: str = ""
+) -> str:
+    """What to do about the depths that were tried; rows of `what_if.steps_by_depth`; see `what_if_advice`."""
     best = _shallowest(table)
-    gain_ns = measured_ns - best["step_ns"]
+    gain_ns = without_ns - best["step_ns"]
+    beside = f" with {others}" if others else ""
     if gain_ns <= 0:
-        return "No prefetch depth is predicted to make the step shorter."
-    words = f"With prefetch {best['prefetch']} a step is predicted to be {ms(gain_ns)} shorter"
+        return f"No prefetch depth is predicted to make the step{beside} shorter."
+    words = f"With prefetch {best['prefetch']} a step{beside} is predicted to be {ms(gain_ns)} shorter"
     if gain_ns <= doubt_ns:
-        return f"{words}{uncertain(gain_ns, doubt_ns)}."
+        return f"{words}{doubt_clause(gain_ns, doubt_ns)}."
+    if by_engine:
+        return f"{words}: record with --prefetch {best['prefetch']}."
     units = count(int(best["prefetch"]), "unit")
     return (
         f"{words}: name the next {units} in set_modules_to_forward_prefetch, the {units} before in"
@@ -219,7 +224,7 @@ def what_if_advice(
             f"No cap is predicted to make the step{beside} shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
         )
     if gain_ns <= doubt_ns:
-        shorter = f"{ms(gain_ns)} shorter{uncertain(gain_ns, doubt_ns)}"
+        shorter = f"{ms(gain_ns)} shorter{doubt_clause(gain_ns, doubt_ns)}"
         return f"With {cap} a step{beside} is predicted to be {shorter}. Record both settings several times to know."
     script = f"DistributedDataParallel(model, bucket_cap_mb={best['bucket_cap_mb']:g})"
     if not by_engine:

@@ -22,7 +22,7 @@ from overlaplab.events import (
     Run,
     Trace,
     Window,
-    Work,
+    WorkKind,
     counting_as,
     launchers,
     matching,
@@ -195,7 +195,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
         hosts = (host[0], max(host[1], opens)) if device.any() else span  # without devices, `span` covers communication
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
-        communicates = rows & (counting_as(trace, Work.COMMUNICATION))
+        communicates = rows & (counting_as(trace, WorkKind.COMMUNICATION))
         span = (
             int(starts[communicates].min(initial=span[0])),
             int(ends[communicates].max(initial=span[1])),
@@ -221,7 +221,7 @@ def _neighbours(trace: Trace, steps: Collection[int]) -> Mask:
     described = np.zeros(len(starts), dtype=bool)
     described[trace.collectives["event"].to_numpy()] = True
     named = matching(trace.events["name"], lambda text: text.startswith(_OF_COLLECTIVES))
-    return np.asarray(near & (described | named | counting_as(trace, Work.COMMUNICATION)))
+    return np.asarray(near & (described | named | counting_as(trace, WorkKind.COMMUNICATION)))
 
 
 def _last_ends(streams: NDArray[np.integer], ends: Integers, among: Mask) -> Integers:

@@ -24,7 +24,7 @@ from overlaplab.report.bundle import asset, columnar_spec, data_island, fill, li
 from overlaplab.report.sections import comparison, sections
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import shorten, visible
+from overlaplab.words import shorten, visible_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,4 +136,4 @@ def _visible_text(value: Any) -> Any:
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return "\N{NO-BREAK SPACE}".join(map(visible, value.split("\N{NO-BREAK SPACE}")))
+    return "\N{NO-BREAK SPACE}".join(map(visible_line, value.split("\N{NO-BREAK SPACE}")))

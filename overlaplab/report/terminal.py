@@ -27,7 +27,7 @@ from overlaplab.sections.run_tables import (
 )
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
-from overlaplab.words import visible
+from overlaplab.words import visible_line
 
 Printed: TypeAlias = Table | Text | str
 
@@ -62,7 +62,7 @@ def line(run: Run, selection: Selection) -> str:
     """What `summary` begins with: which step speaks, what is exposed in it, why, and what to try first."""
     of_run = RunTables(run=run, selection=selection)
     parts = [of_run.verdict] if of_run.diagnosis is None else findings.why_and_what_to_do(of_run.diagnosis)
-    return visible(" ".join((*map(str, lead(run)), *parts)))
+    return visible_line(" ".join((*map(str, lead(run)), *parts)))
 
 
 def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
@@ -283,7 +283,7 @@ def terminal_table(
 
 def plain_text(text: str, style: str = "") -> Text:
     """Text as it is: what comes out of a trace is neither markup nor a control sequence."""
-    return Text(visible(text), style=style)
+    return Text(visible_line(text), style=style)
 
 
 def _cells(frame: pd.DataFrame, column: Column, places: int) -> list[str]:

@@ -17,7 +17,7 @@ from overlaplab.columns import column, columns
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.simulate.transfers import UNSTEADY
-from overlaplab.timeline.marks import Mark
+from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import kind_word, last_gradient, shorten, to_ms
 
@@ -626,7 +626,7 @@ def window_causes_rows(window: WindowStatistics) -> TableBlock:
     return TableBlock(
         key="window_causes",
         caption="Why it was exposed" + (", all ranks" if len(window.ranks) > 1 else ""),
-        frame=window.causes.assign(cause=[findings.mark_word(Mark(part)) for part in window.causes["part"]]),
+        frame=window.causes.assign(cause=[findings.mark_word(MarkKind(part)) for part in window.causes["part"]]),
         columns=columns("exposed", "exposed_ns", "cause"),
     )
 

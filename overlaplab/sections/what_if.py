@@ -5,38 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
 from overlaplab import charts, findings, simulate
-from overlaplab.costs import Algorithm
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks
 from overlaplab.formats import as_held
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.assign import CAP_MB, MIB
-from overlaplab.simulate.further import Skew
-from overlaplab.simulate.predictions import device_what_if, what_if
-from overlaplab.simulate.predictions.device import device_manifest
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Answer, Question
+from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
+from overlaplab.simulate.predictions.device_answers import Option, least_cap_mb, option_or_why, whole_bytes
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
-from overlaplab.simulate.wide import WidePlayed, WideProgram
 from overlaplab.traits import TRAITS
 
 _RANKS = (2, 4, 8, 16, 32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a reader wants to know of a run."""
-
-    setting: Setting
-    algorithm: Algorithm = "ring"
-    skew: Skew = "recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +36,7 @@ class Parts:
     headline: str
     notes: Sequence[str]
     over: Sequence[Chart]
-    """The step over the cap, where there are buckets, and over the ranks."""
+    """The step over the cap or the prefetch depth, and over the ranks."""
     lanes: Chart
     growing: Sequence[Chart]
     """What becomes of throughput and memory as there are more ranks."""
@@ -60,9 +50,9 @@ def caps_tried(run: Run) -> list[float]:
     """
     manifest, cut = run.manifest, find_recutting(run)
     parameters = manifest.parameters if manifest else ()
-    sizes = [each.bytes for each in parameters] or (cut and cut.sizes.values()) or [device_what_if.whole_bytes(run)]
+    sizes = [each.bytes for each in parameters] or (cut and cut.sizes.values()) or [whole_bytes(run)]
     whole = sum(sizes) / MIB
-    caps = [device_what_if.least_cap_mb(run)]
+    caps = [least_cap_mb(run)]
     while caps[-1] < min(whole, max(caps[0], 64)):
         caps.append(caps[-1] * 2)
     if cut is not None and cut.measured is not None and len({*cut.measured}) == 1:  # of one size: see `Recutting.knows`
@@ -71,74 +61,99 @@ def caps_tried(run: Run) -> list[float]:
     return sorted({*caps, *([recorded_cap] if recorded_cap else [])})
 
 
-def what_if_parts(run: Run, question: Asked, recorded: pd.DataFrame, note: str | None) -> Parts:
+def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: str | None) -> Parts:
     """`recorded`: rows of `recorded_caps` of this run and of others that differ from it in the cap alone.
 
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
-    answer = _answer(run, question, recorded)
+    answer = what_if.answer(run, question)
+    played = _Played(
+        run=run,
+        question=question,
+        manifest=device_manifest(run),
+        answer=answer,
+        sure=what_if.interval(run, answer, recorded),
+        measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
+        note=note,
+    )
     advised_mb = advised_cap_mb(run, question.setting)
-    caps, no_caps = _table_or_reason(run, partial(_caps_table, run, question, advised_mb))
-    ranks, no_ranks = _table_or_reason(run, partial(_ranks_table, run, question, answer.program.ranks))
-    doubt_ns = gain_half_ns(answer.measured_ns, answer.sure)
+    option = _option(run, question.setting)
+    caps, no_caps = _table_or_reason(run, partial(_caps_table, played, option, advised_mb))
+    depths, no_depths = _table_or_reason(run, partial(_depths_table, played, option))
+    ranks, no_ranks = _table_or_reason(run, partial(_ranks_table, played))
     all_ranks = not missing_ranks(run)
-    algorithm = question.algorithm if answer.manifest.link and all_ranks else None
-    notes = findings.what_if_notes(answer.sure, doubt_ns, answer.far, algorithm, all_ranks=all_ranks)
-    hops = findings.hops_unknown(answer.manifest, question.setting.strategy)
+    algorithm = question.algorithm if not is_on_gpus(run) and played.manifest.link and all_ranks else None
+    notes = findings.what_if_notes(played.sure, played.doubt_ns, answer.extrapolated, algorithm, all_ranks=all_ranks)
+    hops = findings.hops_unknown(played.manifest, question.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
-            question.setting, answer.step_ns, answer.measured_ns, answer.sure.half_ns, doubt_ns
+            question.setting, answer.step_ns, played.measured_ns, played.sure.half_ns, played.doubt_ns
         ),
-        notes=[*notes, *dict.fromkeys(filter(None, (hops, no_caps, no_ranks)))],
-        over=[*_over_caps(answer, question, caps, recorded, note, advised_mb), *_over_ranks(answer, ranks, note)],
-        lanes=_lanes(answer, note),
-        growing=[*_growth_charts(answer, ranks, note)],
-        advice=findings.what_if_advice(
-            caps,
-            answer.step_ns if answer.changes_but("bucket_cap_mb") else answer.measured_ns,
-            doubt_ns,
-            advised_mb,
-            others=findings.setting_words(replace(question.setting, bucket_cap_mb=None)),
-        ),
+        notes=[*notes, *dict.fromkeys(filter(None, (hops, no_caps, no_depths, no_ranks)))],
+        over=[
+            *_over_caps(played, caps, recorded, advised_mb),
+            *_over_depths(played, depths),
+            *_over_ranks(played, ranks),
+        ],
+        lanes=_lanes(played),
+        growing=[*_growth_charts(played, ranks)],
+        advice=_advice(played, caps, depths, advised_mb),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
+class _Played:
     """The setting that was asked for, played."""
 
     run: Run
+    question: Question
     manifest: Manifest
-    setting: Setting
-    program: WideProgram
-    played: WidePlayed
+    answer: Answer
+    sure: Interval
+    """Around the answer's mean step."""
     measured_ns: int
     """The mean step, as recorded."""
-    step_ns: int
-    far: dict[str, float]
-    """What is extrapolated."""
-    sure: Interval
-    """Around `step_ns`."""
+    note: str | None
+    """Of the run, for its charts."""
 
-    def changes_but(self, part: Literal["bucket_cap_mb", "ranks"]) -> bool:
+    @property
+    def doubt_ns(self) -> int:
+        """What a gain must exceed."""
+        return gain_half_ns(self.measured_ns, self.sure)
+
+    @property
+    def ranks(self) -> int:
+        """How many were played."""
+        return self.question.setting.ranks or len(self.run.traces)
+
+    def changes_but(self, part: Literal["bucket_cap_mb", "prefetch", "ranks"]) -> bool:
         """Whether anything is changed beside this part of the setting."""
-        return replace(self.setting, **{part: getattr(Setting(), part)}) != Setting()
+        return replace(self.question.setting, **{part: getattr(Setting(), part)}) != Setting()
 
 
-def _answer(run: Run, question: Asked, recorded: pd.DataFrame) -> _Answer:
-    program, played = what_if.play_setting(run, question.setting, algorithm=question.algorithm, skew=question.skew)
-    step_ns, far = what_if.mean_step_ns(run, played), what_if.setting_extrapolations(run, question.setting, program)
-    return _Answer(
-        run=run,
-        manifest=device_manifest(run),
-        setting=question.setting,
-        program=program,
-        played=played,
-        measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
-        step_ns=step_ns,
-        far=far,
-        sure=what_if.interval(run, step_ns, recorded, far),
-    )
+def _option(run: Run, setting: Setting) -> Option | None:
+    """Which option of the strategy is played with other values; None where it has none, or that is not known."""
+    if is_on_gpus(run):
+        option = option_or_why(run)
+        return None if isinstance(option, OverlaplabError) else option
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
+    if traits is not None and traits.gathers == "units" and traits.is_played:
+        return "prefetch"
+    is_recut = traits.buckets if traits is not None else find_recutting(run) is not None
+    return "bucket_cap_mb" if is_recut else None
+
+
+def _advice(played: _Played, caps: pd.DataFrame, depths: pd.DataFrame, advised_mb: float | None) -> str:
+    """What the option's values say; compared with the setting shown, where that changes more than the option."""
+    option: Literal["bucket_cap_mb", "prefetch"] = "prefetch" if len(depths) else "bucket_cap_mb"
+    without_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
+    manifest = played.run.manifest
+    by_engine = manifest is not None and not manifest.by_recorder
+    unset: dict[str, Any] = {option: None}
+    others = findings.setting_words(replace(played.question.setting, **unset))
+    if option == "prefetch":
+        return findings.depths_advice(depths, without_ns, played.doubt_ns, by_engine=by_engine, others=others)
+    return findings.what_if_advice(caps, without_ns, played.doubt_ns, advised_mb, by_engine=by_engine, others=others)
 
 
 def advised_cap_mb(run: Run, setting: Setting) -> float | None:
@@ -149,65 +164,68 @@ def advised_cap_mb(run: Run, setting: Setting) -> float | None:
 
 
 def _over_caps(
-    answer: _Answer,
-    question: Asked,
-    caps: pd.DataFrame,
-    recorded: pd.DataFrame,
-    note: str | None,
-    advised_mb: float | None,
+    played: _Played, caps: pd.DataFrame, recorded: pd.DataFrame, advised_mb: float | None
 ) -> Iterator[Chart]:
-    if len(caps):
-        cap = answer.setting.bucket_cap_mb or answer.manifest.bucket_cap_mb
-        if cap is None and answer.manifest.strategy is not None:
-            cap = CAP_MB
-        measured_ns = answer.measured_ns if cap is None else None
-        seen = recorded.head(0) if answer.changes_but("bucket_cap_mb") else recorded.dropna()
-        found_ns = what_if.best_found_ns(answer.run, question.setting, algorithm=question.algorithm, skew=question.skew)
-        if found_ns is not None:
-            found_ns = min(found_ns, int(caps["step_ns"].min()))
+    if caps.empty:
+        return
+    cap = played.question.setting.bucket_cap_mb or played.manifest.bucket_cap_mb
+    if cap is None and played.manifest.strategy is not None:
+        cap = CAP_MB
+    found_ns = what_if.best_found_ns(played.run, played.question)
+    draw = partial(
+        charts.caps_predicted,
+        caps,
+        recorded.head(0) if played.changes_but("bucket_cap_mb") else recorded.dropna(),
+        cap,
+        played.sure.half_ns,
+        advised_mb,
+        measured_ns=played.measured_ns if cap is None else None,
+        found_ns=None if found_ns is None else min(found_ns, int(caps["step_ns"].min())),
+        least_ns=what_if.least_ns(played.run),
+    )
+    yield Chart(key="caps_predicted", draw=draw, note=played.note, table=as_held(caps, "by_cap"))
+
+
+def _over_depths(played: _Played, depths: pd.DataFrame) -> Iterator[Chart]:
+    if len(depths):
         draw = partial(
-            charts.caps_predicted,
-            caps,
-            seen,
-            cap,
-            answer.sure.half_ns,
-            advised_mb,
-            measured_ns=measured_ns,
-            found_ns=found_ns,
+            charts.depths_predicted,
+            depths,
+            chosen=played.question.setting.prefetch,
+            measured_ns=played.measured_ns,
+            half_ns=played.sure.half_ns,
         )
-        yield Chart(key="caps_predicted", draw=draw, note=note, table=as_held(caps, "by_cap"))
+        yield Chart(key="depths_predicted", draw=draw, note=played.note, table=as_held(depths, "by_depth"))
 
 
-def _over_ranks(answer: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
+def _over_ranks(played: _Played, ranks: pd.DataFrame) -> Iterator[Chart]:
     if len(ranks):
         draw = partial(
             charts.ranks_predicted,
             ranks,
-            recorded=answer.manifest.world_size,
-            measured_ns=None if answer.changes_but("ranks") else answer.measured_ns,
-            chosen=answer.program.ranks,
-            half=answer.sure.half_ns / answer.step_ns,
+            recorded=played.manifest.world_size,
+            measured_ns=None if played.changes_but("ranks") else played.measured_ns,
+            chosen=played.ranks,
+            half=played.sure.half_ns / played.answer.step_ns,
         )
-        yield Chart(key="ranks_predicted", draw=draw, note=note, table=as_held(ranks, "by_ranks"))
+        yield Chart(key="ranks_predicted", draw=draw, note=played.note, table=as_held(ranks, "by_ranks"))
 
 
-def _growth_charts(answer: _Answer, ranks: pd.DataFrame, note: str | None) -> Iterator[Chart]:
-    chosen = answer.program.ranks
+def _growth_charts(played: _Played, ranks: pd.DataFrame) -> Iterator[Chart]:
     if len(ranks):
-        draw = partial(charts.throughput_predicted, ranks, recorded=answer.manifest.world_size, chosen=chosen)
-        yield Chart(key="throughput_predicted", draw=draw, note=note, table=as_held(ranks, "by_ranks"))
+        draw = partial(charts.throughput_predicted, ranks, recorded=played.manifest.world_size, chosen=played.ranks)
+        yield Chart(key="throughput_predicted", draw=draw, note=played.note, table=as_held(ranks, "by_ranks"))
     if "held_bytes" in ranks and ranks["held_bytes"].notna().any():
-        draw = partial(charts.held_predicted, ranks, chosen=chosen)
+        draw = partial(charts.held_predicted, ranks, chosen=played.ranks)
         yield Chart(key="held_predicted", draw=draw, note=None, table=as_held(ranks, "by_ranks"))
 
 
-def _lanes(answer: _Answer, note: str | None) -> Chart:
-    measured, step = what_if.measured_step(answer.run), what_if.typical_step(answer.played)
-    before = what_if.lanes(*what_if.play_setting(answer.run, Setting()), measured)
-    after = what_if.lanes(answer.program, answer.played, step)
+def _lanes(played: _Played) -> Chart:
+    before, after = what_if.answer(played.run, Question(setting=Setting())).lanes, played.answer.lanes
     both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
-    draw = partial(charts.step_lanes, before, after, (measured.span_ns, step.span_ns))
-    return Chart(key="step_lanes", draw=draw, note=note, table=as_held(both, "lanes"))
+    spans = (what_if.measured_span_ns(played.run), played.answer.median_span_ns)
+    draw = partial(charts.step_lanes, before, after, spans)
+    return Chart(key="step_lanes", draw=draw, note=played.note, table=as_held(both, "lanes"))
 
 
 def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, str | None]:
@@ -218,15 +236,21 @@ def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.Da
         return pd.DataFrame(), findings.not_told(what_if.message_without_path(run, error))
 
 
-def _caps_table(run: Run, question: Asked, advised_mb: float | None) -> pd.DataFrame:
+def _caps_table(played: _Played, option: Option | None, advised_mb: float | None) -> pd.DataFrame:
     """The setting with other caps; empty where its strategy sends no buckets."""
-    strategy = question.setting.strategy
-    traits = TRAITS.get(strategy) if strategy else traits_of(run.manifest)
-    is_recut = traits.buckets if traits is not None else find_recutting(run) is not None
-    caps = sorted({*caps_tried(run), *([advised_mb] if advised_mb is not None else [])}) if is_recut else []
-    return what_if.steps_by_cap(run, question.setting, caps, algorithm=question.algorithm, skew=question.skew)
+    if option != "bucket_cap_mb":
+        return pd.DataFrame()
+    caps = sorted({*caps_tried(played.run), *([advised_mb] if advised_mb is not None else [])})
+    return what_if.steps_by_cap(played.run, played.question, caps)
 
 
-def _ranks_table(run: Run, question: Asked, chosen: int) -> pd.DataFrame:
-    counts = sorted({*_RANKS, len(run.traces), chosen})
-    return what_if.steps_by_ranks(run, question.setting, counts, algorithm=question.algorithm, skew=question.skew)
+def _depths_table(played: _Played, option: Option | None) -> pd.DataFrame:
+    """The setting with other prefetch depths; empty where its strategy gathers no units."""
+    return what_if.steps_by_depth(played.run, played.question) if option == "prefetch" else pd.DataFrame()
+
+
+def _ranks_table(played: _Played) -> pd.DataFrame:
+    """The setting with other numbers of ranks; empty on GPUs."""
+    if is_on_gpus(played.run):
+        return pd.DataFrame()
+    return what_if.steps_by_ranks(played.run, played.question, sorted({*_RANKS, len(played.run.traces), played.ranks}))

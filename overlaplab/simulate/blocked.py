@@ -46,14 +46,14 @@ class Blocked:
     """Whether a label says for which single collective."""
 
 
-def name_of(label: Label) -> str:
+def collective_name(label: Label) -> str:
     """What a launch, a wait and an instant at the end of the same collective have in common."""
     return " ".join(
         label.fields[key] for key in ("bucket", "unit", "module", "microbatch", "phase") if key in label.fields
     )
 
 
-def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:
+def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:
     """Where the main thread waited, and for which collectives."""
     flying: dict[tuple[str, str], Launched] = {}
     unnamed: list[Launched] = []
@@ -81,28 +81,30 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
             waits.append(wait)
             if label.word == "wait":
                 generals.append(wait)
-            elif (asked := flying.pop((str(_WAITS[label.word]), name_of(label)), None)) is not None:
-                wait.keys.append(asked.launch.key)
-        elif label.word in _DONE and (done := flying.pop((_DONE[label.word], name_of(label)), None)) is not None:
+            elif (gather := flying.pop((str(_WAITS[label.word]), collective_name(label)), None)) is not None:
+                wait.keys.append(gather.launch.key)
+        elif (
+            label.word in _DONE and (done := flying.pop((_DONE[label.word], collective_name(label)), None)) is not None
+        ):
             if generals and generals[-1].start_ns >= done.at_ns:
                 generals[-1].keys.append(done.launch.key)
                 generals[-1].alone = label.start_ns >= generals[-1].end_ns
             else:
                 missing.append(done)
     launch_until(inf)
-    missing += (own for (role, _), own in flying.items() if role == "bucket")
+    missing += (launched for (role, _), launched in flying.items() if role == "bucket")
     free = deque(wait for wait in generals if not wait.alone and not wait.keys)
     over_by = np.maximum.accumulate([wait.end_ns for wait in generals] or [0]).tolist()
-    for own in unnamed:
-        if own.launch.role in _IN_TURN:
-            while free and free[0].start_ns < own.at_ns:
+    for launched in unnamed:
+        if launched.launch.role in _IN_TURN:
+            while free and free[0].start_ns < launched.at_ns:
                 free.popleft()
             if free:
                 free[0].alone = True
-                free.popleft().keys.append(own.launch.key)
-        elif (found := _of_unnamed(own, generals, bisect_right(over_by, own.at_ns))) is not None:
-            found.keys.append(own.launch.key)
-            found.start_ns = max(found.start_ns, own.at_ns)  # it may be launched within the range
+                free.popleft().keys.append(launched.launch.key)
+        elif (end_wait := _find_wait(launched, generals, bisect_right(over_by, launched.at_ns))) is not None:
+            end_wait.keys.append(launched.launch.key)
+            end_wait.start_ns = max(end_wait.start_ns, launched.at_ns)  # it may be launched within the range
     if not generals:  # a loop that labels no waits
         waits += _while_nothing_computes(unnamed, compute)
     ending = sorted(range(len(launches)), key=lambda place: launches[place].ended_ns)
@@ -111,7 +113,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
         if not wait.keys:
             inside = ending[bisect_right(ends, wait.start_ns) : bisect_right(ends, wait.end_ns + GRAIN_NS)]
             chosen = (launches[place] for place in sorted(inside))
-            wait.keys += [own.launch.key for own in chosen if own.at_ns < wait.start_ns]
+            wait.keys += [launched.launch.key for launched in chosen if launched.at_ns < wait.start_ns]
     by_launch = sorted(range(len(missing)), key=lambda place: missing[place].at_ns)
     moments = [missing[place].at_ns for place in by_launch]
     for label in labels:
@@ -122,7 +124,7 @@ def blocked(labels: Sequence[Label], launches: Sequence[Launched], compute: Inte
     return waits
 
 
-def _of_unnamed(own: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:
+def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:
     """The wait in which the collective ended; else the first after it, or that seems to end shortly before.
 
     Waits before the `first` were over when it was launched.
@@ -130,13 +132,13 @@ def _of_unnamed(own: Launched, generals: Sequence[Blocked], first: int) -> Block
     near: Blocked | None = None
     for place in range(first, len(generals)):
         wait = generals[place]
-        if near is not None and wait.start_ns >= own.own_ended_ns:
+        if near is not None and wait.start_ns >= launched.own_ended_ns:
             break
-        if wait.alone or wait.end_ns <= own.at_ns:
+        if wait.alone or wait.end_ns <= launched.at_ns:
             continue
-        if wait.start_ns < own.own_ended_ns <= wait.end_ns + GRAIN_NS:
+        if wait.start_ns < launched.own_ended_ns <= wait.end_ns + GRAIN_NS:
             return wait
-        if near is None and own.own_ended_ns <= wait.end_ns + STALL_NS:
+        if near is None and launched.own_ended_ns <= wait.end_ns + STALL_NS:
             near = wait
     return near
 
@@ -144,19 +146,19 @@ def _of_unnamed(own: Launched, generals: Sequence[Blocked], first: int) -> Block
 def _while_nothing_computes(unnamed: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
     """The rank computed nothing when the collective ended, and went on soon after: so it had waited for it."""
     starts, ends = compute[:, 0], compute[:, 1]
-    for own in unnamed:
-        place = int(np.searchsorted(starts, own.own_ended_ns))
-        since_ns = max(int(ends[place - 1]) if place else own.at_ns, own.at_ns)
-        until_ns = int(starts[place]) if place < len(starts) else own.own_ended_ns
-        if since_ns < own.own_ended_ns and until_ns <= own.own_ended_ns + STALL_NS:
-            yield Blocked(since_ns, until_ns, [own.launch.key])
+    for launched in unnamed:
+        place = int(np.searchsorted(starts, launched.own_ended_ns))
+        since_ns = max(int(ends[place - 1]) if place else launched.at_ns, launched.at_ns)
+        until_ns = int(starts[place]) if place < len(starts) else launched.own_ended_ns
+        if since_ns < launched.own_ended_ns and until_ns <= launched.own_ended_ns + STALL_NS:
+            yield Blocked(since_ns, until_ns, [launched.launch.key])
 
 
 def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
     """DDP waits for its buckets in turn at the end of the backward pass, inside it, and may copy each."""
-    begun_ns = max(own.at_ns for own in inside)
-    last_ns = min(max(max(own.ended_ns, own.own_ended_ns) for own in inside), backward.end_ns)
-    pending = deque(sorted(inside, key=lambda own: own.own_ended_ns))
+    begun_ns = max(launched.at_ns for launched in inside)
+    last_ns = min(max(max(launched.ended_ns, launched.own_ended_ns) for launched in inside), backward.end_ns)
+    pending = deque(sorted(inside, key=lambda launched: launched.own_ended_ns))
     last = max(begun_ns, last_ns)
     whole = np.array([[begun_ns, last]], dtype=np.int64)
     for start, end in subtract(whole, clip(compute, begun_ns, last)).tolist():
@@ -166,31 +168,31 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
         if wait.keys:
             yield wait
     if pending:
-        yield Blocked(last_ns, last_ns, [own.launch.key for own in pending])
+        yield Blocked(last_ns, last_ns, [launched.launch.key for launched in pending])
 
 
-def blocked_fsdp2(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
+def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
     """Where FSDP2 waited: for a gather before it copies it out, for a reduction where it launches it.
 
     Of HSDP a reduction among the shards is over before the one across the replicas is launched.
     """
-    ranges, moments = fsdp2_ranges(trace), [own.at_ns for own in launches]
+    ranges, moments = fsdp2_ranges(trace), [launched.at_ns for launched in launches]
 
     def launched_in(span: Span) -> Sequence[Launched]:
         return launches[bisect_left(moments, span.start_ns) : bisect_left(moments, span.end_ns)]
 
     for gather in fsdp2_gathers(ranges, executions(trace)):
-        for own in launched_in(gather.launch) if gather.blocked else ():
-            yield _until(own, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
+        for launched in launched_in(gather.launch) if gather.blocked else ():
+            yield _wait_until_copied(launched, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
     for label in ranges:
         if label.word != "post_backward_reduce":
             continue
         inside = launched_in(label)
-        for own, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=True):
-            yield _until(own, own.at_ns, end_ns, compute)
+        for launched, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=True):
+            yield _wait_until_copied(launched, launched.at_ns, end_ns, compute)
 
 
-def _until(own: Launched, start_ns: int, end_ns: int, compute: Intervals) -> Blocked:
+def _wait_until_copied(launched: Launched, start_ns: int, end_ns: int, compute: Intervals) -> Blocked:
     """From a moment until the host copies what has come, within the same range."""
-    copying = clip(compute, max(start_ns, min(own.ended_ns, end_ns)), end_ns)
-    return Blocked(start_ns, int(copying[0, 0]) if len(copying) else end_ns, [own.launch.key])
+    copying = clip(compute, max(start_ns, min(launched.ended_ns, end_ns)), end_ns)
+    return Blocked(start_ns, int(copying[0, 0]) if len(copying) else end_ns, [launched.launch.key])

@@ -34,7 +34,7 @@ import pandas as pd
 from overlaplab.events import Run, Trace, Window, step_windows
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
-from overlaplab.manifest import Link, traits_of
+from overlaplab.manifest import Link, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.buckets.cutting import best_cutting
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
@@ -132,7 +132,7 @@ def _has_bounds(run: Run) -> bool:
     """
     if run.manifest is not None and not run.manifest.axes.is_one_axis:
         return False
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     return traits is None or (traits.gathers != "updated_parameters" and traits.gradients != "server")
 
 

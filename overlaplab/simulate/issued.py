@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from overlaplab.events import (
     Trace,
     Window,
-    Work,
+    WorkKind,
     activity,
     counting_as,
     launchers,
@@ -253,7 +253,7 @@ def progress(trace: Trace, step: Window) -> Callable[[int], int]:
 def _main_stream_work(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """When what ran on the main stream was launched, in order, when it started, and when it ended."""
     events, calls = trace.events, launchers(trace)
-    works = counting_as(trace, Work.COMPUTE) | counting_as(trace, Work.MEMORY)
+    works = counting_as(trace, WorkKind.COMPUTE) | counting_as(trace, WorkKind.MEMORY)
     rows = np.flatnonzero(works & (events["stream"] == main_stream(trace)).to_numpy() & (calls >= 0))
     times, took = (events[name].to_numpy(np.int64) for name in ("ts_ns", "dur_ns"))
     rows = rows[np.lexsort((times[rows], times[calls[rows]]))]

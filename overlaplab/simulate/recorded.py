@@ -23,12 +23,12 @@ from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
 from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.manifest import traits_of
-from overlaplab.simulate.blocked import Blocked, Launched, blocked, blocked_fsdp2, name_of
+from overlaplab.manifest import strategy_traits
+from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_waits
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 from overlaplab.simulate.recorded_collectives import (
-    collectives_of,
+    carried_collectives,
     end_in_order,
     have_all_arrived,
     with_seen_ends,
@@ -46,8 +46,8 @@ _ROLES = {
     "all_gather": "gather",
     "post_backward_reduce": "scatter",
 }
-_PAUSE = 0.01
-"""Of a step: where the rank computes nothing for longer at a stretch, and waits for nothing, the host pauses."""
+_PAUSE_SHARE = 0.01
+"""The host pauses where the rank computes nothing, and waits for nothing, for longer than this share of a step."""
 _GAP_NS = 1_000_000
 """Longer stretches without computation are works of their own."""
 MOST_RANKS = 64
@@ -68,7 +68,7 @@ class Recorded:
 
 def plain_programs(run: Run) -> Recorded | None:
     """`recorded_programs` of a run whose collectives are the library's and all ranks': the others change otherwise."""
-    traits, manifest = traits_of(run.manifest), run.manifest
+    traits, manifest = strategy_traits(run.manifest), run.manifest
     by_hand = traits is not None and (traits.hops is not None or traits.gradients == "server")
     return None if by_hand or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
 
@@ -85,13 +85,13 @@ def recorded_programs(run: Run) -> Recorded | None:
         return None
     if run.manifest is not None and (run.manifest.asynchronous or run.manifest.pipeline is not None):
         return None
-    rows = collectives_of(run)
+    rows = carried_collectives(run)
     if not len(rows) or not (missing_ranks(run) or have_all_arrived(rows)) or (rows["launch_ns"] == UNKNOWN_NS).any():
         return None
     counts = {len(step_windows(trace)) for trace in run.traces}
     if len(counts) != 1 or 0 in counts:
         return None
-    link, traits = run.manifest.link if run.manifest else None, traits_of(run.manifest)
+    link, traits = run.manifest.link if run.manifest else None, strategy_traits(run.manifest)
     by_hand = traits is not None and traits.hops is not None
     rows = with_times(rows if link or by_hand else with_seen_ends(run, rows))
     queues = end_in_order(rows)
@@ -105,27 +105,27 @@ def recorded_programs(run: Run) -> Recorded | None:
     gradients: dict[str, tuple[int, int]] = {}
     programs: list[tuple[Move, ...]] = []
     for place, trace in enumerate(run.traces):
-        labels, launches = _of_trace(run, trace, rows[rows["trace"] == place], int(offsets[place]))
+        labels, launches = _labels_and_launches(run, trace, rows[rows["trace"] == place], int(offsets[place]))
         programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
         gradients |= dict(_gradients(run, trace, launches))
     used = used_by(run.manifest)
-    factor = displaced_over_used(run, [_displacing(program, used) for program in programs])
+    factor = displaced_over_used(run, [_with_displaced_ns(program, used) for program in programs])
 
-    def displaced(kind: str, num_bytes: int) -> int:
+    def displaced_ns(kind: str, num_bytes: int) -> int:
         return round(factor * used(kind, num_bytes))
 
-    displacing = tuple(_displacing(program, displaced) for program in programs)
-    return Recorded(programs=displacing, gradients=gradients, displaced=displaced)
+    displacing = tuple(_with_displaced_ns(program, displaced_ns) for program in programs)
+    return Recorded(programs=displacing, gradients=gradients, displaced=displaced_ns)
 
 
-def _displacing(program: Sequence[Move], displaced: Displaced) -> tuple[Move, ...]:
+def _with_displaced_ns(program: Sequence[Move], displaced: Displaced) -> tuple[Move, ...]:
     return tuple(
         replace(move, displaced_ns=displaced(move.kind, move.bytes)) if isinstance(move, Launch) else move
         for move in program
     )
 
 
-def _of_trace(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
+def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
@@ -143,11 +143,11 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
     """One rank's program; `zero` is its start, by the rank's own clock."""
     windows, compute = step_windows(trace), activity(trace).compute
     computing = cast(tuple[list[int], list[int]], tuple(compute.T.tolist()))
-    pause_ns = int(_PAUSE * np.median([window.end_ns - window.start_ns for window in windows]))
-    ended = {own.launch.key: own.ended_ns for own in launches}
-    points: list[tuple[int, int, Move | Blocked]] = [(own.at_ns, 1, own.launch) for own in launches]
+    pause_ns = int(_PAUSE_SHARE * np.median([window.end_ns - window.start_ns for window in windows]))
+    ended = {launched.launch.key: launched.ended_ns for launched in launches}
+    points: list[tuple[int, int, Move | Blocked]] = [(launched.at_ns, 1, launched.launch) for launched in launches]
     points += [(at, 2, mark) for at, mark in _marks(labels)]
-    waits = blocked_fsdp2(trace, launches, compute) if fsdp2_ranges(trace) else blocked(labels, launches, compute)
+    waits = find_fsdp2_waits(trace, launches, compute) if fsdp2_ranges(trace) else find_waits(labels, launches, compute)
     points += [(wait.start_ns, 3, wait) for wait in waits]
     points += [(at, 0, End()) for at in (*(window.start_ns for window in windows), windows[-1].end_ns)]
     now = zero
@@ -206,19 +206,19 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
     starts = [label.start_ns for label in senders]
     for row in rows.to_dict("records"):
         place = int(np.searchsorted(starts, row["launch_ns"], side="right")) - 1
-        own = senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None
-        role = _ROLES[own.word] if own else ""
+        sender = senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None
+        role = _ROLES[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
             role = "replicas"
-        bucket = buckets[place] if own else {}
+        bucket = buckets[place] if sender else {}
         launch = Launch(
             row["match"],
             row["transfer_ns"],
             row["kind"],
             max(row["bytes"], 0),
             role=role,
-            what=name_of(own) if own else None,
-            host_ns=_host_ns(own, row["launch_ns"]) if own and not hidden else 0,
+            what=collective_name(sender) if sender else None,
+            host_ns=_host_ns(sender, row["launch_ns"]) if sender and not hidden else 0,
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
             hops=row["hops"],
@@ -255,17 +255,17 @@ def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
     for label in labels:
         match label.word:
             case "gradient_ready":
-                own = passes.range_around("backward", label.start_ns)
-                if own is not None and label.start_ns < own.end_ns:
-                    word = "gradient" if own.fields["sync"] == "1" else "kept_gradient"
+                backward = passes.range_around("backward", label.start_ns)
+                if backward is not None and label.start_ns < backward.end_ns:
+                    word = "gradient" if backward.fields["sync"] == "1" else "kept_gradient"
                     yield from ((label.start_ns, Mark(word, name)) for name in label_list(label.fields["parameter"]))
             case "first_use" | "last_use":
-                yield label.start_ns, Mark(label.word.replace("first_", ""), name_of(label))
+                yield label.start_ns, Mark(label.word.replace("first_", ""), collective_name(label))
             case "forward":
-                yield label.start_ns, Mark("forward", name_of(label))
+                yield label.start_ns, Mark("forward", collective_name(label))
                 yield label.end_ns, Mark("forward_end")
             case "backward":
-                yield label.start_ns, Mark("backward", name_of(label))
+                yield label.start_ns, Mark("backward", collective_name(label))
                 yield label.end_ns, Mark("backward_end" if label.fields["sync"] == "1" else "kept_end")
             case "optimizer" | "update" | "host":
                 name = label.fields.get("unit", label.fields.get("name", ""))

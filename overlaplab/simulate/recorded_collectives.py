@@ -19,21 +19,21 @@ from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 
 
-def collectives_of(run: Run) -> pd.DataFrame:
+def carried_collectives(run: Run) -> pd.DataFrame:
     """Rows of `numbered_arrivals` that were carried, with `hops`, `members` and `lane` of a `Launch`, or None.
 
     The hops of a bucket are one collective.
     """
     rows = numbered_arrivals(run)
     rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     if traits is not None and traits.hops is not None:
-        own = _averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
+        averaged = _averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
         others = rows[~rows["message"]]
-        return pd.concat([others, own], ignore_index=True) if len(others) and len(own) else own
+        return pd.concat([others, averaged], ignore_index=True) if len(others) and len(averaged) else averaged
     served = traits is not None and traits.gradients == "server"
     if served or (run.manifest is not None and not run.manifest.axes.is_one_axis):
         rows = rows.assign(members=_members(rows), lane=_lanes(rows))
@@ -48,16 +48,16 @@ def have_all_arrived(rows: pd.DataFrame) -> bool:
 
 def _lanes(rows: pd.DataFrame) -> pd.Series:
     """Sender and receiver of each message, by its group's name; None of collectives."""
-    found: list[tuple[int, int] | None] = []
+    lanes: list[tuple[int, int] | None] = []
     for name, message in zip(rows["group"], rows["message"], strict=True):
         sender, _, receiver = str(name).split(":")[1].partition("-") if message else ("", "", "")
-        found.append((int(sender), int(receiver)) if message else None)
-    return pd.Series(found, index=rows.index, dtype=object)
+        lanes.append((int(sender), int(receiver)) if message else None)
+    return pd.Series(lanes, index=rows.index, dtype=object)
 
 
 def _members(rows: pd.DataFrame) -> pd.Series:
     """The traces that take part in each row's collective."""
-    members = {match: tuple(sorted(own)) for match, own in rows.groupby("match")["trace"]}
+    members = {match: tuple(sorted(traces)) for match, traces in rows.groupby("match")["trace"]}
     return rows["match"].map(members)
 
 
@@ -108,11 +108,11 @@ def with_times(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(ended_ns=ended, asked_ns=by["launch_ns"].transform("max"))
     traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
     took: dict[object, int] = {}
-    for own in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
-        members = own["members"] or traces
+    for row in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
+        members = row["members"] or traces
         freed_ns = max(free_ns.get(trace, UNKNOWN_NS) for trace in members)
-        took[own["match"]] = max(own["ended_ns"] - max(own["asked_ns"], freed_ns), 0)
-        free_ns |= dict.fromkeys(members, own["ended_ns"])
+        took[row["match"]] = max(row["ended_ns"] - max(row["asked_ns"], freed_ns), 0)
+        free_ns |= dict.fromkeys(members, row["ended_ns"])
     return rows.assign(transfer_ns=rows["match"].map(took))
 
 
@@ -139,7 +139,7 @@ def _averaged_by_hand(run: Run) -> pd.DataFrame:
     by = rows.groupby("match")
     if rows.empty or (by["trace"].transform("nunique") != len(run.traces)).any():
         return pd.DataFrame(columns=list(_COLUMNS))
-    sizes = {match: sum(_joined_chunks(own["chunks"]).values()) for match, own in by}
+    sizes = {match: sum(_joined_chunks(group["chunks"]).values()) for match, group in by}
     return rows.assign(bytes=rows["match"].map(sizes), last_ns=by["launch_ns"].transform("max"))[list(_COLUMNS)]
 
 
@@ -166,7 +166,7 @@ def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _joined_chunks(chunks: pd.Series) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for own in chunks:
-        found |= own
-    return found
+    joined: dict[str, int] = {}
+    for sent_bytes in chunks:
+        joined |= sent_bytes
+    return joined

@@ -13,7 +13,7 @@ from overlaplab.evidence.labels import Span
 from overlaplab.evidence.launches import launches
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.waits import arrivals
-from overlaplab.manifest import Link, traits_of
+from overlaplab.manifest import Link, strategy_traits
 
 UNSTEADY = 0.25
 """Transfers do not take as long as their sizes say where a line deviates by a larger share of all measured time."""
@@ -48,7 +48,7 @@ class Transfers(Protocol):
 
 def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
     """By the link's formula; without a link as recorded, and for other sizes by a line through what was recorded."""
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     return _ByLink(link, traits.hops if traits else None) if link else _Measured(run, trace)
 
 

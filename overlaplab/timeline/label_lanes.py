@@ -19,8 +19,8 @@ from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import int_or_none
 from overlaplab.evidence.labels import engine_labels
-from overlaplab.manifest import traits_of
-from overlaplab.timeline.marks import Lane, Mark, mark_code, mark_of_collective, marks_table
+from overlaplab.manifest import strategy_traits
+from overlaplab.timeline.marks import Lane, MarkKind, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import Rule
 from overlaplab.words import kind_word, last_gradient
 
@@ -32,7 +32,7 @@ class _LabelMark:
     start_ns: int
     end_ns: int
     name: str
-    mark: Mark
+    mark: MarkKind
 
 
 def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
@@ -41,7 +41,7 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
     A bucket, gather or reduce-scatter is drawn while its collective runs, a free as an instant; on a GPU in device
     time.
     """
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     verb = "average" if traits is not None and traits.averages_parameters else "gather"
     tables = (
         ("buckets", buckets(run), _bucket),
@@ -77,7 +77,7 @@ def _bucket(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["start_ns"]):
         last = last_gradient(row)
         name = f"bucket {row['index']}" + ("" if last is None else f", last: {last}")
-        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.ALL_REDUCE)
+        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, MarkKind.ALL_REDUCE)
 
 
 def _hop(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
@@ -94,17 +94,17 @@ def _hop(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
 def _gather(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["gather_start_ns"]):
         name = f"gather {row['unit']} for {row['phase']}"
-        yield _LabelMark(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, Mark.ALL_GATHER)
+        yield _LabelMark(zero + row["gather_start_ns"], zero + row["gather_end_ns"], name, MarkKind.ALL_GATHER)
     if not pd.isna(row["free_ns"]):
         in_part = not pd.isna(row["resharded_bytes"]) and row["resharded_bytes"] > 0
         name = f"free {row['unit']}{' in part' if in_part else ''}"
-        yield _LabelMark(zero + row["free_ns"], zero + row["free_ns"], name, Mark.FREE)
+        yield _LabelMark(zero + row["free_ns"], zero + row["free_ns"], name, MarkKind.FREE)
 
 
 def _scatter(row: dict[Any, Any], zero: int) -> Iterator[_LabelMark]:
     if not pd.isna(row["start_ns"]):
         name = f"reduce-scatter {row['unit']}"
-        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, Mark.REDUCE_SCATTER)
+        yield _LabelMark(zero + row["start_ns"], zero + row["end_ns"], name, MarkKind.REDUCE_SCATTER)
 
 
 def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
@@ -117,16 +117,16 @@ def _updated_parameters(trace: Trace, zero: int, verb: str) -> list[_LabelMark]:
     for label in launched:
         if bounds := ran.communication_span(label):
             name = f"{verb} bucket {label.fields['bucket']}'s parameters"
-            marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, Mark.ALL_GATHER))
+            marks.append(_LabelMark(bounds[0] - zero, bounds[1] - zero, name, MarkKind.ALL_GATHER))
     return marks
 
 
-def _collectives(run: Run) -> dict[int, dict[int, tuple[int, Mark]]]:
+def _collectives(run: Run) -> dict[int, dict[int, tuple[int, MarkKind]]]:
     """Per trace the `index` and the mark of the collective that starts at a moment, in ns from the run's zero."""
     table = collectives(run)
     table = table[table["start_ns"].notna()]
     places = {trace.rank: place for place, trace in enumerate(run.traces)}
-    by_start: dict[int, dict[int, tuple[int, Mark]]] = {}
+    by_start: dict[int, dict[int, tuple[int, MarkKind]]] = {}
     for rank, start, index, kind in zip(*(table[name] for name in ("rank", "start_ns", "index", "kind")), strict=True):
         by_start.setdefault(places[int_or_none(rank)], {}).setdefault(
             int(start), (int(index), mark_of_collective(kind or ""))
@@ -134,7 +134,7 @@ def _collectives(run: Run) -> dict[int, dict[int, tuple[int, Mark]]]:
     return by_start
 
 
-def _lane(label: str, marks: list[_LabelMark], collective: dict[int, tuple[int, Mark]]) -> Lane:
+def _lane(label: str, marks: list[_LabelMark], collective: dict[int, tuple[int, MarkKind]]) -> Lane:
     carried = [
         collective.get(mark.start_ns, (-1, mark.mark)) if mark.end_ns > mark.start_ns else (-1, mark.mark)
         for mark in marks

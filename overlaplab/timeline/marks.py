@@ -17,7 +17,7 @@ from overlaplab.events import Activity
 LaneKind: TypeAlias = Literal["steps", "phases", "labels", "stream", "exposed"]
 
 
-class Mark(StrEnum):
+class MarkKind(StrEnum):
     """What a mark on the timeline stands for. On ties within a merged mark the later one here wins."""
 
     STEP = "step"
@@ -50,19 +50,19 @@ class Mark(StrEnum):
     UNHIDEABLE = Cause.UNHIDEABLE.value
 
 
-CAUSE_MARKS = {Mark(cause.value): cause for cause in Cause}
+CAUSE_MARKS = {MarkKind(cause.value): cause for cause in Cause}
 """The marks of exposed communication, and their causes."""
-_ORDER = tuple(Mark)
+_ORDER = tuple(MarkKind)
 _OF_COLLECTIVE = {
-    "all_gather": Mark.ALL_GATHER,
-    "all_reduce": Mark.ALL_REDUCE,
-    "all_to_all": Mark.ALL_TO_ALL,
-    "reduce_scatter": Mark.REDUCE_SCATTER,
+    "all_gather": MarkKind.ALL_GATHER,
+    "all_reduce": MarkKind.ALL_REDUCE,
+    "all_to_all": MarkKind.ALL_TO_ALL,
+    "reduce_scatter": MarkKind.REDUCE_SCATTER,
 }
 
 
-def mark_code(mark: Mark) -> int:
-    """Its index in `Mark`, as in the column `part` of `Timeline.events`."""
+def mark_code(mark: MarkKind) -> int:
+    """Its index in `MarkKind`, as in the column `part` of `Timeline.events`."""
     return _ORDER.index(mark)
 
 
@@ -71,9 +71,9 @@ def mark_names(codes: Iterable[int]) -> list[str]:
     return [_ORDER[code].value for code in codes]
 
 
-def mark_of_collective(kind: str) -> Mark:
+def mark_of_collective(kind: str) -> MarkKind:
     """The mark for a collective of this kind."""
-    return _OF_COLLECTIVE.get(kind, Mark.COMMUNICATION)
+    return _OF_COLLECTIVE.get(kind, MarkKind.COMMUNICATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class Timeline:
     the CPU a thread; `exposed`)."""
     events: pd.DataFrame
     """By lane and start, the longest first where starts are equal: every counted event, and the marks of the other
-    lanes. Columns `lane`, `part` (int8, an index in `Mark`), `start_ns`, `end_ns` (int64), `name` (category), `trace`
-    (index in `run.traces`), `event` (row of the trace's events, -1 for other marks), `collective` (`index` of
+    lanes. Columns `lane`, `part` (int8, an index in `MarkKind`), `start_ns`, `end_ns` (int64), `name` (category),
+    `trace` (index in `run.traces`), `event` (row of the trace's events, -1 for other marks), `collective` (`index` of
     `overlaplab.collectives`, the same on all ranks, -1 for none)."""
     steps: pd.DataFrame
     """Columns `rank` (Int64), `step` (Int64), `start_ns`, `end_ns`."""
@@ -120,7 +120,7 @@ def marks_table(
     starts: ArrayLike,
     ends: ArrayLike,
     names: pd.Categorical | ArrayLike,
-    part: Mark | NDArray[np.int8],
+    part: MarkKind | NDArray[np.int8],
     *,
     event: ArrayLike = -1,
     collective: ArrayLike = -1,
@@ -133,7 +133,7 @@ def marks_table(
             "start_ns": start_ns,
             "end_ns": end_ns,
             "name": names if isinstance(names, pd.Categorical) else encode_names(names),
-            "part": np.full(rows, mark_code(part), dtype=np.int8) if isinstance(part, Mark) else part,
+            "part": np.full(rows, mark_code(part), dtype=np.int8) if isinstance(part, MarkKind) else part,
             "event": np.broadcast_to(np.asarray(event, dtype=np.int64), rows),
             "collective": np.broadcast_to(np.asarray(collective, dtype=np.int64), rows),
         },

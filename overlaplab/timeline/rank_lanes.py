@@ -11,14 +11,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import union_categoricals
 
-from overlaplab.axes import AXES, axis_of
-from overlaplab.events import Run, Trace, Work, activity, counting_as, matching, rule_of, thread_numbers
+from overlaplab.axes import AXES, find_axis
+from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import take_values
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
-from overlaplab.timeline.marks import Lane, Mark, encode_names, mark_code, mark_of_collective, marks_table
+from overlaplab.timeline.marks import Lane, MarkKind, encode_names, mark_code, mark_of_collective, marks_table
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
 
 _EXPOSED = "communication while nothing computes"
@@ -34,7 +34,7 @@ class _CountedLane:
 
     rows: NDArray[np.intp]
     """Their rows in the trace."""
-    main: Mark
+    main: MarkKind
     """What takes most of their time."""
 
 
@@ -46,7 +46,9 @@ def rank_lanes(
     """
     trace = run.traces[place]
     named = ["the trace" if pd.isna(step) else f"step {step}" for step in steps["step"]]
-    lanes = [Lane(label="steps", kind="steps", marks=marks_table(steps["start_ns"], steps["end_ns"], named, Mark.STEP))]
+    lanes = [
+        Lane(label="steps", kind="steps", marks=marks_table(steps["start_ns"], steps["end_ns"], named, MarkKind.STEP))
+    ]
     phases = _phases(trace, zero)
     if len(phases):
         lanes.append(Lane(label="phases", kind="phases", marks=phases))
@@ -63,8 +65,8 @@ def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFra
     outside = subtract(subtract(busy.communication, busy.compute) - zero, union(inside[:, 0], inside[:, 1]))
     times = np.concatenate((inside, outside))
     cause, causes = pd.factorize(moments["cause"])
-    codes = np.array([mark_code(Mark(text)) for text in causes], dtype=np.int8)
-    parts = np.concatenate((codes[cause], np.full(len(outside), mark_code(Mark.EXPOSED), dtype=np.int8)))
+    codes = np.array([mark_code(MarkKind(text)) for text in causes], dtype=np.int8)
+    parts = np.concatenate((codes[cause], np.full(len(outside), mark_code(MarkKind.EXPOSED), dtype=np.int8)))
     names = union_categoricals(
         [_used_names(moments["name"], np.arange(len(moments))), encode_names([_EXPOSED] * len(outside))]
     )
@@ -88,7 +90,7 @@ def _phases(trace: Trace, zero: int) -> pd.DataFrame:
             [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()], dtype=np.int64
         )
         ends = np.maximum(starts, np.array([ran.done_ns(at) for at in ends.tolist()], dtype=np.int64))
-    parts = np.array([mark_code(Mark(_word(name))) for name in events["name"]], dtype=np.int8)
+    parts = np.array([mark_code(MarkKind(_word(name))) for name in events["name"]], dtype=np.int8)
     return marks_table(starts - zero, ends - zero, events["name"].astype(str), parts, event=rows)
 
 
@@ -100,7 +102,7 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     """Counted events, by stream on a GPU and by thread on the CPU; the busiest compute lane first, then the others."""
     trace = run.traces[place]
     gpu = rule_of(trace) is Rule.GPU
-    rows = np.flatnonzero(~counting_as(trace, Work.NOTHING))
+    rows = np.flatnonzero(~counting_as(trace, WorkKind.NOTHING))
     if rule_of(trace) is Rule.UNRECORDED or not len(rows):
         return []
     lane = _lane_numbers(trace.events, rows, gpu=gpu)
@@ -120,11 +122,11 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
             event=rows[span],
             collective=collective[span],
         )
-        took = np.bincount(parts[span], weights=lasted[span], minlength=len(Mark))
+        took = np.bincount(parts[span], weights=lasted[span], minlength=len(MarkKind))
         main = int(took.argmax())
-        counted.append((_CountedLane(rows=rows[span], main=tuple(Mark)[main]), marks, float(took[main])))
+        counted.append((_CountedLane(rows=rows[span], main=tuple(MarkKind)[main]), marks, float(took[main])))
     counted.sort(
-        key=lambda item: (item[0].main is not Mark.COMPUTE, mark_code(item[0].main), -item[2], int(item[0].rows[0]))
+        key=lambda item: (item[0].main is not MarkKind.COMPUTE, mark_code(item[0].main), -item[2], int(item[0].rows[0]))
     )
     labels = _lane_names(trace, [lane for lane, _, _ in counted], gpu=gpu)
     return [Lane(label=label, kind="stream", marks=marks) for label, (_, marks, _) in zip(labels, counted, strict=True)]
@@ -154,9 +156,9 @@ def _parts(run: Run, place: int, rows: NDArray[np.intp]) -> tuple[NDArray[np.int
     """The mark of each of these events, and the `index` of its collective, -1 for none."""
     trace = run.traces[place]
     parts = np.empty(len(rows), dtype=np.int8)
-    for work, mark in ((Work.COMPUTE, Mark.COMPUTE), (Work.MEMORY, Mark.MEMORY)):
+    for work, mark in ((WorkKind.COMPUTE, MarkKind.COMPUTE), (WorkKind.MEMORY, MarkKind.MEMORY)):
         parts[counting_as(trace, work)[rows]] = mark_code(mark)
-    communicates = counting_as(trace, Work.COMMUNICATION)[rows]
+    communicates = counting_as(trace, WorkKind.COMMUNICATION)[rows]
     table = numbered_arrivals(run)
     table = table[table["trace"] == place].set_index("row").sort_index()
     recorded_row = recorded_of_events(trace)[rows]
@@ -191,11 +193,11 @@ def _lane_names(trace: Trace, lanes: Sequence[_CountedLane], *, gpu: bool) -> li
 def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
     device, stream = (trace.events[name].to_numpy(dtype=np.int64) for name in ("device", "stream"))
     several = len({int(device[lane.rows[0]]) for lane in lanes}) > 1
-    communicates = counting_as(trace, Work.COMMUNICATION)
+    communicates = counting_as(trace, WorkKind.COMMUNICATION)
     nccl = matching(trace.events["name"], lambda name: "nccl" in name.lower() or "rccl" in name.lower())
     names = []
     for lane in lanes:
-        what = {Mark.COMPUTE: "compute", Mark.MEMORY: "copies"}.get(lane.main)
+        what = {MarkKind.COMPUTE: "compute", MarkKind.MEMORY: "copies"}.get(lane.main)
         if what is None:
             communicating = lane.rows[communicates[lane.rows]]
             what = ", ".join(
@@ -218,16 +220,16 @@ def _threads(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
         ("gloo", _threads_with(thread, names, lambda name: name.startswith("gloo:"))),
     )
     hooks = _threads_with(thread, names, _is_backward)
-    computing = [lane for lane in lanes if lane.main is Mark.COMPUTE]
+    computing = [lane for lane in lanes if lane.main is MarkKind.COMPUTE]
     leads = [lane for lane in computing if int(thread[lane.rows[0]]) in stepping] or computing[:1]
     labels = []
     for lane in lanes:
         lane_thread = int(thread[lane.rows[0]])
         if any(lane is lead for lead in leads) or lane_thread in stepping:
             labels.append("main")
-        elif lane.main is Mark.COMPUTE:
+        elif lane.main is MarkKind.COMPUTE:
             labels.append("autograd" if lane_thread in hooks else "compute")
-        elif lane.main is Mark.MEMORY:
+        elif lane.main is MarkKind.MEMORY:
             labels.append("copies")
         else:
             word = next((word for word, threads in carried if lane_thread in threads), "communication")
@@ -239,14 +241,14 @@ def _axis(trace: Trace, lane: _CountedLane) -> str:
     """What the group is for whose collectives an emulated link's thread carries; empty if there is only one group."""
     carried = (label_fields(str(name)) for name in trace.events["name"].iloc[lane.rows[:1]])
     group = next((parsed[1].get("group", "") for parsed in carried if parsed), "")
-    return next((axis_of(joined.description) for joined in trace.joined_groups if joined.name == group), "")
+    return next((find_axis(joined.description) for joined in trace.joined_groups if joined.name == group), "")
 
 
 def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
     """Along which axes of the mesh these events communicate, as far as their groups' descriptions tell."""
     collective_rows = recorded_of_events(trace)[rows]
     descriptions = recorded_collectives(trace)["group_description"].iloc[collective_rows[collective_rows >= 0]].unique()
-    present = {axis_of(str(description)) for description in descriptions}
+    present = {find_axis(str(description)) for description in descriptions}
     return [axis for axis in AXES if axis in present]
 
 

@@ -21,7 +21,7 @@ from overlaplab.evidence.clocks import clocks, run_zero_ns
 from overlaplab.evidence.fields import int_or_none
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, rows_in_window
-from overlaplab.timeline.marks import Lane, Mark, Timeline, encode_names, mark_names, marks_table
+from overlaplab.timeline.marks import Lane, MarkKind, Timeline, encode_names, mark_names, marks_table
 from overlaplab.timeline.rank_lanes import rank_lanes
 from overlaplab.timeline.window_statistics import chosen_lanes, window_totals
 
@@ -120,7 +120,7 @@ def _name_moments(moments: pd.DataFrame, exposed_name: Callable[[Mapping[Any, An
 def _join_marks(placed_lanes: list[tuple[int, Lane]]) -> pd.DataFrame:
     """All lanes' marks as `Timeline.events`."""
     if not placed_lanes:
-        return marks_table([], [], [], Mark.STEP).assign(lane=0, trace=0)
+        return marks_table([], [], [], MarkKind.STEP).assign(lane=0, trace=0)
     tables = [lane.marks for _, lane in placed_lanes]
     columns: dict[str, Any] = {
         name: np.concatenate([table[name].to_numpy() for table in tables])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from overlaplab.evidence.fields import take_values
 from overlaplab.intervals import clip, intersect, total, union
 from overlaplab.timeline.level_of_detail import added_ns, rows_in_window
-from overlaplab.timeline.marks import Mark, Timeline, mark_names
+from overlaplab.timeline.marks import MarkKind, Timeline, mark_names
 from overlaplab.vocabulary import label_fields
 
 TOP = 10
@@ -30,10 +30,10 @@ class WindowStatistics:
     """Each rank's totals, as `window_totals` gives them."""
     kernels: pd.DataFrame
     """The names with most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels only the
-    word and the kind), `part` (a `Mark`, the one with most of their time), `events` (how many overlap the window),
+    word and the kind), `part` (a `MarkKind`, the one with most of their time), `events` (how many overlap the window),
     `busy_ns` (the union of their times within the window on each rank, summed over ranks)."""
     causes: pd.DataFrame
-    """The window's exposed time by `part` (a `Mark`), the most expensive first: `exposed_ns`, summed over ranks."""
+    """The window's exposed time by `part` (a `MarkKind`), the most expensive first: `exposed_ns`, summed over ranks."""
     events: int
     """How many events of streams overlap the window."""
 
@@ -109,7 +109,7 @@ def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns
     order = np.argsort(begins, kind="stable")
     order = order[np.argsort(_narrow_keys(key[order]), kind="stable")]
     group, adds = group[order], added_ns(key[order], begins[order], ends[order])
-    shares = np.zeros((len(texts) + 1, len(Mark)), dtype=np.int64)
+    shares = np.zeros((len(texts) + 1, len(MarkKind)), dtype=np.int64)
     np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # +1: instants count as well
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     table = pd.DataFrame(

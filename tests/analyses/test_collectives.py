@@ -20,7 +20,7 @@ import overlaplab
 from overlaplab import OverlaplabError, load_run
 from overlaplab.analyses.collectives import time_spent
 from overlaplab.cli import main
-from overlaplab.intervals import clip, total, union, within
+from overlaplab.intervals import clip, lengths_within, total, union
 from overlaplab.report.documents import collectives_document
 from overlaplab.selection import Selection
 
@@ -175,7 +175,7 @@ def test_how_much_of_a_set_lies_within(pieces: list[tuple[int, int]], asked: lis
     found = union([start for start, _ in pieces], [start + length for start, length in pieces])
     starts, ends = (np.array([at, at + n]) for at, n in asked), [at + n for at, n in asked]
     starts = np.array([at for at, _ in asked], dtype=np.int64)
-    measured = within(found, starts, np.array(ends, dtype=np.int64))
+    measured = lengths_within(found, starts, np.array(ends, dtype=np.int64))
     assert measured.tolist() == [total(clip(found, at, at + length)) for at, length in asked]
 
 

@@ -21,7 +21,7 @@ from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT, Palette, cause_colours
 from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan
-from overlaplab.timeline.marks import CAUSE_MARKS, Mark
+from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 
 LEAST = 0.08
 """Oklab: four times what is just seen."""
@@ -115,9 +115,9 @@ def test_what_meets_is_told_apart(drawn: dict[str, list[alt.LayerChart]], theme:
     assert near == {}
 
 
-EXPOSED = (Mark.EXPOSED, *CAUSE_MARKS)
+EXPOSED = (MarkKind.EXPOSED, *CAUSE_MARKS)
 """In a lane of their own, each with its cause's colour."""
-PHASES = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.FREE)
+PHASES = (MarkKind.FORWARD, MarkKind.BACKWARD, MarkKind.OPTIMIZER, MarkKind.FREE)
 """Greys in a lane of their own, with their names on them; what is freed is a tick."""
 
 

@@ -13,7 +13,7 @@ from made.traces import event, gloo, op, run_of, step, write
 from samples import TRACES, sample_run
 
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.words import visible
+from overlaplab.words import visible_line
 
 SUMMARY_KEYS = [
     "step",
@@ -235,8 +235,8 @@ def test_one_line_says_the_cause_and_the_advice_of_summary(command: Any, folder:
     assert diagnosis is not None
     assert (code, line.count("\n")) == (0, 1)
     assert line.startswith("Rank 1, step 3 (the most exposed rank's median step by exposed time): 12 % of the step is")
-    assert line.endswith(visible(f": {diagnosis.headline} {diagnosis.advice}") + "\n")
-    assert visible(diagnosis.advice) in " ".join(command("summary", TRACES / "torch-ddp")[1].split())
+    assert line.endswith(visible_line(f": {diagnosis.headline} {diagnosis.advice}") + "\n")
+    assert visible_line(diagnosis.advice) in " ".join(command("summary", TRACES / "torch-ddp")[1].split())
     assert command("summary", folder / "missing", "--line")[:2] == (2, "")
 
 

@@ -60,7 +60,7 @@ def facts(torch: dict[str, Any] | None = CPU_TORCH, nvidia: dict[str, Any] = NO_
 
 def line(found: dict[str, Any], name: str) -> tuple[Verdict, str, str | None]:
     (check,) = [check for check in checks(found) if check.name == name]
-    return check.verdict, check.found, check.remedy
+    return check.verdict, check.fact, check.remedy
 
 
 def test_all_is_well_without_a_gpu() -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from overlaplab.cli import main
 from overlaplab.dashboard import server
-from overlaplab.dashboard.server import HOST, SETTINGS, free_port
+from overlaplab.dashboard.server import HOST, SETTINGS
+from overlaplab.ports import next_free_port
 
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "traces" / "torch-ddp-gloo" / "rank0.pt.trace.json.gz"
@@ -61,7 +62,7 @@ def test_a_port_in_use_is_one_line_that_offers_the_next(
 ) -> None:
     with socket.create_server((HOST, 0)) as listening:
         port = listening.getsockname()[1]
-        offered = free_port(HOST, port)
+        offered = next_free_port(HOST, port)
         assert offered is not None
         assert offered > port
         monkeypatch.setattr(sys, "argv", ["overlaplab", "app", str(tmp_path), "--port", str(port)])
@@ -69,7 +70,7 @@ def test_a_port_in_use_is_one_line_that_offers_the_next(
             main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"overlaplab: port {port} is in use. The next free one: --port {offered}.\n"
-    assert free_port(HOST, port) == port
+    assert next_free_port(HOST, port) == port
 
 
 def test_a_host_that_is_not_here_is_one_line(
@@ -90,7 +91,7 @@ def test_another_host_is_warned_of(
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, line: started.append(line))
     for host in (HOST, "0.0.0.0"):
-        port = free_port(host, 20_000)
+        port = next_free_port(host, 20_000)
         monkeypatch.setattr(sys, "argv", ["overlaplab", "app", str(tmp_path), "--host", host, "--port", str(port)])
         with pytest.raises(SystemExit):
             main()

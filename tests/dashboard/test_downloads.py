@@ -7,7 +7,7 @@ import struct
 import pandas as pd
 
 from overlaplab import charts
-from overlaplab.dashboard.downloads import csv_of, png_of
+from overlaplab.dashboard.downloads import csv_bytes, png_bytes
 
 
 def test_a_table_as_csv_holds_no_formula() -> None:
@@ -18,7 +18,7 @@ def test_a_table_as_csv_holds_no_formula() -> None:
             "step": pd.array([1, 2, None, 4, 5, 6], dtype="Int64"),
         }
     )
-    assert csv_of(table).decode().splitlines() == [
+    assert csv_bytes(table).decode().splitlines() == [
         "name,ms,step",
         "'=cmd(),1.5,1",
         "'+1,-2.5,2",
@@ -32,7 +32,7 @@ def test_a_table_as_csv_holds_no_formula() -> None:
 def test_a_chart_as_png_stands_on_its_themes_background() -> None:
     late = {"rank": 1, "collectives": 2, "last": 1, "late_median_ns": 5, "late_max_ns": 5, "cost_ns": 5, "alone_ns": 5}
     chart = charts.late_ranks(pd.DataFrame([late]))
-    pictures = [png_of(chart, dark=dark) for dark in (False, True)]
+    pictures = [png_bytes(chart, dark=dark) for dark in (False, True)]
     for picture in pictures:
         assert picture.startswith(b"\x89PNG")
         width, height = struct.unpack(">II", picture[16:24])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from overlaplab.dashboard.data import open_run
-from overlaplab.dashboard.folder import confined, find_runs, look, manifest_told, stamp
+from overlaplab.dashboard.folder import confined_path, find_runs, read_manifest, scan_runs, stamp
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import links_refused
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.traits import TRAITS, Traits
 
 
@@ -45,15 +45,15 @@ def test_names_that_lead_out_are_refused(opened: Path, name: str) -> None:
     (opened / "link").symlink_to(opened.parent / "outside")
     (opened / "sibling").symlink_to(opened.parent / "opened-too" / "run")
     with pytest.raises(OverlaplabError):
-        confined(opened, name)
+        confined_path(opened, name)
     assert isinstance(open_run(opened, name), OverlaplabError)
 
 
 def test_names_that_stay_inside_are_taken(opened: Path) -> None:
     (opened / "alias").symlink_to(opened / "run")
-    assert confined(opened, "run") == opened / "run"
-    assert confined(opened, "alias") == opened / "run"
-    assert confined(opened, ".") == opened
+    assert confined_path(opened, "run") == opened / "run"
+    assert confined_path(opened, "alias") == opened / "run"
+    assert confined_path(opened, ".") == opened
 
 
 def test_the_folder_may_itself_be_reached_by_a_link(opened: Path) -> None:
@@ -85,13 +85,13 @@ def test_links_out_and_fifos_are_no_runs(opened: Path) -> None:
     (opened / "pipe").mkdir()
     os.mkfifo(opened / "pipe" / "rank0.json")
     assert [entry.name for entry in find_runs(opened)] == ["run"]
-    assert look(opened)[1] == ["link"]
+    assert scan_runs(opened)[1] == ["link"]
 
 
 def test_a_link_to_itself_ends(opened: Path) -> None:
     (opened / "loop").symlink_to(opened)
     assert [entry.name for entry in find_runs(opened)] == ["run"]
-    assert look(opened)[1] == []
+    assert scan_runs(opened)[1] == []
 
 
 def test_a_link_to_nothing_but_itself_is_no_folder(opened: Path) -> None:
@@ -125,7 +125,7 @@ def test_traits_are_read_from_the_manifest_alone(tmp_path: Path) -> None:
     def told(name: str, text: str) -> Traits | None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
-        return traits_of(manifest_told(tmp_path, name))
+        return strategy_traits(read_manifest(tmp_path, name))
 
     assert told("good", '{"format_version": 1, "world_size": 2, "strategy": "zero3", "units": []}') == TRAITS["zero3"]
     mine = '{"format_version": 1, "world_size": 2, "strategy": "mine", "traits": {"gathers": "units"}}'
@@ -134,14 +134,14 @@ def test_traits_are_read_from_the_manifest_alone(tmp_path: Path) -> None:
     assert told("other", '{"format_version": 1, "world_size": 2, "strategy": 3}') is None
     assert told("newer", '{"format_version": 99, "world_size": 2, "strategy": "zero3"}') is None
     assert told("half", '{"strategy": "zer') is None
-    assert manifest_told(tmp_path, "nowhere") is None
-    assert manifest_told(tmp_path, "../good") is None
+    assert read_manifest(tmp_path, "nowhere") is None
+    assert read_manifest(tmp_path, "../good") is None
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "run.json").symlink_to(tmp_path / "good" / "run.json")
-    assert manifest_told(tmp_path, "linked") is None
+    assert read_manifest(tmp_path, "linked") is None
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.json")
-    assert manifest_told(tmp_path, "pipe") is None
+    assert read_manifest(tmp_path, "pipe") is None
 
 
 def test_refused_links_are_named(opened: Path) -> None:
@@ -153,4 +153,4 @@ def test_refused_links_are_named(opened: Path) -> None:
     for place in range(5):
         (opened / "sweep" / f"cap-{place}").symlink_to(opened.parent / "outside")
     said = "Not opened, links out of this folder: sweep/cap-0, sweep/cap-1, sweep/cap-2 and 2 others."
-    assert (links_refused(look(opened)[1]) or "").startswith(said)
+    assert (links_refused(scan_runs(opened)[1]) or "").startswith(said)

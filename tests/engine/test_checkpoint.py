@@ -51,7 +51,7 @@ class Inputs:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def of_rank(self, step: int, microbatch: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rank_batch(self, step: int, microbatch: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         seed = 100 * step + 10 * microbatch + rank
         x = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return x.to(self.dtype), torch.tensor(3 if 2 <= step < 6 else 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from overlaplab_engine import labels
-from overlaplab_engine.bench import ALGORITHMS, measured
+from overlaplab_engine.bench import ALGORITHMS, measure_algorithm
 from overlaplab_engine.collectives import ring, tree
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
@@ -136,7 +136,7 @@ def behind_a_link_hops_take_the_formulas_time(comm: Communicator, name: str) -> 
 
 @scenario(*ALGORITHMS)
 def they_are_measured_and_right(comm: Communicator, name: str) -> None:
-    row = measured(comm, name, 1003, 1)
+    row = measure_algorithm(comm, name, 1003, 1)
     assert row | {"time_ns": 0} == {"algorithm": name, "bytes": 1000, "time_ns": 0, "wrong": 0}
     assert row["time_ns"] > 0
 

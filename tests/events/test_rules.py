@@ -10,7 +10,7 @@ from overlaplab.events.rules import (
     DEVICE_RULES,
     HOST_RULES,
     Part,
-    Work,
+    WorkKind,
     device_work,
     host_rule,
     reads_like_communication,
@@ -96,14 +96,14 @@ COMPUTE = [
 
 @pytest.mark.parametrize("name", COMMUNICATION)
 def test_communication_kernels(name: str) -> None:
-    assert device_work("kernel", name) is Work.COMMUNICATION
-    assert device_work("gpu_user_annotation", name) is Work.NOTHING
-    assert device_work("user_annotation", name) is Work.NOTHING
+    assert device_work("kernel", name) is WorkKind.COMMUNICATION
+    assert device_work("gpu_user_annotation", name) is WorkKind.NOTHING
+    assert device_work("user_annotation", name) is WorkKind.NOTHING
 
 
 @pytest.mark.parametrize("name", COMPUTE)
 def test_compute_kernels(name: str) -> None:
-    assert device_work("kernel", name) is Work.COMPUTE
+    assert device_work("kernel", name) is WorkKind.COMPUTE
 
 
 @pytest.mark.parametrize(
@@ -152,43 +152,43 @@ def test_a_kernel_that_serves_several_collectives_names_none() -> None:
 @pytest.mark.parametrize(
     ("category", "name", "counts_as"),
     [
-        ("kernel", "void Mine::Ring_Send<4>()", Work.COMMUNICATION),
-        ("gpu_memcpy", "Memcpy DtoD (ring_send)", Work.COMMUNICATION),
-        ("kernel", "triton_poi_fused_ring_send_3", Work.COMMUNICATION),
-        ("kernel", "gemm", Work.COMPUTE),
-        ("kernel", "Stream Wait Event ring_send", Work.NOTHING),
-        ("cpu_op", "ring_send", Work.NOTHING),
+        ("kernel", "void Mine::Ring_Send<4>()", WorkKind.COMMUNICATION),
+        ("gpu_memcpy", "Memcpy DtoD (ring_send)", WorkKind.COMMUNICATION),
+        ("kernel", "triton_poi_fused_ring_send_3", WorkKind.COMMUNICATION),
+        ("kernel", "gemm", WorkKind.COMPUTE),
+        ("kernel", "Stream Wait Event ring_send", WorkKind.NOTHING),
+        ("cpu_op", "ring_send", WorkKind.NOTHING),
     ],
 )
-def test_a_rule_of_ones_own(category: str, name: str, counts_as: Work) -> None:
+def test_a_rule_of_ones_own(category: str, name: str, counts_as: WorkKind) -> None:
     assert device_work(category, name, "ring_send|other") is counts_as
 
 
 @pytest.mark.parametrize(
     ("category", "name", "counts_as"),
     [
-        ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", Work.MEMORY),
-        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", Work.MEMORY),
-        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", Work.COMMUNICATION),
-        ("gpu_memcpy", "hipMemcpyAsync", Work.MEMORY),
-        ("gpu_memcpy", "ncclCopyEngine", Work.MEMORY),  # a rule of kernels is none of copies
-        ("gpu_memset", "Memset (Device)", Work.MEMORY),
-        ("Memcpy", "Memcpy P2P", Work.COMMUNICATION),  # as of 2021
-        ("Kernel", "ampere_sgemm", Work.COMPUTE),
-        ("kernel", "Stream Wait Event", Work.NOTHING),
-        ("kernel", "Event Sync", Work.NOTHING),
-        ("kernel", "Context Sync", Work.NOTHING),
-        ("gpu_memcpy", "Stream Synchronize", Work.NOTHING),
-        ("kernel", "Device Synchronize", Work.NOTHING),
-        ("cuda_sync", "Stream Wait Event", Work.NOTHING),
-        ("cuda_runtime", "hipMemcpyAsync", Work.NOTHING),
-        ("cuda_runtime", "cudaLaunchKernel", Work.NOTHING),
-        ("gpu_user_annotation", "nccl:all_reduce", Work.NOTHING),
-        ("gpu_user_annotation", "ProfilerStep#3", Work.NOTHING),
-        ("cpu_op", "aten::mm", Work.NOTHING),
+        ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", WorkKind.MEMORY),
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", WorkKind.MEMORY),
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", WorkKind.COMMUNICATION),
+        ("gpu_memcpy", "hipMemcpyAsync", WorkKind.MEMORY),
+        ("gpu_memcpy", "ncclCopyEngine", WorkKind.MEMORY),  # a rule of kernels is none of copies
+        ("gpu_memset", "Memset (Device)", WorkKind.MEMORY),
+        ("Memcpy", "Memcpy P2P", WorkKind.COMMUNICATION),  # as of 2021
+        ("Kernel", "ampere_sgemm", WorkKind.COMPUTE),
+        ("kernel", "Stream Wait Event", WorkKind.NOTHING),
+        ("kernel", "Event Sync", WorkKind.NOTHING),
+        ("kernel", "Context Sync", WorkKind.NOTHING),
+        ("gpu_memcpy", "Stream Synchronize", WorkKind.NOTHING),
+        ("kernel", "Device Synchronize", WorkKind.NOTHING),
+        ("cuda_sync", "Stream Wait Event", WorkKind.NOTHING),
+        ("cuda_runtime", "hipMemcpyAsync", WorkKind.NOTHING),
+        ("cuda_runtime", "cudaLaunchKernel", WorkKind.NOTHING),
+        ("gpu_user_annotation", "nccl:all_reduce", WorkKind.NOTHING),
+        ("gpu_user_annotation", "ProfilerStep#3", WorkKind.NOTHING),
+        ("cpu_op", "aten::mm", WorkKind.NOTHING),
     ],
 )
-def test_copies_waits_and_what_is_no_device_event(category: str, name: str, counts_as: Work) -> None:
+def test_copies_waits_and_what_is_no_device_event(category: str, name: str, counts_as: WorkKind) -> None:
     assert device_work(category, name) is counts_as
 
 
@@ -208,30 +208,30 @@ def test_every_rule_of_devices_decides_for_some_name() -> None:
 @pytest.mark.parametrize(
     ("name", "counts_as", "part", "owns"),
     [
-        ("gloo:all_reduce", Work.COMMUNICATION, Part.WHOLE, True),
-        ("gloo:_all_gather_base", Work.COMMUNICATION, Part.WHOLE, True),
-        ("gloo:send", Work.COMMUNICATION, Part.WHOLE, False),
-        ("gloo:recv", Work.COMMUNICATION, Part.WHOLE, False),
-        ("gloo:recvAnySource", Work.COMMUNICATION, Part.WHOLE, False),
-        ("engine::comm seq=0 kind=all_reduce", Work.COMMUNICATION, Part.WHOLE, True),
-        ("aten::_foreach_addcdiv_", Work.COMPUTE, Part.WHOLE, False),
-        ("c10d::allreduce_", Work.NOTHING, Part.CUT, False),
-        ("_c10d_functional::wait_tensor", Work.NOTHING, Part.CUT, False),
-        ("c10d_functional::all_reduce", Work.NOTHING, Part.CUT, False),
-        ("engine::wait", Work.NOTHING, Part.CUT, False),
-        ("engine::gather_wait unit=a", Work.NOTHING, Part.CUT, False),
-        ("engine::param_gather_wait bucket=0", Work.NOTHING, Part.CUT, False),
-        ("engine::backward microbatch=0 sync=1", Work.NOTHING, Part.NONE, False),
-        ("autograd::engine::evaluate_function: AddmmBackward0", Work.NOTHING, Part.NONE, False),
-        ("torch::autograd::AccumulateGrad", Work.NOTHING, Part.NONE, False),
-        ("profiler::_record_function_enter_new", Work.NOTHING, Part.NONE, False),
-        ("FSDP::post_backward_reshard (layers.0)", Work.NOTHING, Part.NONE, False),
-        ("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", Work.COMPUTE, Part.LEAF, False),
-        ("torch_sparse::spmm", Work.COMPUTE, Part.LEAF, False),
-        ("## Call CompiledFxGraph fg5orq5fdyfag2f ##", Work.COMPUTE, Part.WHOLE, False),
+        ("gloo:all_reduce", WorkKind.COMMUNICATION, Part.WHOLE, True),
+        ("gloo:_all_gather_base", WorkKind.COMMUNICATION, Part.WHOLE, True),
+        ("gloo:send", WorkKind.COMMUNICATION, Part.WHOLE, False),
+        ("gloo:recv", WorkKind.COMMUNICATION, Part.WHOLE, False),
+        ("gloo:recvAnySource", WorkKind.COMMUNICATION, Part.WHOLE, False),
+        ("engine::comm seq=0 kind=all_reduce", WorkKind.COMMUNICATION, Part.WHOLE, True),
+        ("aten::_foreach_addcdiv_", WorkKind.COMPUTE, Part.WHOLE, False),
+        ("c10d::allreduce_", WorkKind.NOTHING, Part.CUT, False),
+        ("_c10d_functional::wait_tensor", WorkKind.NOTHING, Part.CUT, False),
+        ("c10d_functional::all_reduce", WorkKind.NOTHING, Part.CUT, False),
+        ("engine::wait", WorkKind.NOTHING, Part.CUT, False),
+        ("engine::gather_wait unit=a", WorkKind.NOTHING, Part.CUT, False),
+        ("engine::param_gather_wait bucket=0", WorkKind.NOTHING, Part.CUT, False),
+        ("engine::backward microbatch=0 sync=1", WorkKind.NOTHING, Part.NONE, False),
+        ("autograd::engine::evaluate_function: AddmmBackward0", WorkKind.NOTHING, Part.NONE, False),
+        ("torch::autograd::AccumulateGrad", WorkKind.NOTHING, Part.NONE, False),
+        ("profiler::_record_function_enter_new", WorkKind.NOTHING, Part.NONE, False),
+        ("FSDP::post_backward_reshard (layers.0)", WorkKind.NOTHING, Part.NONE, False),
+        ("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", WorkKind.COMPUTE, Part.LEAF, False),
+        ("torch_sparse::spmm", WorkKind.COMPUTE, Part.LEAF, False),
+        ("## Call CompiledFxGraph fg5orq5fdyfag2f ##", WorkKind.COMPUTE, Part.WHOLE, False),
     ],
 )
-def test_hosts_ranges(name: str, counts_as: Work, part: Part, owns: bool) -> None:
+def test_hosts_ranges(name: str, counts_as: WorkKind, part: Part, owns: bool) -> None:
     rule = host_rule(name)
     assert rule is not None
     assert (rule.counts_as, rule.part, rule.owns_thread) == (counts_as, part, owns)

@@ -15,7 +15,7 @@ import overlaplab
 from overlaplab import Run, load_run
 from overlaplab.analyses import communication_by, exposed, idle, totals, volume
 from overlaplab.cli import main
-from overlaplab.events import Work, classify
+from overlaplab.events import WorkKind, classify
 from overlaplab.findings import run_warnings
 from overlaplab.findings.warnings import unrecorded_activity
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_the_host_is_not_taken_for_the_computation(run: Run) -> None:
-    assert set(classify(run.traces[0])) == {Work.NOTHING}
+    assert set(classify(run.traces[0])) == {WorkKind.NOTHING}
     tables = (overlaplab.summary, totals, exposed, idle, overlaplab.buckets, overlaplab.schedule, volume)
     assert [len(analysis(run)) for analysis in (*tables, communication_by)] == [0] * 8
 

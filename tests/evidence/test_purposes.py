@@ -8,7 +8,7 @@ import pytest
 from made.traces import event, launched, run_of, step
 
 import overlaplab
-from overlaplab.axes import axis_of
+from overlaplab.axes import find_axis
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from overlaplab.axes import axis_of
     ],
 )
 def test_who_cuts_layers(description: str, known: bool) -> None:
-    assert (axis_of(description) == "tp") is known
+    assert (find_axis(description) == "tp") is known
 
 
 @pytest.mark.parametrize(("description", "what"), [("mesh_tp", "activations of a layer"), ("mesh_dp", None)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.findings import exposed_name, mark_name, mark_word
-from overlaplab.timeline.marks import Mark
+from overlaplab.timeline.marks import MarkKind
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_labels_are_read_out(name: str, words: str | None) -> None:
 def test_exposed_time_is_named_by_its_cause() -> None:
     row = {"cause": "straggler wait", "late_rank": 3, "collective": 19, "kind": "all_reduce", "what": "bucket 5"}
     assert exposed_name(row) == "waited for rank 3: bucket 5, all-reduce 19"
-    assert mark_word(Mark.TAIL) == "nothing left to overlap (tail)"
-    assert mark_word(Mark.ALL_GATHER) == "all-gather"
+    assert mark_word(MarkKind.TAIL) == "nothing left to overlap (tail)"
+    assert mark_word(MarkKind.ALL_GATHER) == "all-gather"

@@ -22,7 +22,7 @@ RECORDING_S = 80.0
 
 def test_the_profiler_sees_the_gpu() -> None:
     found = probe("cuda:0")
-    assert (found.seen, found.supported, found.failure) == (True, True, None), found.said
+    assert (found.seen, found.supported, found.failure) == (True, True, None), found.stderr
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from devices.gpu_testing import GPU_TESTS
 from overlaplab_engine import watch
 from overlaplab_engine.watching.log import CellKind
-from ports import free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab.ports import free_port
 
 pytestmark = GPU_TESTS
 

@@ -304,7 +304,7 @@ def samples(tmp_path: Path) -> Samples:
     ],
 )
 def test_a_folder_is_named_after_the_gpu(gpu: str, folder: str) -> None:
-    assert script("scripts/record_gpu_samples.py").folder_of(gpu) == folder
+    assert script("scripts/record_gpu_samples.py").folder_name(gpu) == folder
 
 
 def test_samples_lie_in_the_folder_of_the_gpu(samples: Samples) -> None:

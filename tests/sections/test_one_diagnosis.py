@@ -30,7 +30,7 @@ from overlaplab.sections.blocks import Bars, Lines, Section, Tiles
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.sections.summary import summary_section
 from overlaplab.selection import Selection
-from overlaplab.timeline.marks import Mark
+from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import timeline_window
 
 STRANGERS = (
@@ -140,7 +140,7 @@ def causes_on_the_timeline(tables: RunTables, found: Diagnosis) -> tuple[dict[st
     for name, took in zip(drawn["name"], drawn["end_ns"] - drawn["start_ns"], strict=True):
         lane[str(name).partition(": ")[0]] += int(took)  # as the tooltip begins
     panel = timeline_window(timeline, *window, ranks).causes
-    words = map(findings.mark_word, map(Mark, panel["part"]))
+    words = map(findings.mark_word, map(MarkKind, panel["part"]))
     return dict(lane), dict(zip(words, panel["exposed_ns"].tolist(), strict=True))
 
 
@@ -173,7 +173,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         labels, causes = Counter[str](), Counter[str]()
         for share in found.causes:
             labels[share.label] += share.exposed_ns
-            causes[findings.mark_word(Mark(share.cause.value))] += share.exposed_ns
+            causes[findings.mark_word(MarkKind(share.cause.value))] += share.exposed_ns
         assert (lane, panel) == (labels, causes)
         out = printed(run, found)
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)

@@ -21,7 +21,6 @@ from overlaplab.simulate.edits.collectives import (
     wait_at_step_end,
     without_launches,
 )
-from overlaplab.simulate.edits.gathers import with_earlier_gathers
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units, unit_order
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
@@ -38,31 +37,6 @@ def test_buckets_close_as_the_engines(sizes: list[int], first: int, cap: int) ->
     expected = engine_assign(range(len(sizes)), sizes, [0] * len(sizes), [first, cap])
     got = assign(names, dict(zip(names, sizes, strict=True)), [first, cap])
     assert got == [[names[number] for number in bucket] for bucket in expected]
-
-
-def gather(unit: str, phase: str = "forward") -> Launch:
-    return Launch(f"{unit} {phase}", 10, role="gather", what=f"{unit} 0 {phase}")
-
-
-def use(unit: str, phase: str = "forward", *, gathered: bool = True) -> list[Move]:
-    waits: list[Move] = [Wait(f"{unit} {phase}")] if gathered else []
-    return [*waits, Mark("use", f"{unit} 0 {phase}"), Work(20)]
-
-
-def test_gathers_are_launched_one_use_earlier() -> None:
-    """c is kept for the backward pass, so that there the gather of b can go when c is used."""
-    serial = [
-        *(End(), gather("a"), *use("a"), gather("b"), *use("b"), gather("c"), *use("c")),
-        *(*use("c", "backward", gathered=False), gather("b", "backward"), *use("b", "backward")),
-        *(gather("a", "backward"), *use("a", "backward"), End()),
-    ]
-    ahead = [
-        *(End(), gather("a"), gather("b"), *use("a"), gather("c"), *use("b"), *use("c")),
-        *(gather("b", "backward"), *use("c", "backward", gathered=False)),
-        *(gather("a", "backward"), *use("b", "backward"), *use("a", "backward"), End()),
-    ]
-    assert with_earlier_gathers(serial) == ahead
-    assert (spans([serial]), spans([ahead])) == ([[170]], [[130]])
 
 
 def test_a_gather_that_others_queue_behind_goes_first() -> None:

@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 from overlaplab import Run
-from overlaplab.axes import axis_of
+from overlaplab.axes import find_axis
 from overlaplab.events import (
     Trace,
     Window,
-    Work,
+    WorkKind,
     activity,
     counting_as,
     launchers,
@@ -187,7 +187,7 @@ def _ones(run: Run) -> list[list[One]]:
                     backward_end=None if purpose["backward_end_ns"] == UNKNOWN_NS else purpose["backward_end_ns"],
                     launched_after=purpose["after_backward"],
                     message=bool(own["message"][row]),
-                    of_pipeline=axis_of(what["group_description"]) == "pp" and what["kind"] == "send_recv",
+                    of_pipeline=find_axis(what["group_description"]) == "pp" and what["kind"] == "send_recv",
                     stream=what["stream"] if rule_of(trace) is Rule.GPU and not emulated else -1,
                 )
             )
@@ -205,7 +205,9 @@ def _reached(trace: Trace, what: dict[str, Any]) -> int:
         return int(what["start_ns"])
     if rule_of(trace) is Rule.GPU:
         events, calls = trace.events, launchers(trace)
-        on_main = counting_as(trace, Work.COMPUTE) & (events["stream"].to_numpy() == main_stream(trace)) & (calls >= 0)
+        on_main = (
+            counting_as(trace, WorkKind.COMPUTE) & (events["stream"].to_numpy() == main_stream(trace)) & (calls >= 0)
+        )
         called = events["ts_ns"].to_numpy()[calls]
         before = on_main & (called < at)
         ends = (events["ts_ns"] + events["dur_ns"]).to_numpy()[before]

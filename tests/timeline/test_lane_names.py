@@ -9,7 +9,7 @@ from made.traces import event, gloo, launched, op, run_of, step
 
 from overlaplab import Run
 from overlaplab.causes import Cause
-from overlaplab.timeline.marks import CAUSE_MARKS, Mark
+from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 from overlaplab.timeline.timeline import timeline_events
 
 
@@ -60,4 +60,4 @@ def test_streams_tell_what_they_carry(tmp_path: Path) -> None:
 
 def test_every_cause_is_a_mark() -> None:
     assert {mark.value for mark in CAUSE_MARKS} == set(Cause)
-    assert Mark.EXPOSED not in CAUSE_MARKS
+    assert MarkKind.EXPOSED not in CAUSE_MARKS

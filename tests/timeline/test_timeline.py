@@ -19,12 +19,12 @@ from overlaplab.events import Activity
 from overlaplab.intervals import total, union
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.level_of_detail import added_ns
-from overlaplab.timeline.marks import Mark, Timeline, mark_code
+from overlaplab.timeline.marks import MarkKind, Timeline, mark_code
 from overlaplab.timeline.timeline import timeline_events, timeline_view
 from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.vocabulary import Rule
 
-PARTS = (Mark.COMPUTE, Mark.ALL_REDUCE, Mark.MEMORY)
+PARTS = (MarkKind.COMPUTE, MarkKind.ALL_REDUCE, MarkKind.MEMORY)
 NAMES = ("gemm", "engine::comm seq=1 kind=all_reduce bytes=8", "engine::comm seq=2 kind=all_reduce bytes=8", "copy")
 Told = tuple[int, int, int, int, int]  # rank, part, name, start, length
 EVENTS = st.lists(
@@ -165,7 +165,7 @@ def test_every_counted_event_is_there_with_its_row_and_collective(gpu: Run) -> N
     assert events["name"].tolist() == ["sgemm", "sgemm_inside", "ncclDevKernel_AllReduce_Sum_f32"] * 2
     assert events["collective"].tolist() == [-1, -1, 0] * 2
     assert events["trace"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert [Mark(list(Mark)[part]).value for part in events["part"]] == ["compute", "compute", "all-reduce"] * 2
+    assert [MarkKind(list(MarkKind)[part]).value for part in events["part"]] == ["compute", "compute", "all-reduce"] * 2
     for name, place, row in zip(events["name"], events["trace"], events["event"], strict=True):
         assert gpu.traces[place].events["name"].iloc[row] == name
 
@@ -243,7 +243,7 @@ def test_gathers_frees_and_reduce_scatters_are_lanes(tmp_path: Path) -> None:
     lanes = found.lanes[found.lanes["kind"] == "labels"]
     assert lanes["label"].tolist() == ["rank 0 gathers", "rank 0 reduce-scatters"]
     gathers = found.events[found.events["lane"] == lanes["lane"].iloc[0]]
-    frees = gathers[gathers["part"] == mark_code(Mark.FREE)]
+    frees = gathers[gathers["part"] == mark_code(MarkKind.FREE)]
     assert len(gathers) == 2 * len(frees) > 0
     assert (frees["start_ns"] == frees["end_ns"]).all()
     assert gathers["name"].iloc[0].startswith("gather ")
@@ -289,7 +289,7 @@ def test_kernels_that_one_label_launched_are_one_collective(tmp_path: Path) -> N
     found = timeline_events(run_of(tmp_path, events, backend="nccl")).events
     linked = found[(found["event"] >= 0) & (found["collective"] >= 0)].sort_values("start_ns")
     assert linked[["start_ns", "collective"]].to_numpy().tolist() == [[40_000, 0], [60_000, 1], [70_000, 1]]
-    assert set(linked["part"]) == {mark_code(Mark.ALL_GATHER)}
+    assert set(linked["part"]) == {mark_code(MarkKind.ALL_GATHER)}
 
 
 @pytest.mark.parametrize(

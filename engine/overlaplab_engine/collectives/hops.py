@@ -15,10 +15,10 @@ BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A chunk of a tensor that goes to a rank, or comes from one."""
+class Chunk:
+    """A part of a tensor that goes to a rank, or comes from one."""
 
-    chunk: int
+    number: int
     """Its number, for the label."""
     tensor: torch.Tensor
     """(elements,); on both ranks of the same size."""
@@ -39,13 +39,13 @@ class Hops:
         """The other ranks make a hop without this one."""
         self._done += 1
 
-    def make(self, kind: Kind, send: Message | None, receive: Message | None, *, add: bool = False) -> None:
+    def make(self, kind: Kind, send: Chunk | None, receive: Chunk | None, *, add: bool = False) -> None:
         """Send and receive at once, and wait for both.
 
         What arrives is put into `receive.tensor`, or added to it. `kind` is that of the half that the hop belongs to.
         A chunk without elements is not sent, which its receiver knows as well.
         """
-        send, receive = (message if message and message.tensor.numel() else None for message in (send, receive))
+        send, receive = (chunk if chunk and chunk.tensor.numel() else None for chunk in (send, receive))
         if send is None and receive is None:
             self.skip()
             return
@@ -59,21 +59,21 @@ class Hops:
                 _add(receive.tensor, arriving)
         self._done += 1
 
-    def _label(self, kind: Kind, send: Message | None, receive: Message | None) -> labels.Span:
+    def _label(self, kind: Kind, send: Chunk | None, receive: Chunk | None) -> labels.Span:
         values: dict[str, str | int] = {"bucket": self._bucket, "kind": kind, "hop": self._done, "bytes": 0}
         if send is not None:
-            values |= {"bytes": send.tensor.nbytes, "sends": send.chunk, "to": send.rank}
+            values |= {"bytes": send.tensor.nbytes, "sends": send.number, "to": send.rank}
         if receive is not None:
-            values |= {"receives": receive.chunk, "source": receive.rank}
+            values |= {"receives": receive.number, "source": receive.rank}
         return labels.span(Word.HOP, **values)
 
 
 def _add(tensor: torch.Tensor, arrived: torch.Tensor) -> None:
     blocks = BLOCK if tensor.device.type == "cpu" else tensor.numel()
-    for own, part in zip(torch.split(tensor, blocks), torch.split(arrived, blocks), strict=True):
-        own.add_(part)
+    for total, part in zip(torch.split(tensor, blocks), torch.split(arrived, blocks), strict=True):
+        total.add_(part)
 
 
-def chunks_of(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Views of a contiguous tensor as `count` chunks, whose sizes differ by one element at most."""
+def split_chunks(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Split a contiguous tensor into views, `count` chunks whose sizes differ by one element at most."""
     return list(torch.tensor_split(tensor.view(-1), count))

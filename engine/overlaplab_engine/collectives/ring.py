@@ -11,7 +11,7 @@ additions differs from chunk to chunk, and from the library's.
 
 import torch
 
-from overlaplab_engine.collectives.hops import Hops, Message, chunks_of
+from overlaplab_engine.collectives.hops import Chunk, Hops, split_chunks
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
 
@@ -19,7 +19,7 @@ from overlaplab_engine.network.link import Kind
 @torch.no_grad()
 def all_reduce(comm: Communicator, tensor: torch.Tensor, *, bucket: int = 0) -> None:
     """Sum a contiguous tensor over the ranks, in place."""
-    hops, chunks = Hops(comm, bucket), chunks_of(tensor, comm.world_size)
+    hops, chunks = Hops(comm, bucket), split_chunks(tensor, comm.world_size)
     _scatter(hops, chunks)
     _gather(hops, chunks)
 
@@ -27,7 +27,7 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, *, bucket: int = 0) -> 
 @torch.no_grad()
 def reduce_scatter(comm: Communicator, shard: torch.Tensor, full: torch.Tensor, *, bucket: int = 0) -> None:
     """`shard` (elements,) gets this rank's part of the sum of `full` (world size × elements,)."""
-    chunks = chunks_of(full.clone(), comm.world_size)
+    chunks = split_chunks(full.clone(), comm.world_size)
     _scatter(Hops(comm, bucket), chunks)
     shard.copy_(chunks[comm.rank])
 
@@ -35,7 +35,7 @@ def reduce_scatter(comm: Communicator, shard: torch.Tensor, full: torch.Tensor, 
 @torch.no_grad()
 def all_gather(comm: Communicator, full: torch.Tensor, shard: torch.Tensor, *, bucket: int = 0) -> None:
     """Fill `full` (world size × elements,) with every rank's `shard` (elements,), in rank order."""
-    chunks = chunks_of(full, comm.world_size)
+    chunks = split_chunks(full, comm.world_size)
     chunks[comm.rank].copy_(shard)
     _gather(Hops(comm, bucket), chunks)
 
@@ -57,8 +57,8 @@ def _scatter(hops: Hops, chunks: list[torch.Tensor]) -> None:
     n, rank = hops.comm.world_size, hops.comm.rank
     for hop in range(n - 1):
         sends, receives = (rank - hop - 1) % n, (rank - hop - 2) % n
-        send = Message(sends, chunks[sends], (rank + 1) % n)
-        hops.make(Kind.REDUCE_SCATTER, send, Message(receives, chunks[receives], (rank - 1) % n), add=True)
+        send = Chunk(sends, chunks[sends], (rank + 1) % n)
+        hops.make(Kind.REDUCE_SCATTER, send, Chunk(receives, chunks[receives], (rank - 1) % n), add=True)
 
 
 def _gather(hops: Hops, chunks: list[torch.Tensor]) -> None:
@@ -66,8 +66,8 @@ def _gather(hops: Hops, chunks: list[torch.Tensor]) -> None:
     n, rank = hops.comm.world_size, hops.comm.rank
     for hop in range(n - 1):
         sends, receives = (rank - hop) % n, (rank - hop - 1) % n
-        send = Message(sends, chunks[sends], (rank + 1) % n)
-        hops.make(Kind.ALL_GATHER, send, Message(receives, chunks[receives], (rank - 1) % n))
+        send = Chunk(sends, chunks[sends], (rank + 1) % n)
+        hops.make(Kind.ALL_GATHER, send, Chunk(receives, chunks[receives], (rank - 1) % n))
 
 
 def _pass_on(hops: Hops, kind: Kind, tensor: torch.Tensor, place: int, *, add: bool = False) -> None:
@@ -76,9 +76,9 @@ def _pass_on(hops: Hops, kind: Kind, tensor: torch.Tensor, place: int, *, add: b
     2n − 2 hops: chunk c goes from place p to the next one in hop c + p.
     """
     n, rank = hops.comm.world_size, hops.comm.rank
-    chunks = chunks_of(tensor, n)
+    chunks = split_chunks(tensor, n)
     for hop in range(2 * n - 2):
         sends, receives = hop - place, hop - place + 1
-        send = Message(sends, chunks[sends], (rank + 1) % n) if place < n - 1 and 0 <= sends < n else None
-        receive = Message(receives, chunks[receives], (rank - 1) % n) if place > 0 and 0 <= receives < n else None
+        send = Chunk(sends, chunks[sends], (rank + 1) % n) if place < n - 1 and 0 <= sends < n else None
+        receive = Chunk(receives, chunks[receives], (rank - 1) % n) if place > 0 and 0 <= receives < n else None
         hops.make(kind, send, receive, add=add)

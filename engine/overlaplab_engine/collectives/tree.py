@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from overlaplab_engine.collectives.hops import Hops, Message
+from overlaplab_engine.collectives.hops import Chunk, Hops
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
 
@@ -24,20 +24,20 @@ from overlaplab_engine.network.link import Kind
 def all_reduce(comm: Communicator, tensor: torch.Tensor, *, bucket: int = 0) -> None:
     """Sum a contiguous tensor over the ranks, in place."""
     hops = Hops(comm, bucket)
-    _up(hops, tensor.view(-1), 0)
-    _down(hops, tensor.view(-1), 0)
+    _reduce_up(hops, tensor.view(-1), 0)
+    _broadcast_down(hops, tensor.view(-1), 0)
 
 
 @torch.no_grad()
 def reduce(comm: Communicator, tensor: torch.Tensor, root: int = 0, *, bucket: int = 0) -> None:
     """The root's tensor becomes the sum, in place; elsewhere partial sums stay."""
-    _up(Hops(comm, bucket), tensor.view(-1), root)
+    _reduce_up(Hops(comm, bucket), tensor.view(-1), root)
 
 
 @torch.no_grad()
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int = 0, *, bucket: int = 0) -> None:
     """Copy the root's values to every rank, in place."""
-    _down(Hops(comm, bucket), tensor.view(-1), root)
+    _broadcast_down(Hops(comm, bucket), tensor.view(-1), root)
 
 
 @torch.no_grad()
@@ -48,8 +48,8 @@ def all_gather(comm: Communicator, full: torch.Tensor, shard: torch.Tensor, *, b
     held[0] = shard.view(-1)
     for distance in _distances(n):
         count = min(distance, n - distance)
-        send = Message(0, held[:count].view(-1), (rank - distance) % n)
-        receive = Message(distance, held[distance : distance + count].view(-1), (rank + distance) % n)
+        send = Chunk(0, held[:count].view(-1), (rank - distance) % n)
+        receive = Chunk(distance, held[distance : distance + count].view(-1), (rank + distance) % n)
         hops.make(Kind.ALL_GATHER, send, receive)
     full.view(n, -1).copy_(held.roll(rank, dims=0))
 
@@ -61,32 +61,32 @@ def reduce_scatter(comm: Communicator, shard: torch.Tensor, full: torch.Tensor, 
     held = full.view(n, -1).roll(-rank, dims=0)  # row i: what is added up for the rank i places on
     for distance in reversed(_distances(n)):
         count = min(distance, n - distance)
-        send = Message(distance, held[distance : distance + count].view(-1), (rank + distance) % n)
-        receive = Message(0, held[:count].view(-1), (rank - distance) % n)
+        send = Chunk(distance, held[distance : distance + count].view(-1), (rank + distance) % n)
+        receive = Chunk(0, held[:count].view(-1), (rank - distance) % n)
         hops.make(Kind.REDUCE_SCATTER, send, receive, add=True)
     shard.copy_(held[0].view_as(shard))
 
 
-def _up(hops: Hops, tensor: torch.Tensor, root: int) -> None:
+def _reduce_up(hops: Hops, tensor: torch.Tensor, root: int) -> None:
     """Each rank adds what its children send, the next one first, and sends the sum to its parent."""
     for sends, peer in _turns(hops.comm, root):
         if peer is None:
             hops.skip()
         elif sends:
-            hops.make(Kind.REDUCE, Message(0, tensor, peer), None)
+            hops.make(Kind.REDUCE, Chunk(0, tensor, peer), None)
         else:
-            hops.make(Kind.REDUCE, None, Message(0, tensor, peer), add=True)
+            hops.make(Kind.REDUCE, None, Chunk(0, tensor, peer), add=True)
 
 
-def _down(hops: Hops, tensor: torch.Tensor, root: int) -> None:
+def _broadcast_down(hops: Hops, tensor: torch.Tensor, root: int) -> None:
     """The same backwards: each rank gets the tensor from its parent, and sends it to its children."""
     for received, peer in reversed(list(_turns(hops.comm, root))):
         if peer is None:
             hops.skip()
         elif received:
-            hops.make(Kind.BROADCAST, None, Message(0, tensor, peer))
+            hops.make(Kind.BROADCAST, None, Chunk(0, tensor, peer))
         else:
-            hops.make(Kind.BROADCAST, Message(0, tensor, peer), None)
+            hops.make(Kind.BROADCAST, Chunk(0, tensor, peer), None)
 
 
 def _turns(comm: Communicator, root: int) -> Iterator[tuple[bool, int | None]]:
@@ -97,8 +97,8 @@ def _turns(comm: Communicator, root: int) -> Iterator[tuple[bool, int | None]]:
     n = comm.world_size
     place = (comm.rank - root) % n
     for distance in _distances(n):
-        times, rest = divmod(place, distance)
-        if rest:
+        times, remainder = divmod(place, distance)
+        if remainder:
             yield False, None
         elif times % 2:
             yield True, (comm.rank - distance) % n

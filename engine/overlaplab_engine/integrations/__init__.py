@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from overlaplab_engine.lazily import lazily
+from overlaplab_engine.lazily import lazy_getattr
 
 if TYPE_CHECKING:
     from overlaplab_engine.integrations.with_accelerate import AccelerateRecorder
@@ -22,4 +22,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-__getattr__ = lazily(__name__, _HOMES)
+__getattr__ = lazy_getattr(__name__, _HOMES)

@@ -42,7 +42,7 @@ class LightningRecorder(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def on_validation_start(self, *_: Any) -> None:
-        """Of the fit; the check before it comes before the recording."""
+        """Validation in the fit begins; the check before it comes before the recording."""
         self._recorder.pause()
 
     def on_validation_end(self, *_: Any) -> None:

@@ -20,16 +20,16 @@ class Batches:
     batch: int
     """Samples per rank and microbatch."""
 
-    def of_rank(self, step: int, microbatch: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rank_batch(self, step: int, microbatch: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets of one rank, each (batch, seq) int64 on the CPU."""
         seed = hashlib.blake2b(repr((self.seed, step, microbatch, rank)).encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
         text = torch.randint(self.vocab, (self.batch, self.seq + 1), generator=generator)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
-    def of_all(self, step: int, microbatch: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def global_batch(self, step: int, microbatch: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The ranks' batches, concatenated in rank order: what one process would train on."""
-        shards = [self.of_rank(step, microbatch, rank) for rank in range(world_size)]
+        shards = [self.rank_batch(step, microbatch, rank) for rank in range(world_size)]
         return torch.cat([s[0] for s in shards]), torch.cat([s[1] for s in shards])
 
 

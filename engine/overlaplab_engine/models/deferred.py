@@ -15,7 +15,7 @@ _VALUES = "deferred_values"
 """The attribute of a deferred parameter that makes its values."""
 
 
-def hollow(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+def hollow_like(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """A tensor of the same shape and type, in the memory of one element: NaN everywhere, or 0 if it holds integers."""
     nothing = torch.nan if tensor.is_floating_point() else 0
     return torch.full((), nothing, dtype=tensor.dtype, device=device or tensor.device).expand(tensor.shape)
@@ -30,7 +30,7 @@ def defer(
     """
     deferred = {}
     for name, parameter in model.named_parameters():
-        deferred[parameter] = nn.Parameter(hollow(parameter, device), parameter.requires_grad)
+        deferred[parameter] = nn.Parameter(hollow_like(parameter, device), parameter.requires_grad)
         setattr(deferred[parameter], _VALUES, partial(values, name, parameter.shape, device))
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

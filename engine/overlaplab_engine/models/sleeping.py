@@ -20,10 +20,10 @@ ones, as does a late wake-up. A pass takes the sum of its modules' times, howeve
 Waits for communication and the pause that was asked for stand still meanwhile, as they do on a GPU. At least half of
 each sleep remains: a host that takes longer than the device holds it up.
 
-Whether a thread waits or works is told by `alarm.waiting`, which messages behind the emulated link enter by themselves.
-Other waits within torch's own code do not: with torch-ddp and torch-fsdp2, and in pipelines without such a link, the
-kernel tells, and a thread waits whenever it is blocked. Where run.json's `sleep.on_schedule` is false, only late
-wake-ups are made up for.
+Whether a thread waits or works is told by `alarm.note_wait`, which messages behind the emulated link enter by
+themselves. Other waits within torch's own code do not: with torch-ddp and torch-fsdp2, and in pipelines without such a
+link, the kernel tells, and a thread waits whenever it is blocked. Where run.json's `sleep.on_schedule` is false, only
+late wake-ups are made up for.
 """
 
 import time
@@ -36,7 +36,7 @@ import torch
 from torch import nn
 from torch._C._profiler import _RecordFunctionFast as Span
 
-from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
+from overlaplab_engine.alarm import Alarm, note_wait, wake_on_time
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import Unit
@@ -59,7 +59,7 @@ def half_a_backward() -> Iterator[None]:
         _share[0] = before
 
 
-class Clock:
+class SleepClock:
     """Takes time on one thread, one sleep after the other; see [Note: on schedule]."""
 
     def __init__(self, waited_ns: Callable[[], int] | None) -> None:
@@ -92,7 +92,7 @@ class Clock:
 class _Sleeper:
     """What one module with parameters does instead of computing."""
 
-    def __init__(self, name: str, forward_ns: int, backward_ns: int, clock: Clock) -> None:
+    def __init__(self, name: str, forward_ns: int, backward_ns: int, clock: SleepClock) -> None:
         self.span = Span(f"sleep::{name}")
         self.forward_ns, self.backward_ns, self.clock = forward_ns, backward_ns, clock
         self.before_backward: Callable[[], None] | None = None
@@ -126,7 +126,8 @@ class _Nap(torch.autograd.Function):
 def unit_times(sleep: Sleep, units: Sequence[Unit], tokens: int) -> dict[str, UnitTime]:
     """What each unit takes, by name; `tokens` are those of one pass. EngineError if `sleep` does not know one."""
     return {
-        unit.name: sleep.of_unit(unit.name, sum(p.numel() for p in unit.parameters.values()), tokens) for unit in units
+        unit.name: sleep.unit_time(unit.name, sum(p.numel() for p in unit.parameters.values()), tokens)
+        for unit in units
     }
 
 
@@ -134,7 +135,7 @@ def put_to_sleep(
     model: Transformer,
     units: Sequence[Unit],
     times: Mapping[str, UnitTime],
-    clock: Clock,
+    clock: SleepClock,
     *,
     slower: float = 1.0,
     pause_ms: float = 0,
@@ -146,12 +147,12 @@ def put_to_sleep(
     names = {module: name for name, module in model.named_modules()}
     middle = units[len(units) // 2]
     for unit in units:
-        sleepers = [m for m in _within(unit) if any(True for _ in m.parameters(recurse=False))]
+        sleepers = [m for m in _parameter_holders(unit) if any(True for _ in m.parameters(recurse=False))]
         sizes = [sum(p.numel() for p in m.parameters(recurse=False)) for m in sleepers]
-        took = times[unit.name]
+        time = times[unit.name]
         for module, size in zip(sleepers, sizes, strict=True):
             share = slower * size / sum(sizes)
-            sleeper = _Sleeper(names[module], round(share * took.forward_ns), round(share * took.backward_ns), clock)
+            sleeper = _Sleeper(names[module], round(share * time.forward_ns), round(share * time.backward_ns), clock)
             module.forward = partial(sleeper, module)
             if pause_ms and unit is middle and module is sleepers[-1]:
                 sleeper.before_backward = partial(_pause, pause_ms / 1e3)
@@ -162,17 +163,17 @@ def put_to_sleep(
 
 
 def _pause(seconds: float) -> None:
-    with waiting():
+    with note_wait():
         time.sleep(seconds)
 
 
-def _within(unit: Unit) -> Iterator[nn.Module]:
+def _parameter_holders(unit: Unit) -> Iterator[nn.Module]:
     """The modules that hold the unit's parameters."""
-    own = {id(p) for p in unit.parameters.values()}
+    parameter_ids = {id(p) for p in unit.parameters.values()}
     seen = set()
     for root in unit.modules:
         for module in root.modules():
-            if id(module) not in seen and any(id(p) in own for p in module.parameters(recurse=False)):
+            if id(module) not in seen and any(id(p) in parameter_ids for p in module.parameters(recurse=False)):
                 seen.add(id(module))
                 yield module
 

@@ -10,8 +10,8 @@ from overlaplab_engine.errors import EngineError
 
 GFLOPS = 50
 """Times that are not given are those of a processor with so many GFLOP/s."""
-UPDATE_NS = 3
-"""Of one parameter: AdamW moves 28 bytes, at about 10 GB/s."""
+UPDATE_NS_PER_PARAMETER = 3
+"""AdamW moves 28 bytes, at about 10 GB/s."""
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
 _UNITS = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -45,10 +45,10 @@ class Sleep:
         """
         if text == "sleep":
             return cls()
-        rest = text.removeprefix("sleep:")
-        if rest != text and Path(rest).is_dir():
-            return cls._of_run(Path(rest))
-        words = rest.split(",")
+        spec = text.removeprefix("sleep:")
+        if spec != text and Path(spec).is_dir():
+            return cls._from_run(Path(spec))
+        words = spec.split(",")
         if not text.startswith("sleep:") or len(words) not in (2, 3):
             raise EngineError(
                 f"--compute {text!r} is none of real, sleep, sleep:FORWARD,BACKWARD such as sleep:20ms,40ms, sleep:RUN"
@@ -56,11 +56,11 @@ class Sleep:
         return cls(each=UnitTime(**dict(zip(_NAMES, (_duration_ns(word) for word in words), strict=False))))
 
     @classmethod
-    def _of_run(cls, run: Path) -> "Sleep":
+    def _from_run(cls, run: Path) -> "Sleep":
         """What the units took in a run: what they slept, or what was measured before its first step."""
         try:
-            told = json.loads((run / "run.json").read_bytes())
-            rows = (told.get("sleep") or told["calibration"])["units"]
+            manifest = json.loads((run / "run.json").read_bytes())
+            rows = (manifest.get("sleep") or manifest["calibration"])["units"]
             units = {row["name"]: UnitTime(**{name: int(row[name]) for name in _NAMES}) for row in rows}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise EngineError(
@@ -68,8 +68,8 @@ class Sleep:
             ) from None
         return cls(units=units, run=run)
 
-    def of_unit(self, name: str, parameters: int, tokens: int) -> UnitTime:
-        """What a unit takes that has so many `parameters`, for so many `tokens` per pass.
+    def unit_time(self, name: str, parameters: int, tokens: int) -> UnitTime:
+        """The time of a unit that has so many `parameters`, for so many `tokens` per pass.
 
         EngineError if it is not in the run that the times are from.
         """
@@ -82,7 +82,9 @@ class Sleep:
                 )
             return self.units[name]
         forward_ns = 2 * parameters * tokens // GFLOPS
-        return UnitTime(forward_ns=forward_ns, backward_ns=2 * forward_ns, update_ns=UPDATE_NS * parameters)
+        return UnitTime(
+            forward_ns=forward_ns, backward_ns=2 * forward_ns, update_ns=UPDATE_NS_PER_PARAMETER * parameters
+        )
 
 
 _NAMES = ("forward_ns", "backward_ns", "update_ns")

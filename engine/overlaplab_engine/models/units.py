@@ -11,7 +11,7 @@ above that can be called.
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -52,12 +52,12 @@ def by_block(model: nn.Module) -> list[Unit]:
     def split(name: str, module: nn.Module, *, block: bool) -> Iterator[Unit]:
         if _is_called(module):
             beside_blocks = module is model or (not block and (_is_plain_list(module) or _holds_blocks(module)))
-            own = _own(module) if beside_blocks else list(module.parameters())
-            yield Unit(name or "root", [module], {names[id(p)]: p for p in own}, block=block)
+            parameters = _direct_parameters(module) if beside_blocks else list(module.parameters())
+            yield Unit(name or "root", [module], {names[id(p)]: p for p in parameters}, block=block)
             if not beside_blocks:
                 return
         elif module is model:
-            yield Unit("root", [module], {names[id(p)]: p for p in _own(module)})
+            yield Unit("root", [module], {names[id(p)]: p for p in _direct_parameters(module)})
         for key, child in _members(module):
             yield from split(f"{name}.{key}" if name else key, child, block=_lists_layers(module))
 
@@ -65,9 +65,12 @@ def by_block(model: nn.Module) -> list[Unit]:
     blocks = [i for i, unit in enumerate(units) if unit.block]
     of_modules = [i for i in blocks if _members(units[i].modules[0])]  # a list of plain layers may follow, as a head
     last = [len(units) - 1, *blocks, *of_modules][-1]
-    for i, unit in enumerate(units):
-        unit.kept = i >= last or units[last].modules[0] in unit.modules[0].modules()
-    return _merge_sharing(units)
+    return _merge_sharing(
+        [
+            replace(unit, kept=i >= last or units[last].modules[0] in unit.modules[0].modules())
+            for i, unit in enumerate(units)
+        ]
+    )
 
 
 def by_size(min_parameters: int) -> UnitPolicy:
@@ -80,7 +83,7 @@ def by_size(min_parameters: int) -> UnitPolicy:
     if min_parameters < 1:
         raise EngineError(f"by_size({min_parameters}): a unit has at least 1 parameter")
 
-    def by_this_size(model: nn.Module) -> list[Unit]:
+    def size_policy(model: nn.Module) -> list[Unit]:
         names = {id(p): name for name, p in model.named_parameters()}
 
         def split(name: str, module: nn.Module) -> tuple[list[Unit], list[nn.Parameter]]:
@@ -94,18 +97,16 @@ def by_size(min_parameters: int) -> UnitPolicy:
                 units += below
                 left += [p for p in more if not any(p is other for other in left)]
             if _is_called(module) and _count(left) >= min_parameters:
-                own = {names[id(p)]: p for p in left}
-                return [Unit(name or "root", [module], own, kept=not name, block=bool(name)), *units], []
+                parameters = {names[id(p)]: p for p in left}
+                return [Unit(name or "root", [module], parameters, kept=not name, block=bool(name)), *units], []
             return units, left
 
         units, left = split("", model)
         if left:
             units.insert(0, Unit("root", [model], {names[id(p)]: p for p in left}, kept=True))
-        for unit in units[-1:]:
-            unit.kept = True
-        return _merge_sharing(units)
+        return _merge_sharing([*units[:-1], *(replace(unit, kept=True) for unit in units[-1:])])
 
-    return by_this_size
+    return size_policy
 
 
 def policy(text: str) -> UnitPolicy:
@@ -113,21 +114,21 @@ def policy(text: str) -> UnitPolicy:
 
     EngineError if there is no such policy.
     """
-    name, _, rest = text.partition(":")
+    name, _, argument = text.partition(":")
     if text == "by_block":
         return by_block
-    if name == "by_size" and rest.isdecimal():
-        return by_size(int(rest))
-    if name in ("by_block", "by_size") or not rest:
+    if name == "by_size" and argument.isdecimal():
+        return by_size(int(argument))
+    if name in ("by_block", "by_size") or not argument:
         raise EngineError(f"--units {text!r} is none of by_block, by_size:N, MODULE:FUNCTION")
     try:
-        own: UnitPolicy = getattr(importlib.import_module(name), rest)
+        users_policy: UnitPolicy = getattr(importlib.import_module(name), argument)
     except Exception as error:  # whatever there is in the module
         raise EngineError(f"--units {text}: {error}; is its folder on PYTHONPATH?") from error
-    return own
+    return users_policy
 
 
-def units_of(model: nn.Module, policy: UnitPolicy) -> list[Unit]:
+def form_units(model: nn.Module, policy: UnitPolicy) -> list[Unit]:
     """The model's units by `policy`. EngineError unless each has its name and each parameter is in exactly one."""
     units = policy(model)
     unit_of: dict[str, str] = {}
@@ -167,14 +168,16 @@ def _members(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, child) for name, child in module.named_children() if any(True for _ in child.parameters())]
 
 
-def _alike(module: nn.Module) -> bool:
+def _has_like_members(module: nn.Module) -> bool:
     """Whether its members that have parameters are of one class."""
     return len({type(child) for _, child in _members(module)}) == 1
 
 
 def _lists_layers(module: nn.Module) -> bool:
     """Whether its members are layers."""
-    return isinstance(module, nn.ModuleList | nn.Sequential) or (isinstance(module, nn.ModuleDict) and _alike(module))
+    return isinstance(module, nn.ModuleList | nn.Sequential) or (
+        isinstance(module, nn.ModuleDict) and _has_like_members(module)
+    )
 
 
 def _is_plain_list(module: nn.Module) -> bool:
@@ -187,13 +190,13 @@ def _holds_blocks(module: nn.Module) -> bool:
     return any(
         any(_members(layer) for _, layer in _members(m))
         for m in module.modules()
-        if _lists_layers(m) and (isinstance(m, nn.ModuleList) or _alike(m))
+        if _lists_layers(m) and (isinstance(m, nn.ModuleList) or _has_like_members(m))
     )
 
 
-def _own(module: nn.Module) -> list[nn.Parameter]:
+def _direct_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that lie in a module and in none that can be called below it."""
-    below = [p for child in module.children() if not _is_called(child) for p in _own(child)]
+    below = [p for child in module.children() if not _is_called(child) for p in _direct_parameters(child)]
     return [*module.parameters(recurse=False), *below]
 
 
@@ -209,11 +212,13 @@ def _merge_sharing(units: list[Unit]) -> list[Unit]:
         if not sharing:
             merged.append(unit)
             continue
-        first, *others = sharing
-        for other in [*others, unit]:
-            first.modules += [m for m in other.modules if m not in first.modules]
-            first.parameters |= other.parameters
-            first.kept |= other.kept
-            first.block |= other.block
-        merged = [m for m in merged if not any(m is other for other in others)]
+        group = [*sharing, unit]
+        first = replace(
+            sharing[0],
+            modules=list(dict.fromkeys(module for member in group for module in member.modules)),
+            parameters={name: p for member in group for name, p in member.parameters.items()},
+            kept=any(member.kept for member in group),
+            block=any(member.block for member in group),
+        )
+        merged = [first if m is sharing[0] else m for m in merged if not any(m is other for other in sharing[1:])]
     return merged

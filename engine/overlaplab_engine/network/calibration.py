@@ -18,13 +18,13 @@ from overlaplab_engine.network.link import Link
 LATENCIES_US = (500, 1000, 2000, 5000, 10_000, 20_000)
 """What is tried, in µs; few and far apart, so that repeated measurements choose the same."""
 ROUNDS = 20
-"""Of two collectives each."""
-WORST_SHARE = 0.1
-"""Of the collectives, so many may be stalled by something that happens once; recordings repeat such steps."""
-MOST_RATIO = 1.025
-"""Of occupied to modelled time; half of what a step may have, as a step does more than this measurement."""
+"""Each round has two collectives."""
+MAX_STALLED_SHARE = 0.1
+"""This share of the collectives may be stalled by something that happens once; recordings repeat such steps."""
+MAX_RATIO = 1.025
+"""The largest ratio of occupied to modelled time; a step does more than this measurement, and may have more."""
 ELEMENTS = 256
-"""A side of the matrices that are multiplied meanwhile."""
+"""Each side of the matrices that are multiplied meanwhile."""
 
 
 def choose_link(comm: Communicator) -> int:
@@ -70,12 +70,12 @@ def floor_ns(carried: Sequence[Carried]) -> int:
 def keeps(carried: Sequence[Carried]) -> bool:
     """Whether the collectives, but for the stalled ones, took the time that is modelled."""
     usual = _without_stalls(carried)
-    return sum(c.occupied_ns for c in usual) <= MOST_RATIO * sum(c.modelled_ns for c in usual)
+    return sum(c.occupied_ns for c in usual) <= MAX_RATIO * sum(c.modelled_ns for c in usual)
 
 
 def _without_stalls(carried: Sequence[Carried]) -> list[Carried]:
     by_delay = sorted(carried, key=lambda c: c.occupied_ns - c.modelled_ns)
-    return by_delay[: len(by_delay) - int(WORST_SHARE * len(by_delay))]
+    return by_delay[: len(by_delay) - int(MAX_STALLED_SHARE * len(by_delay))]
 
 
 def _carry(comm: Communicator) -> list[Carried]:

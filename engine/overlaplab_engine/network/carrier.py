@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -115,7 +115,6 @@ class Carrier:
 
     @property
     def link(self) -> Link:
-        """The emulated link."""
         return self.wire.link
 
     def submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
@@ -177,9 +176,9 @@ class Carrier:
         """Book the link from the last arrival on, by rank 0's clock as all times here; see `Wire.agree`."""
         return self.wire.agree(key, arrived_ns, modelled_ns, ways, latest, self._offset_ns)
 
-    def took(self, key: Hashable, begin_ns: int, end_ns: int, ways: int) -> None:
-        """Book what really was taken."""
-        self.wire.took(key, begin_ns - self._offset_ns, end_ns - self._offset_ns, ways)
+    def correct_booking(self, key: Hashable, begin_ns: int, end_ns: int, ways: int) -> None:
+        """Correct a booking to the time that was really needed."""
+        self.wire.correct_booking(key, begin_ns - self._offset_ns, end_ns - self._offset_ns, ways)
 
     def _carry_all(self) -> None:
         wake_on_time()
@@ -218,7 +217,7 @@ class Carrier:
         self.log.append(carried)
         self._free_ns = end_ns if carried.overran else begin_ns + modelled_ns
         if carried.overran and self.wire.shared:
-            self.took((id(self), request.seq), begin_ns, end_ns, BOTH_WAYS)
+            self.correct_booking((id(self), request.seq), begin_ns, end_ns, BOTH_WAYS)
         request.future.set_result(request.outputs)
 
     def _move(self, request: _Request, ready_ns: int, modelled_ns: int) -> tuple[int, int]:
@@ -231,24 +230,24 @@ class Carrier:
         self._stamp[1] = int(self.wire.shared)  # if it is on one rank, all must agree
         works = [request.work()]
         if self._clock is not None:
-            works.append(self._clock.allreduce([self._stamp], _maximum()))
+            works.append(self._clock.allreduce([self._stamp], _maximum_options()))
         for work in works:
             work.wait()
         moved_at_ns = self.now_ns()
         begin_ns, shared = self._stamp.tolist()
         if shared:
-            begin_ns = self.book((id(self), request.seq), begin_ns, modelled_ns, BOTH_WAYS, self._latest)
+            begin_ns = self.book((id(self), request.seq), begin_ns, modelled_ns, BOTH_WAYS, self._maximum_over_ranks)
             self._alarm.sleep_until(begin_ns + modelled_ns)
         else:
             self._alarm.sleep_until(min(begin_ns, self.now_ns()) + modelled_ns)
         return int(begin_ns), max(moved_at_ns - int(begin_ns), 0)
 
-    def _latest(self, ns: int) -> int:
+    def _maximum_over_ranks(self, ns: int) -> int:
         """The greatest of the ranks' numbers."""
         if self._clock is None:
             return ns
         self._stamp[0] = ns
-        self._clock.allreduce([self._stamp], _maximum()).wait()
+        self._clock.allreduce([self._stamp], _maximum_options()).wait()
         return int(self._stamp[0])
 
 
@@ -273,29 +272,40 @@ def local_ns() -> int:
     return time.time_ns()
 
 
-def clock_offset_ns(exchanges: Sequence[tuple[int, int, int]]) -> int:
-    """Rank 0's clock minus this rank's, in ns, from exchanges (time asked, rank 0's answer, time received).
+class ClockExchange(NamedTuple):
+    """One question for the time, in ns."""
+
+    sent_ns: int
+    """When it was sent, by this rank's clock."""
+    answer_ns: int
+    """What rank 0's clock said."""
+    received_ns: int
+    """When the answer came, by this rank's clock."""
+
+
+def clock_offset_ns(exchanges: Sequence[ClockExchange]) -> int:
+    """Rank 0's clock minus this rank's, in ns.
 
     0 if the difference is within the measurement's error.
     """
     if not exchanges:
         return 0
-    asked, answer, got = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
-    offset = answer - (asked + got) // 2
-    return offset if abs(offset) > max(LEAST_OFFSET_NS, (got - asked) // 2) else 0
+    fastest = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
+    offset = fastest.answer_ns - (fastest.sent_ns + fastest.received_ns) // 2
+    return offset if abs(offset) > max(LEAST_OFFSET_NS, (fastest.received_ns - fastest.sent_ns) // 2) else 0
 
 
-def _exchange(clock: Any, world_size: int) -> list[tuple[int, int, int]]:
+def _exchange(clock: Any, world_size: int) -> list[ClockExchange]:
     """Ask rank 0 for the time; rank 0 answers the other ranks in turn."""
     exchanges = []
     time_ = torch.zeros(1, dtype=torch.int64)
     for asker in range(1, world_size):
         for _ in range(EXCHANGES if clock.rank() in (0, asker) else 0):
-            asked = local_ns()
+            sent_ns = local_ns()
             if clock.rank() == asker:
                 clock.send([time_], 0, 0).wait()
                 clock.recv([time_], 0, 0).wait()
-                exchanges.append((asked, int(time_), local_ns()))
+                exchanges.append(ClockExchange(sent_ns, int(time_), local_ns()))
             else:
                 clock.recv([time_], asker, 0).wait()
                 time_[0] = local_ns()
@@ -303,7 +313,7 @@ def _exchange(clock: Any, world_size: int) -> list[tuple[int, int, int]]:
     return exchanges
 
 
-def _maximum() -> Any:
+def _maximum_options() -> Any:
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     return options

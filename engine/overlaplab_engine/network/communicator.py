@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._utils import _take_tensors
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import waiting, wake_on_time
+from overlaplab_engine.alarm import note_wait, wake_on_time
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network import process_group
@@ -63,7 +63,7 @@ class Work:
 
     def wait(self) -> None:
         """Block until it is done; on CUDA, make the current stream wait."""
-        with waiting():
+        with note_wait():
             self._work.wait()
         self._tensors = ()
         self._check()
@@ -71,20 +71,6 @@ class Work:
     def is_completed(self) -> bool:
         """Whether it is known to be done; on CUDA always false."""
         return bool(self._work.is_completed())
-
-
-class _Together:
-    """Several of torch.distributed's works, as one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
 
 
 class Submitted:
@@ -98,7 +84,6 @@ class Submitted:
         self._future.result()
 
     def is_completed(self) -> bool:
-        """Whether it has returned."""
         return self._future.done()
 
 
@@ -134,42 +119,39 @@ class Communicator:
         """Collectives launched here, by kind."""
         self.groups: list[Communicator] = [self]
         """This one, and those that `along` has made of it."""
-        self._shards: Communicator | None = None
-        self.replicas: Communicator | None = None
-        """With HSDP the ranks that hold the same shards."""
-        self.tensor: Communicator | None = None
-        """The ranks that compute each layer together, from the same batch."""
-        self.stages: Communicator | None = None
-        """The ranks that hold the stages of one pipeline, in order."""
+        self._axes: dict[str, Communicator] = {}
+
+    def axis(self, name: str) -> "Communicator | None":
+        """This rank's group along an axis of the mesh, such as `tp`; None if the mesh has no such groups."""
+        return self._axes.get(name)
 
     @property
     def shards(self) -> "Communicator":
         """The ranks among which parameters are sharded: these, or with HSDP some of them."""
-        return self._shards or self
+        return self._axes.get("shard", self)
 
     def along(self, mesh: Mesh, timeout_s: float = 300) -> "Communicator":
-        """The data-parallel ranks that this rank is one of, with their `shards`, `replicas`, `tensor` and `stages`.
+        """The data-parallel ranks that this rank is one of, with the groups along the mesh's other axes (`axis`).
 
         Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
         """
         data = self if mesh.dp == self.world_size else self._group(mesh, "dp", timeout_s)
-        data._shards = data.replicas = data.tensor = data.stages = None
-        if mesh.replicate is not None:
-            data._shards, data.replicas = (self._group(mesh, axis, timeout_s) for axis in ("shard", "replicate"))
-        if mesh.tp > 1:
-            data.tensor = self._group(mesh, "tp", timeout_s)
-        if mesh.pp > 1:
-            data.stages = self if mesh.pp == self.world_size else self._group(mesh, "pp", timeout_s)
-            data.stages.group._set_group_desc("pp")
+        data._axes = {}
+        for axis in reversed(mesh.group_axes):
+            if mesh.axes[axis] == self.world_size:
+                data._axes[axis] = self
+                self.group._set_group_desc(axis)
+            else:
+                data._axes[axis] = self._group(mesh, axis, timeout_s)
         return data
 
     def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
         """This rank's group along an axis; the axis is its description in traces."""
-        own: Any = None
+        joined: Any = None
         for ranks in mesh.groups(axis):  # every rank must take part in making every group
-            made: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), group_desc=axis)
-            own = made if self.rank in ranks else own
-        self.groups.append(Communicator(own, self.device))
+            group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), group_desc=axis)
+            joined = group if self.rank in ranks else joined
+        self.groups.append(Communicator(joined, self.device))
         return self.groups[-1]
 
     @property
@@ -194,18 +176,18 @@ class Communicator:
 
     def place(self) -> Place:
         """What was launched so far on an emulated link, for `carried_between`; no message may be under way."""
-        return tuple((g.launched, len(g.messages)) for g in self._emulated())
+        return tuple((g.launched, len(g.messages)) for g in self._emulated_groups())
 
     def carried_between(self, since: Place, until: Place) -> list[Carried]:
         """The collectives that were launched between two places, and the messages, of all `groups`."""
         return [
-            one
-            for group, (a, m), (b, n) in zip(self._emulated(), since, until, strict=True)
-            for one in (*group.log[a:b], *group.messages[m:n])
+            carried
+            for group, (a, m), (b, n) in zip(self._emulated_groups(), since, until, strict=True)
+            for carried in (*group.log[a:b], *group.messages[m:n])
         ]
 
-    def _emulated(self) -> list[process_group.EmulatedLinkGroup]:
-        return [one.group for one in self.groups if isinstance(one.group, process_group.EmulatedLinkGroup)]
+    def _emulated_groups(self) -> list[process_group.EmulatedLinkGroup]:
+        return [comm.group for comm in self.groups if isinstance(comm.group, process_group.EmulatedLinkGroup)]
 
     @property
     def phantom_ranks(self) -> list[int]:
@@ -244,7 +226,7 @@ class Communicator:
         return self._launch(Kind.ALL_GATHER, full, all_gather_single, full, shard)
 
     def reduce_scatter_sum(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
-        """As `reduce_scatter_mean`, of the sum."""
+        """Add up tensors as `reduce_scatter_mean` averages them."""
         return self._launch(Kind.REDUCE_SCATTER, full, _reduce_scatter, shard, full, op=dist.ReduceOp.SUM)
 
     def reduce_scatter_mean(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
@@ -262,7 +244,7 @@ class Communicator:
         """
         tensors = [tensor for tensor, _ in (*sends, *receives)]
         works = self._batch(sends, receives) if self.device.type == "cuda" else self._post(sends, receives)
-        return Work(_Together(works), tensors, self._check)
+        return Work(process_group.AllWorks(works), tensors, self._check)
 
     def aside(self, call: Callable[[], None]) -> Work:
         """Run a collective by hand, made of exchanges that it waits for, beside the computation; returns at once.
@@ -272,23 +254,23 @@ class Communicator:
         """
         if self._streams is not None:
             return Work(self._streams.launch(Kind.SEND_RECV, call), (), self._check)
-        return Work(Submitted(self._hands.submit(call)), (), self._check)
+        return Work(Submitted(self._by_hand_thread.submit(call)), (), self._check)
 
     def host_link(self, emulated: Link) -> HostLink | HostStreams:
         """This rank's link to its host's memory: a GPU's own, or the emulated one."""
         return HostLink(emulated) if self._streams is None else HostStreams(self._streams.cuda)
 
     @cached_property
-    def _hands(self) -> ThreadPoolExecutor:
-        """With the priority of gloo's own threads, which behind a link is the link's.
+    def _by_hand_thread(self) -> ThreadPoolExecutor:
+        """One thread with the priority of gloo's own, which behind a link is the link's.
 
         Whoever posts a message, or lets go of one, spins until they are done with it; meanwhile threads of lower
         priority would get no core.
         """
         with nullcontext() if self.link is None else urgent_threads():
-            hands = ThreadPoolExecutor(1, "by-hand")
-            hands.submit(wake_on_time).result()  # starts the thread
-        return hands
+            thread = ThreadPoolExecutor(1, "by-hand")
+            thread.submit(wake_on_time).result()  # starts the thread
+        return thread
 
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -364,11 +346,11 @@ class Communicator:
 
     def close(self) -> None:
         """Carry what is queued and leave the group, and those made of it."""
-        if "_hands" in vars(self):
-            self._hands.shutdown()
-        for one in reversed(self.groups):
-            if isinstance(one.group, process_group.EmulatedLinkGroup):
-                one.group.close()
+        if "_by_hand_thread" in vars(self):
+            self._by_hand_thread.shutdown()
+        for comm in reversed(self.groups):
+            if isinstance(comm.group, process_group.EmulatedLinkGroup):
+                comm.group.close()
         dist.destroy_process_group(self.group)
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:

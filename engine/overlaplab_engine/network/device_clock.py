@@ -90,11 +90,11 @@ class DeviceClock:
         """Record the beginning in `slot`, when `stream` reaches it."""
         if slot // SLOTS == len(self._blocks):
             self._blocks.append(self._block())
-        self._launch(self._begin, stream, self._at(slot))
+        self._launch(self._begin, stream, self._address(slot))
 
     def wait_until(self, slot: int, ns: int, stream: torch.cuda.Stream) -> None:
         """Hold up `stream` until `ns` after the beginning, and record the end."""
-        self._launch(self._wait, stream, self._at(slot), max(ns - EDGES_NS, 0))
+        self._launch(self._wait, stream, self._address(slot), max(ns - EDGES_NS, 0))
 
     def occupied_ns(self, count: int) -> list[int]:
         """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
@@ -110,7 +110,7 @@ class DeviceClock:
     def _block(self) -> torch.Tensor:
         return torch.empty(SLOTS, 2, dtype=torch.int64, device=self._device)
 
-    def _at(self, slot: int) -> int:
+    def _address(self, slot: int) -> int:
         return self._blocks[slot // SLOTS].data_ptr() + 16 * (slot % SLOTS)
 
     def _launch(self, kernel: Any, stream: torch.cuda.Stream, *arguments: int) -> None:

@@ -62,7 +62,7 @@ class HostClock:
         self._number += 1
         old = self._spans[slot - KEPT] if slot >= KEPT else 0
         if not isinstance(old, int) and old[1].query():
-            self._spans[slot - KEPT] = _between(*old)
+            self._spans[slot - KEPT] = _elapsed_ns(*old)
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         self._spans[slot:] = [(begin, end)]  # after a failed launch the same slot begins again
         begin.record(stream)
@@ -79,7 +79,7 @@ class HostClock:
 
     def occupied_ns(self, count: int) -> list[int]:
         """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
-        return [span if isinstance(span, int) else _between(*span) for span in self._spans[:count]]
+        return [span if isinstance(span, int) else _elapsed_ns(*span) for span in self._spans[:count]]
 
     def check(self) -> None:
         """EngineError if the gate keeper has ended."""
@@ -141,6 +141,6 @@ def _handle(stream: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(stream.cuda_stream)
 
 
-def _between(begin: Any, end: Any) -> int:
+def _elapsed_ns(begin: Any, end: Any) -> int:
     """Time in ns; the resolution of events is about 500 ns."""
     return round(1e6 * float(begin.elapsed_time(end)))

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from queue import SimpleQueue
-from typing import Protocol
 
 import torch
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
+from overlaplab_engine.alarm import Alarm, note_wait, wake_on_time
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
@@ -24,8 +23,8 @@ _depth = 0
 
 
 @contextmanager
-def on_host() -> Iterator[None]:
-    """Within it this rank allocates the host's memory, where the device is a CPU itself."""
+def host_allocation() -> Iterator[None]:
+    """Let this rank allocate the host's memory, where the device is a CPU itself."""
     global _depth
     _depth += 1
     try:
@@ -43,7 +42,7 @@ def host_memory(like: torch.Tensor) -> torch.Tensor:
     """Memory of the host for what `like` holds; pinned where that lies on a GPU, so that copies do not block."""
     if like.is_cuda:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-    with on_host():
+    with host_allocation():
         return torch.empty_like(like)
 
 
@@ -56,27 +55,15 @@ class Way(StrEnum):
     """From the host to the device."""
 
 
-class UnderWay(Protocol):
-    """A copy under way."""
-
-    def wait(self) -> None:
-        """Wait until it is done."""
-
-    def is_completed(self) -> bool:
-        """Whether it is done."""
-
-
 class Copy:
     """A copy under way; keep its tensors as they are until it is waited for."""
 
     def __init__(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Of `source` to `destination`, of the same shape."""
         self._destination, self._source = destination, source
         self._done = threading.Event()
 
     def wait(self) -> None:
-        """Block until it is done."""
-        with waiting():
+        with note_wait():
             self._done.wait()
 
     def is_completed(self) -> bool:

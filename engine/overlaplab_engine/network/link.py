@@ -55,7 +55,6 @@ class Link:
     """Whether the latency is to be chosen by what the machine can keep; see `network.calibration`."""
 
     def __post_init__(self) -> None:
-        """EngineError for impossible values."""
         if self.bandwidth_gbps <= 0:
             raise EngineError("--link needs a bandwidth above 0, such as 1Gbps,200us")
         if self.world_size is not None and self.world_size < 1:

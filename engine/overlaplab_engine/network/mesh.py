@@ -5,6 +5,9 @@ from math import prod
 
 from overlaplab_engine.errors import EngineError
 
+_SPLIT = ("replicate", "shard")
+"""HSDP: the axes that stand for `dp`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
@@ -24,7 +27,6 @@ class Mesh:
     """HSDP: ranks among which parameters are sharded."""
 
     def __post_init__(self) -> None:
-        """EngineError for sizes that cannot be."""
         for axis, size in self.axes.items():
             if size < 1:
                 raise EngineError(f"the mesh's size along {axis} must be 1 or more, not {size}")
@@ -35,21 +37,15 @@ class Mesh:
 
     @classmethod
     def of(
-        cls,
-        ranks: int,
-        *,
-        dp: int | None = None,
-        pp: int | None = None,
-        tp: int | None = None,
-        hsdp: tuple[int, int] | None = None,
+        cls, ranks: int, *, dp: int | None = None, hsdp: tuple[int, int] | None = None, **sizes: int | None
     ) -> "Mesh":
-        """The mesh of so many ranks; pp and tp left out are 1, and dp is what remains. EngineError if they do not fit.
+        """The mesh of so many ranks; other axes left out have 1, and dp what remains. EngineError if they do not fit.
 
         `hsdp`: replicas, and shards of each.
         """
+        others = {axis: size for axis, size in sizes.items() if size is not None}
         replicate, shard = hsdp or (None, None)
-        pp, tp = 1 if pp is None else pp, 1 if tp is None else tp
-        least = cls(dp=prod(hsdp or (1,)) if dp is None else dp, pp=pp, tp=tp, replicate=replicate, shard=shard)
+        least = cls(dp=prod(hsdp or (1,)) if dp is None else dp, replicate=replicate, shard=shard, **others)
         if least.size == ranks:
             return least
         if least.size > ranks:
@@ -58,22 +54,25 @@ class Mesh:
             raise EngineError(f"the mesh {least} has {least.size} ranks, and there are {ranks}")
         if ranks % least.size:
             raise EngineError(f"the mesh {least} does not divide {ranks} ranks")
-        return cls(dp=ranks // least.size, pp=pp, tp=tp)
+        return cls(dp=ranks // least.size, **others)
 
     def __str__(self) -> str:
         return " × ".join(f"{axis} {size}" for axis, size in self.axes.items() if size > 1) or "one rank"
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
-        return self.dp * self.pp * self.tp
+        return prod(self.axes.values())
 
     @property
     def axes(self) -> dict[str, int]:
         """The size of each axis, outermost first; with HSDP `replicate` and `shard` stand for `dp`."""
-        if self.replicate is None or self.shard is None:
-            return {"pp": self.pp, "dp": self.dp, "tp": self.tp}
-        return {"pp": self.pp, "replicate": self.replicate, "shard": self.shard, "tp": self.tp}
+        data = ("dp",) if self.replicate is None or self.shard is None else _SPLIT
+        return {axis: getattr(self, axis) for axis in ("pp", *data, "tp")}
+
+    @property
+    def group_axes(self) -> list[str]:
+        """The axes beside `dp` along which ranks form groups; those that split it also where one has a single rank."""
+        return [axis for axis, size in self.axes.items() if axis in _SPLIT or (axis != "dp" and size > 1)]
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """A rank's place along each of the `axes`."""
@@ -84,7 +83,7 @@ class Mesh:
 
     def groups(self, axis: str) -> list[list[int]]:
         """The ranks of each group along one of the `axes`, or `dp`: those whose places differ in nothing else."""
-        varied = {axis} if axis in self.axes else {"replicate", "shard"}
+        varied = {axis} if axis in self.axes else set(_SPLIT)
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.size):
             fixed = tuple(place for name, place in self.coordinates(rank).items() if name not in varied)

@@ -10,7 +10,7 @@ all groups]).
 
 [Note: who waits for messages]
 Torch's pipelines wait for them within torch's own code. So that a sleeping device does not make up for these waits, a
-message's work notes them itself (`alarm.waiting`).
+message's work notes them itself (`alarm.note_wait`).
 """
 
 import threading
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import Alarm, waiting, wake_on_time
+from overlaplab_engine.alarm import Alarm, note_wait, wake_on_time
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import (
     Carried,
@@ -54,16 +54,14 @@ class _NotedWork(torch._C._distributed_c10d.Work):
         self._work = create_work_from_future(future)
 
     def wait(self, *timeout: Any) -> bool:
-        """Block until it is done."""
-        with waiting():
+        with note_wait():
             return bool(self._work.wait(*timeout))
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
         return bool(self._future.done())
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Of the tensors."""
+        """The future of the tensors."""
         return self._future
 
 
@@ -158,10 +156,10 @@ class _Lane:
             real = message.post()
             arrived_ns = self._later_of_both(message.queued_ns, 2 * self._tag)
             real.wait()
-            begin_ns = carrier.book(key, arrived_ns, modelled_ns, self._way, self._latest)
+            begin_ns = carrier.book(key, arrived_ns, modelled_ns, self._way, self._later_booking)
             self._alarm.sleep_until(begin_ns + modelled_ns)
             end_ns = carrier.now_ns()
-        carrier.took(key, begin_ns, end_ns, self._way)
+        carrier.correct_booking(key, begin_ns, end_ns, self._way)
         self._owner.log.append(
             Carried(
                 seq=message.seq,
@@ -172,7 +170,7 @@ class _Lane:
             )
         )
 
-    def _latest(self, ns: int) -> int:
+    def _later_booking(self, ns: int) -> int:
         return self._later_of_both(ns, 2 * self._tag + 1)
 
     def _later_of_both(self, ns: int, tag: int) -> int:

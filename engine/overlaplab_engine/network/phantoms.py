@@ -69,10 +69,10 @@ class Phantoms:
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> "_Done":
         """Fill `output` (size × elements,) with this rank's `input` (elements,) and the phantoms' parts."""
-        full, own = output.data.view(-1), input.data.reshape(-1)
-        begin, end = self._rank * own.numel(), (self._rank + 1) * own.numel()
-        if full[begin:end].data_ptr() != own.data_ptr():
-            full[begin:end].copy_(own)
+        full, part = output.data.view(-1), input.data.reshape(-1)
+        begin, end = self._rank * part.numel(), (self._rank + 1) * part.numel()
+        if full[begin:end].data_ptr() != part.data_ptr():
+            full[begin:end].copy_(part)
         self._receive(output, 0, begin)
         self._receive(output, end, full.numel())
         return _Done()
@@ -88,8 +88,8 @@ class Phantoms:
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> "_Done":
         """`output` (elements,) is this rank's part of the reduction of `size` tensors equal to `input`."""
         self._send(input)
-        own = input.data.view(self._size, -1)[self._rank]
-        self._reduce(output, own, opts.reduceOp)
+        part = input.data.view(self._size, -1)[self._rank]
+        self._reduce(output, part, opts.reduceOp)
         return _Done()
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> "_Done":
@@ -117,7 +117,6 @@ class Phantoms:
         return _Done()
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":
-        """The tensors are sent."""
         for tensor in tensors:
             self._send(tensor)
         return _Done()
@@ -188,24 +187,24 @@ class Phantoms:
 
     def _peers(self, block: torch.Tensor) -> torch.Tensor:
         """Values that phantoms send for this block."""
-        return _lend(self._scratch, block, _small)
+        return _lend(self._scratch, block, _small_values)
 
 
-def _lend(held: dict[tuple[torch.device, torch.dtype], torch.Tensor], block: torch.Tensor, make: Any) -> torch.Tensor:
+def _lend(memory: dict[tuple[torch.device, torch.dtype], torch.Tensor], block: torch.Tensor, make: Any) -> torch.Tensor:
     """Memory with `block`'s size, dtype and device; it is reused and grows with the largest block."""
     key = block.device, block.dtype
-    if key not in held or held[key].numel() < block.numel():
-        held.pop(key, None)
-        held[key] = make(block.numel(), device=block.device, dtype=block.dtype)
-    return held[key][: block.numel()]
+    if key not in memory or memory[key].numel() < block.numel():
+        memory.pop(key, None)
+        memory[key] = make(block.numel(), device=block.device, dtype=block.dtype)
+    return memory[key][: block.numel()]
 
 
-def _small(numel: int, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _small_values(numel: int, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Small random values, always the same; zeros for integers."""
-    made = torch.zeros(numel, device=device, dtype=dtype)
-    if made.is_floating_point():
-        made.normal_(0, SCALE, generator=torch.Generator(device).manual_seed(0))
-    return made
+    values = torch.zeros(numel, device=device, dtype=dtype)
+    if values.is_floating_point():
+        values.normal_(0, SCALE, generator=torch.Generator(device).manual_seed(0))
+    return values
 
 
 class _Done:

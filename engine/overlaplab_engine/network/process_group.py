@@ -76,7 +76,6 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def link(self) -> Link:
-        """The emulated link."""
         return self._carrier.link
 
     def set_link(self, link: Link) -> None:
@@ -86,7 +85,6 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def launched(self) -> int:
-        """How many collectives were launched so far."""
         return self._carrier.launched
 
     @property
@@ -104,8 +102,8 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._carrier.check()
 
     @contextmanager
-    def after(self, ready: Callable[[], None]) -> Iterator[None]:
-        """What is launched within it on CPUs begins when `ready` returns, which is called on another thread."""
+    def begin_after(self, ready: Callable[[], None]) -> Iterator[None]:
+        """Let what is launched inside on CPUs begin when `ready` returns, which is called on another thread."""
         assert isinstance(self._carrier, Carrier)
         self._carrier.ready = ready
         try:
@@ -147,7 +145,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.AllgatherOptions()
-        work = lambda: _All(  # noqa: E731
+        work = lambda: AllWorks(  # noqa: E731
             [self._mover._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
         return self._submit(Kind.ALL_GATHER, outputs, work, outputs)
@@ -167,7 +165,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        work = lambda: _All(  # noqa: E731
+        work = lambda: AllWorks(  # noqa: E731
             [self._mover._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         )
         return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
@@ -261,15 +259,18 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._carrier.abort()
 
 
-class _All:
+class AllWorks:
     """Several works as one."""
 
-    def __init__(self, works: list[Any]) -> None:
+    def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
 
 
 class _Copied:
@@ -338,7 +339,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta, device: Any) -> 
 
 
 def _gloo_device() -> Any:
-    """As init_process_group makes it for gloo; with explicit options the variable would otherwise be ignored."""
+    """Make gloo's device as init_process_group does; with explicit options the variable would otherwise be ignored."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
     return make(interface=interface) if interface else make()

@@ -7,7 +7,7 @@ until T after the recorded time. So a collective begins when its input is ready 
 part of T. An event follows. Waiting for the collective makes the current stream wait for that event, and the host goes
 on. All device work of a collective is launched within its `engine::comm`. Like NCCL's kernels, the link's kernels wait
 until computation leaves room on the GPU; a trace counts that wait as part of the collective, the model does not. A
-`Clock` keeps the time, either with kernels or on the host, where no room on the GPU is needed.
+`LinkClock` keeps the time, either with kernels or on the host, where no room on the GPU is needed.
 
 [Note: tensors of others]
 The stream reads and writes memory that belongs to other streams, and does not keep it alive: the host would learn late
@@ -18,7 +18,7 @@ call `record_stream`; only DDP asks for a future, and it keeps its buffers for g
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,27 +27,11 @@ from overlaplab_engine.network.device_clock import DeviceClock
 from overlaplab_engine.network.host_clock import HostClock
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 
-
-class Clock(Protocol):
-    """Records the beginning and the end of each collective on a stream, in slots from 0."""
-
-    def begin(self, slot: int, stream: torch.cuda.Stream) -> None:
-        """Record the beginning in `slot`, when `stream`, which must be current, reaches it."""
-
-    def wait_until(self, slot: int, ns: int, stream: torch.cuda.Stream) -> None:
-        """Hold up `stream`, which must be current, until `ns` after the beginning, and record the end."""
-
-    def occupied_ns(self, count: int) -> list[int]:
-        """Time from beginning to end of the first `count` slots; the caller must have waited for the streams."""
-
-    def check(self) -> None:
-        """Raise an error that occurred after a launch, if any."""
-
-    def close(self) -> None:
-        """Stop; streams that still wait go on."""
+LinkClock = DeviceClock | HostClock
+"""What records the beginning and the end of each collective on a stream, in slots from 0."""
 
 
-def link_clock(wait: LinkWait, device: torch.device) -> Clock:
+def link_clock(wait: LinkWait, device: torch.device) -> LinkClock:
     """The clock that `wait` names, for a stream of `device`. EngineError if the GPU does not support it."""
     return HostClock(device) if wait is LinkWait.HOST else DeviceClock(device)
 
@@ -76,7 +60,6 @@ class _LinkWork(torch._C._distributed_c10d.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the device is done."""
         return self._event is None or bool(self._event.query())
 
     def get_future(self) -> "torch.futures.Future[Any]":
@@ -90,7 +73,9 @@ class _LinkWork(torch._C._distributed_c10d.Work):
 class StreamCarrier:
     """The stream that is a group's link, and its clock."""
 
-    def __init__(self, link: Link, world_size: int, device: torch.device, clock: Clock, cuda: Any = torch.cuda) -> None:
+    def __init__(
+        self, link: Link, world_size: int, device: torch.device, clock: LinkClock, cuda: Any = torch.cuda
+    ) -> None:
         """`device` is the GPU, with its index; `cuda` is torch.cuda, or a stand-in for tests."""
         self.link = link
         self.group_name = ""

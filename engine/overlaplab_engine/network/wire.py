@@ -13,6 +13,7 @@ in different orders do not block each other. With a single group nothing else is
 
 import threading
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from overlaplab_engine.network.link import Link
 
@@ -23,15 +24,20 @@ KEPT_NS = 200_000_000
 """Bookings that ended so long before another begins are forgotten: nothing arrives so late."""
 
 
+class _Booking(NamedTuple):
+    begin_ns: int
+    end_ns: int
+    ways: int
+
+
 class Wire:
     """What is booked on the link of one rank, in ns by the rank's own clock."""
 
     def __init__(self, link: Link) -> None:
-        """The `link` is that of all groups."""
         self.link = link
         self.users = 0
         """Groups and lanes of messages that use it."""
-        self._booked: dict[Hashable, tuple[int, int, int]] = {}  # begin, end, ways
+        self._booked: dict[Hashable, _Booking] = {}
         self._lock = threading.Lock()
 
     @property
@@ -40,12 +46,10 @@ class Wire:
         return self.users > 1
 
     def join(self) -> None:
-        """One more uses it."""
         with self._lock:
             self.users += 1
 
     def leave(self) -> None:
-        """One fewer uses it."""
         with self._lock:
             self.users -= 1
 
@@ -54,16 +58,16 @@ class Wire:
         with self._lock:
             self._booked.pop(key, None)
             begin = earliest_ns
-            for taken, until, its_ways in sorted(self._booked.values()):
-                if its_ways & ways and taken < begin + duration_ns and begin < until:
-                    begin = until
-            self._keep(key, begin, begin + duration_ns, ways)
+            for other in sorted(self._booked.values()):
+                if other.ways & ways and other.begin_ns < begin + duration_ns and begin < other.end_ns:
+                    begin = other.end_ns
+            self._put(key, begin, begin + duration_ns, ways)
             return begin
 
-    def took(self, key: Hashable, begin_ns: int, end_ns: int, ways: int = BOTH_WAYS) -> None:
+    def correct_booking(self, key: Hashable, begin_ns: int, end_ns: int, ways: int = BOTH_WAYS) -> None:
         """What `key` booked lasted from `begin_ns` to `end_ns`."""
         with self._lock:
-            self._keep(key, begin_ns, end_ns, ways)
+            self._put(key, begin_ns, end_ns, ways)
 
     def agree(
         self,
@@ -85,6 +89,6 @@ class Wire:
                 return begin
             earliest_ns = begin
 
-    def _keep(self, key: Hashable, begin_ns: int, end_ns: int, ways: int) -> None:
-        self._booked = {k: b for k, b in self._booked.items() if b[1] > begin_ns - KEPT_NS}
-        self._booked[key] = (begin_ns, end_ns, ways)
+    def _put(self, key: Hashable, begin_ns: int, end_ns: int, ways: int) -> None:
+        self._booked = {k: booking for k, booking in self._booked.items() if booking.end_ns > begin_ns - KEPT_NS}
+        self._booked[key] = _Booking(begin_ns, end_ns, ways)

@@ -51,7 +51,7 @@ class UnitBorders:
         self._entered: list[tuple[Unit, int]] = []  # whose forward passes are
         self._inner_ns: list[int] = []  # how long others took within these
         self._times: dict[tuple[str, str], int] | None = None
-        self._label = cache(self._made)
+        self._label = cache(self._make_label)
         self.handles: list[RemovableHandle] = []
         """Remove these to stop."""
 
@@ -72,8 +72,8 @@ class UnitBorders:
             self._end()
 
     @contextmanager
-    def measuring(self) -> Iterator[dict[tuple[str, str], int]]:
-        """Within it, how long each (unit, phase) takes is added up in the dictionary that it gives, in ns."""
+    def measure_times(self) -> Iterator[dict[tuple[str, str], int]]:
+        """Add up how long each (unit, phase) takes in the dictionary that this yields, in ns."""
         self._times = {}
         try:
             yield self._times
@@ -97,7 +97,7 @@ class UnitBorders:
             self._forget()
         if self._entered:
             took_ns = time.perf_counter_ns() - self._entered[-1][1]
-            self._took(unit, FORWARD, took_ns - self._inner_ns[-1])
+            self._add_time(unit, FORWARD, took_ns - self._inner_ns[-1])
             self._forget()
             if self._inner_ns:
                 self._inner_ns[-1] += took_ns
@@ -130,10 +130,10 @@ class UnitBorders:
         if self._open is None:
             return
         (unit, since_ns), self._open = self._open, None
-        self._took(unit, BACKWARD, time.perf_counter_ns() - since_ns)
+        self._add_time(unit, BACKWARD, time.perf_counter_ns() - since_ns)
         self._mark(Word.LAST_USE, unit, BACKWARD)
 
-    def _took(self, unit: Unit, phase: str, ns: int) -> None:
+    def _add_time(self, unit: Unit, phase: str, ns: int) -> None:
         if self._times is not None:
             self._times[unit.name, phase] = self._times.get((unit.name, phase), 0) + ns
 
@@ -141,7 +141,7 @@ class UnitBorders:
         if self._labelled(unit, phase):
             labels.instant(self._label(word, unit.name, phase, self._microbatch()))
 
-    def _made(self, word: Word, unit: str, phase: str, microbatch: int) -> Span:
+    def _make_label(self, word: Word, unit: str, phase: str, microbatch: int) -> Span:
         return labels.span(word, unit=unit, phase=phase, microbatch=microbatch)
 
 

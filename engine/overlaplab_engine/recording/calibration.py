@@ -17,7 +17,7 @@ from overlaplab_engine.models.times import UnitTime
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.borders import BACKWARD, FORWARD, UnitBorders
-from overlaplab_engine.recording.memory import keeping
+from overlaplab_engine.recording.memory import count_saved
 from overlaplab_engine.strategies import Strategy
 
 SIZES = 5
@@ -27,7 +27,7 @@ MOST_BYTES = 16 << 20
 UNLIMITED = Link(bandwidth_gbps=1e6, latency_us=0)
 """An emulated link that carries everything at once: what remains is the real one."""
 PROBE = 256
-"""A side of the matrices that the probe multiplies."""
+"""Each side of the matrices that the probe multiplies."""
 PROBES = 10
 """How often; about 5 ms on one core."""
 
@@ -38,11 +38,11 @@ class Idle:
 
     kind: Kind
     bytes: int
-    """Of the full tensor."""
+    """Bytes of the full tensor."""
     took_ns: list[int]
     """One for each, from its launch to its end."""
     used_ns: list[int]
-    """Of cores, by all threads of the process but the one that called, for each."""
+    """For each, the cores' time that all threads of the process used, but the one that called."""
 
 
 def probe_ns() -> int:
@@ -60,18 +60,18 @@ def probe_ns() -> int:
 def unit_passes(strategy: Strategy, borders: UnitBorders, batches: Batches) -> tuple[dict[tuple[str, str], int], int]:
     """How long each (unit, phase) of one microbatch takes in ns, whose gradients are not sent but forgotten.
 
-    One microbatch goes before it, as the first takes longer; how many bytes that keeps for its backward pass.
+    One microbatch goes before it, as the first takes longer; returns, too, how many bytes autograd saves of that one.
     """
-    tokens, targets = batches.of_rank(0, 0, strategy.comm.rank)
+    tokens, targets = batches.rank_batch(0, 0, strategy.comm.rank)
     with strategy.no_sync():
-        with keeping(strategy.model) as kept:
+        with count_saved(strategy.model) as saved:
             loss = strategy(tokens, targets)
         strategy.backward(loss)
         strategy.zero_grad()
-        with borders.measuring() as times:
+        with borders.measure_times() as times:
             strategy.backward(strategy(tokens, targets))
         strategy.zero_grad()
-    return times, kept.nbytes
+    return times, saved.nbytes
 
 
 def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
@@ -81,7 +81,7 @@ def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
     """
     if comm.world_size == 1 or comm.phantom_ranks:
         return []
-    link, found = comm.link, []
+    link, rows = comm.link, []
     if link is not None:
         comm.set_link(UNLIMITED)
     ratio = max(min(largest, MOST_BYTES) / LEAST_BYTES, 1) ** (1 / (SIZES - 1))
@@ -99,11 +99,11 @@ def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
                 call(*tensors).wait()
                 took.append(time.perf_counter_ns() - since)
                 used.append(_others_ns() - before)
-            found.append(Idle(kind=kind, bytes=full.nbytes, took_ns=took, used_ns=used))
+            rows.append(Idle(kind=kind, bytes=full.nbytes, took_ns=took, used_ns=used))
     comm.barrier()
     if link is not None:
         comm.set_link(link)
-    return found
+    return rows
 
 
 def _others_ns() -> int:
@@ -139,10 +139,12 @@ def calibration(
             {
                 "kind": same[0].kind,
                 "bytes": same[0].bytes,
-                "took_ns": [min(took) for took in zip(*(one.took_ns for one in same), strict=True)],
-                "used_ns": [round(statistics.fmean(used)) for used in zip(*(one.used_ns for one in same), strict=True)],
+                "took_ns": [min(took) for took in zip(*(idle.took_ns for idle in same), strict=True)],
+                "used_ns": [
+                    round(statistics.fmean(used)) for used in zip(*(idle.used_ns for idle in same), strict=True)
+                ],
             }
             for same in zip(*idle, strict=True)
         ],
-        "probe_ns": [list(of_rank) for of_rank in probes],
+        "probe_ns": [list(times) for times in probes],
     }

@@ -41,8 +41,8 @@ class Probe:
     """Whether the profiler saw it run on the device."""
     supported: bool
     """Whether this build of torch can profile GPUs at all."""
-    said: str
-    """The process's stderr, which includes Kineto's warnings."""
+    stderr: str
+    """What the process printed, with Kineto's warnings."""
     failure: str | None = None
     """Why the process had no result; None if it had one."""
 
@@ -64,10 +64,12 @@ def cause(result: Probe) -> str:
             "an operation in a separate process is seen, so either nothing ran there in the recorded steps, "
             "or another profiler was active in the recording process"
         )
-    error = _ERROR.search(result.said)
+    error = _ERROR.search(result.stderr)
     if error is not None:
-        known = _CAUSES.get(error[1], "CUPTI reports {error}; check that LD_LIBRARY_PATH has no other CUDA's libcupti")
-        return known.format(error=error[1])
+        explanation = _CAUSES.get(
+            error[1], "CUPTI reports {error}; check that LD_LIBRARY_PATH has no other CUDA's libcupti"
+        )
+        return explanation.format(error=error[1])
     if not result.supported:
         return (
             "this build of torch cannot profile GPUs (torch.profiler.supported_activities() has no CUDA); "
@@ -90,23 +92,23 @@ def probe(device: str) -> Probe:
             env={**os.environ, "KINETO_LOG_LEVEL": "2"},
         )
     except subprocess.TimeoutExpired:
-        return _failed(f"no answer within {TIMEOUT_S:g} s")
+        return _failed_probe(f"no answer within {TIMEOUT_S:g} s")
     except OSError as error:
-        return _failed(f"the process cannot be started: {error}")
+        return _failed_probe(f"the process cannot be started: {error}")
     if done.returncode != 0:
-        return _failed(_raised(done.stderr) or f"exit code {done.returncode}", done.stderr)
+        return _failed_probe(_error_line(done.stderr) or f"exit code {done.returncode}", done.stderr)
     answer = json.loads(done.stdout.rpartition(ANSWER)[2].partition("\n")[0])
-    return Probe(seen=answer["seen"], supported=answer["supported"], said=done.stderr)
+    return Probe(seen=answer["seen"], supported=answer["supported"], stderr=done.stderr)
 
 
-def _failed(why: str, said: str = "") -> Probe:
-    return Probe(seen=False, supported=True, said=said, failure=why)
+def _failed_probe(why: str, stderr: str = "") -> Probe:
+    return Probe(seen=False, supported=True, stderr=stderr, failure=why)
 
 
-def _raised(stderr: str) -> str | None:
+def _error_line(stderr: str) -> str | None:
     """The line of a traceback that names the error; others may follow it, such as CUDA's hints."""
-    named = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", stderr, re.MULTILINE)
-    return named[-1].strip() if named else None
+    errors = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", stderr, re.MULTILINE)
+    return errors[-1].strip() if errors else None
 
 
 def _look(device: str) -> dict[str, bool]:

@@ -17,10 +17,10 @@ FORMAT_VERSION = 1
 def versions() -> dict[str, str | None]:
     """The versions of torch, CUDA and overlaplab; None for what is missing."""
     try:
-        own = version("overlaplab")
+        overlaplab = version("overlaplab")
     except PackageNotFoundError:
-        own = None
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, "overlaplab": own}
+        overlaplab = None
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "overlaplab": overlaplab}
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def named_parameters(
     `dtypes` are the types in which they are kept, if those are not the parameters' own.
     """
     unit_of = {name: unit.name for unit in units for name in unit.parameters}
-    kept = [(name, p, p.dtype if dtypes is None else dtypes[name]) for name, p in parameters]
+    typed = [(name, p, p.dtype if dtypes is None else dtypes[name]) for name, p in parameters]
     return [
         {
             "name": name,
@@ -60,7 +60,7 @@ def named_parameters(
             "bytes": whole_shape(p).numel() * dtype.itemsize,
             "unit": unit_of.get(name),
         }
-        for name, p, dtype in kept
+        for name, p, dtype in typed
     ]
 
 

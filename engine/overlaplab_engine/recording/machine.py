@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlaplab_engine.alarm import counts
+from overlaplab_engine.alarm import core_time
 
-MUCH_DELAY = 0.20
-"""Of a step: a rank whose computation waits longer for a core is on a busy machine, whoever has the cores."""
-SOME_DELAY = 0.05
-"""Of a step: so much is usual where the link's threads share the cores."""
-MUCH_FOREIGN = 0.25
-"""Of the cores' time in a step: if other processes used more, `SOME_DELAY` is enough."""
+BUSY_DELAY_SHARE = 0.20
+"""If the computation waits for a core for a larger share of a step, the machine is busy, whoever has the cores."""
+SHARED_DELAY_SHARE = 0.05
+"""This share of a step is usual where the link's threads share the cores."""
+BUSY_FOREIGN_SHARE = 0.25
+"""If other processes used more of the cores' time in a step, `SHARED_DELAY_SHARE` is enough."""
 SHORT_NS = 250_000_000
 """In shorter steps ticks of 10 ms tell little: for these, others' use is that of all recorded steps together."""
 
@@ -28,24 +28,23 @@ class Reading:
 
     at_ns: int
     used_ns: int
-    """By this process, all threads."""
+    """All threads of this process."""
     busy_ns: int | None
-    """Of the cores that this process may use, whoever used them."""
+    """The cores that this process may use, whoever used them."""
     ran_ns: int | None
-    """By this thread."""
+    """This thread, on a core."""
     delayed_ns: int | None
-    """This thread's waiting for a core."""
+    """This thread, waiting for a core."""
 
     @classmethod
-    def now(cls) -> "Reading":
-        """Read."""
-        told = counts()
+    def take(cls) -> "Reading":
+        counts = core_time()
         return cls(
             at_ns=time.perf_counter_ns(),
             used_ns=time.process_time_ns(),
             busy_ns=_busy_ns(),
-            ran_ns=told and told[0],
-            delayed_ns=told and told[1],
+            ran_ns=counts and counts.ran_ns,
+            delayed_ns=counts and counts.delayed_ns,
         )
 
 
@@ -59,62 +58,65 @@ class MachineStep:
     took_ns: int
     """The step itself."""
     cores: int
-    """That this rank may use."""
+    """How many this rank may use."""
     ran_ns: int | None
-    """By the thread that computes, on a core."""
+    """The thread that computes, on a core."""
     delayed_ns: int | None
-    """By the thread that computes, waiting for a core."""
+    """The thread that computes, waiting for a core."""
     used_ns: int
-    """By all threads of this rank."""
+    """All threads of this rank."""
     busy_ns: int | None
-    """Of the cores, whoever used them."""
+    """The cores, whoever used them."""
     foreign_ns: int | None = None
-    """Of `busy_ns`, what none of the machine's ranks used."""
+    """The part of `busy_ns` that none of the machine's ranks used."""
     busy: bool = False
     """Whether the machine was busy with something else."""
 
 
-def between(rank: int, step: int, since: Reading, until: Reading) -> MachineStep:
-    """The step between two readings, not marked yet."""
+def machine_step(rank: int, step: int, since: Reading, until: Reading) -> MachineStep:
+    """Return the step between two readings, not marked yet."""
     return MachineStep(
         rank=rank,
         step=step,
         took_ns=until.at_ns - since.at_ns,
         cores=len(_cores()),
-        ran_ns=_less(until.ran_ns, since.ran_ns),
-        delayed_ns=_less(until.delayed_ns, since.delayed_ns),
+        ran_ns=_difference(until.ran_ns, since.ran_ns),
+        delayed_ns=_difference(until.delayed_ns, since.delayed_ns),
         used_ns=until.used_ns - since.used_ns,
-        busy_ns=_less(until.busy_ns, since.busy_ns),
+        busy_ns=_difference(until.busy_ns, since.busy_ns),
     )
 
 
-def marked(rows: Sequence[MachineStep], hosts: Mapping[int, str] | None = None) -> list[MachineStep]:
-    """The rows of all ranks, with what others used and whether the machine was busy; `hosts` names ranks' machines."""
+def mark_busy(rows: Sequence[MachineStep], hosts: Mapping[int, str] | None = None) -> list[MachineStep]:
+    """Add to all ranks' rows what others used and whether the machine was busy; `hosts` names ranks' machines."""
     used: dict[tuple[str, int], int] = {}
     for row in rows:
         key = (_host(row, hosts), row.step)
         used[key] = used.get(key, 0) + row.used_ns
-    told = [
+    with_foreign = [
         row if row.busy_ns is None else replace(row, foreign_ns=max(row.busy_ns - used[_host(row, hosts), row.step], 0))
         for row in rows
     ]
-    return [replace(row, busy=_is_busy(row, [other for other in told if other.rank == row.rank])) for row in told]
+    return [
+        replace(row, busy=_is_busy(row, [other for other in with_foreign if other.rank == row.rank]))
+        for row in with_foreign
+    ]
 
 
-def _is_busy(row: MachineStep, of_rank: Sequence[MachineStep]) -> bool:
+def _is_busy(row: MachineStep, steps_of_rank: Sequence[MachineStep]) -> bool:
     if row.delayed_ns is None:
         return False
-    over = [row] if row.took_ns >= SHORT_NS else of_rank
-    foreign_ns = sum(one.foreign_ns or 0 for one in over)
-    foreign = foreign_ns > MUCH_FOREIGN * sum(one.cores * one.took_ns for one in over)
-    return row.delayed_ns > (SOME_DELAY if foreign else MUCH_DELAY) * row.took_ns
+    judged = [row] if row.took_ns >= SHORT_NS else steps_of_rank
+    foreign_ns = sum(step.foreign_ns or 0 for step in judged)
+    foreign = foreign_ns > BUSY_FOREIGN_SHARE * sum(step.cores * step.took_ns for step in judged)
+    return row.delayed_ns > (SHARED_DELAY_SHARE if foreign else BUSY_DELAY_SHARE) * row.took_ns
 
 
 def _host(row: MachineStep, hosts: Mapping[int, str] | None) -> str:
     return "" if hosts is None else hosts[row.rank]
 
 
-def _less(until: int | None, since: int | None) -> int | None:
+def _difference(until: int | None, since: int | None) -> int | None:
     return None if until is None or since is None else until - since
 
 

@@ -15,7 +15,7 @@ from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.attained import LinkStep, is_attained
 from overlaplab_engine.recording.calibration import Idle, calibration
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
-from overlaplab_engine.recording.machine import MachineStep, marked
+from overlaplab_engine.recording.machine import MachineStep, mark_busy
 from overlaplab_engine.strategies import Strategy
 
 
@@ -25,8 +25,8 @@ class Before:
 
     probe_ns: int
     passes: dict[tuple[str, str], int]
-    kept: int | None
-    """Bytes that autograd keeps of a microbatch; None on a sleeping device."""
+    saved_bytes: int | None
+    """What autograd saves of a microbatch; None on a sleeping device."""
     idle: list[Idle]
 
 
@@ -91,8 +91,8 @@ def manifest(
         "model": config.model() | {"parameters": sum(p.numel() for _, p in strategy.named_parameters())},
         **_settings(config, strategy),
         "compute": "real" if config.compute is None else "sleep",
-        "sleep": None if config.compute is None else _asleep(config, strategy),
-        "link": _told(link, comm.world_size),
+        "sleep": None if config.compute is None else _sleep_document(config, strategy),
+        "link": _link_document(link, comm.world_size),
         "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
         "link_attained": is_attained(link_steps) if emulated else None,
         "link_steps": [asdict(row) | {"attained": row.attained} for row in link_steps] if emulated else None,
@@ -115,7 +115,7 @@ def manifest(
         "unit_policy": config.units,
         "units": named_units(strategy.units(), strategy.options.param_dtype),
         "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
-        "memory": [{"rank": rank, **_held(outcome)} for rank, outcome in enumerate(outcomes)],
+        "memory": [{"rank": rank, **_memory_row(outcome)} for rank, outcome in enumerate(outcomes)],
         "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
     }
 
@@ -130,7 +130,9 @@ def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
         "overlap_param_gather": config.overlap_param_gather if traits.gathers == "updated_parameters" else None,
         "keep_last": strategy.keeps_last,
         "offload": config.offload,
-        "host_link": _told(config.host_link, 2) if config.offload and strategy.comm.device.type == "cpu" else None,
+        "host_link": _link_document(config.host_link, 2)
+        if config.offload and strategy.comm.device.type == "cpu"
+        else None,
         "asynchronous": config.asynchronous if traits.gradients == "server" else None,
         "max_staleness": config.max_staleness,
         "every": config.every if traits.averages_parameters else None,
@@ -155,11 +157,11 @@ def _buckets(strategy: Strategy) -> list[dict[str, Any]]:
     ]
 
 
-def _held(outcome: Outcome) -> dict[str, Any]:
-    """What a rank held in memory."""
+def _memory_row(outcome: Outcome) -> dict[str, Any]:
+    """What a rank held in memory, in bytes."""
     return {
         **outcome.held,
-        "activations": outcome.before and outcome.before.kept,
+        "activations": outcome.before and outcome.before.saved_bytes,
         "peak_allocated": outcome.peak_allocated,
         "scratch": outcome.scratch,
     }
@@ -187,7 +189,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def collectives(carried: Sequence[Sequence[Sequence[Carried]]], first_step: int) -> dict[str, list[Any]]:
     """The collectives that the emulated link carried, given by rank and step, as columns."""
     rows = [
-        (rank, step, c) for rank, log in enumerate(carried) for step, own in enumerate(log, first_step) for c in own
+        (rank, step, c)
+        for rank, log in enumerate(carried)
+        for step, launched in enumerate(log, first_step)
+        for c in launched
     ]
     return {
         "rank": [rank for rank, _, _ in rows],
@@ -207,7 +212,7 @@ def collectives(carried: Sequence[Sequence[Sequence[Carried]]], first_step: int)
 
 def _machine(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     hosts = {rank: str(o.hardware["hostname"]) for rank, o in enumerate(outcomes)}
-    return [asdict(row) for row in marked([row for o in outcomes for row in o.machine], hosts)]
+    return [asdict(row) for row in mark_busy([row for o in outcomes for row in o.machine], hosts)]
 
 
 def _calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
@@ -230,7 +235,7 @@ def sleeps_on_schedule(config: Config) -> bool:
     return not config.asynchronous
 
 
-def _asleep(config: Config, strategy: Strategy) -> dict[str, Any]:
+def _sleep_document(config: Config, strategy: Strategy) -> dict[str, Any]:
     """What a sleeping device took."""
     assert config.compute is not None
     times = unit_times(config.compute, policy(config.units)(strategy.model), config.batch * config.seq)
@@ -249,7 +254,7 @@ def _backend(comm: Communicator) -> str:
     return "nccl" if comm.device.type == "cuda" else "gloo"
 
 
-def _told(link: Link | None, world_size: int) -> dict[str, Any] | None:
+def _link_document(link: Link | None, world_size: int) -> dict[str, Any] | None:
     if link is None:
         return None
     return {

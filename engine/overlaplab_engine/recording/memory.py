@@ -9,15 +9,14 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.sharding.optimizers import local_of
+from overlaplab_engine.strategies.sharding.optimizers import local_part
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 
 
-class Kept:
-    """What autograd keeps of a forward pass for the backward pass, besides parameters."""
+class SavedTensors:
+    """What autograd saves of a forward pass for the backward pass, besides parameters."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._storages: dict[int, int] = {}
 
     @property
@@ -34,11 +33,11 @@ class Kept:
 
 
 @contextmanager
-def keeping(model: nn.Module) -> Iterator[Kept]:
-    """Within it, what forward passes of `model` keep is counted; of checkpointed modules that is their inputs."""
-    kept = Kept()
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.add(tensor, model), lambda tensor: tensor):
-        yield kept
+def count_saved(model: nn.Module) -> Iterator[SavedTensors]:
+    """Count what autograd saves of forward passes of `model`; of checkpointed modules that is their inputs."""
+    saved = SavedTensors()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.add(tensor, model), lambda tensor: tensor):
+        yield saved
 
 
 def held_bytes(strategy: Strategy, optimizer: AdamW) -> dict[str, int]:
@@ -72,6 +71,6 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a DTensor this rank's shard; of what a functional collective returns, what will hold its result."""
-    local = local_of(tensor)
+    """Return a DTensor's shard on this rank; of what a functional collective returns, what will hold its result."""
+    local = local_part(tensor)
     return local.elem if isinstance(local, AsyncCollectiveTensor) else local

@@ -15,8 +15,8 @@ MARGIN = 10
 """How many steps later it is due: more than one rank may be ahead of another."""
 
 
-class Asked:
-    """Whether somebody has sent SIGUSR2, or a watch has asked.
+class RecordingRequest:
+    """A request to record, by SIGUSR2 or by a watch.
 
     The rank that gets it writes the step at which it is due into the process group's store, where all ranks look once
     per step; that is no collective, and takes a tenth of a millisecond.
@@ -45,21 +45,21 @@ class Asked:
             signal.signal(signal.SIGUSR2, self._former or signal.SIG_DFL)
             self._listening = False
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether it is due at this step; to be asked at every one."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            due, self._got = self._got, False
-            return due
+            is_due, self._got = self._got, False
+            return is_due
         if self._lost:
             return False
         try:
-            return self._agreed(step)
+            return self._is_due_on_all(step)
         except (RuntimeError, ValueError) as error:  # the rank that holds the store may have ended before this one
             self._lost = True
             warnings.warn(f"signals to the ranks start no recording any more: {error}", stacklevel=4)
             return False
 
-    def _agreed(self, step: int) -> bool:
+    def _is_due_on_all(self, step: int) -> bool:
         store, key = _get_default_store(), f"overlaplab/record/{self._rounds}"
         if self._got:
             self._got = False

@@ -36,10 +36,9 @@ class _Seen:
 
 
 class Peak(TorchDispatchMode):
-    """Within it the storages of CPU tensors are counted that are allocated within it, but for the host's."""
+    """Counts the storages of CPU tensors that are allocated within it, but for the host's."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         """Bytes that are allocated now."""
@@ -50,18 +49,15 @@ class Peak(TorchDispatchMode):
         self._resize: Any = torch.UntypedStorage.resize_
 
     def __enter__(self) -> "Peak":
-        """Begin to count."""
-        torch.UntypedStorage.resize_ = self._resizing()  # type: ignore[method-assign, assignment]
+        torch.UntypedStorage.resize_ = self._make_resize()  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Count no longer."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def restart(self) -> None:
-        """Forget the most that there were."""
         self._forget_freed()
         self.most = self.now
 
@@ -101,40 +97,40 @@ class Peak(TorchDispatchMode):
             if seen is not None and not seen.left_out:
                 self.now -= seen.nbytes
 
-    def _resizing(self) -> Callable[[torch.UntypedStorage, int], Any]:
-        def counted(storage: torch.UntypedStorage, size: int) -> Any:
-            done = self._resize(storage, size)
+    def _make_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = self._resize(storage, size)
             self._forget_freed()
             if storage._cdata in self._seen:
                 self._count(storage)
                 self.most = max(self.most, self.now)
-            return done
+            return result
 
-        return counted
+        return resize
 
 
 def _is_wrapper(kind: type[torch.Tensor]) -> bool:
     """Whether such tensors hold others, as DTensors do, or none, and have no storage of their own."""
-    own: Any = kind.__torch_dispatch__
-    return own is not torch.Tensor.__torch_dispatch__
+    dispatch: Any = kind.__torch_dispatch__
+    return dispatch is not torch.Tensor.__torch_dispatch__
 
 
-def largest_batch(peak_of: Callable[[int], int], limit: int) -> tuple[int, int]:
+def largest_batch(measure_peak: Callable[[int], int], limit: int) -> tuple[int, int]:
     """The largest batch with a peak of at most `limit` bytes, and its peak, by doubling, then by bisection.
 
-    `peak_of` measures the peak of a batch in bytes; larger batches take no less. EngineError if not even one sample
-    fits, or more than any batch that is tried.
+    `measure_peak` returns the peak of a batch in bytes; larger batches take no less. EngineError if not even one
+    sample fits, or more than any batch that is tried.
     """
-    low, peak, high = 1, peak_of(1), 2
+    low, peak, high = 1, measure_peak(1), 2
     if peak > limit:
         raise EngineError(f"--memory-limit {Bytes(limit)}: one sample per rank already takes {Bytes(peak)} at its peak")
-    while (more := peak_of(high)) <= limit:
+    while (more := measure_peak(high)) <= limit:
         low, peak, high = high, more, 2 * high
         if high > MOST:
             raise EngineError(f"--memory-limit {Bytes(limit)} is more than {low} samples take; name a lower one")
     while high - low > 1:
         middle = (low + high) // 2
-        if (more := peak_of(middle)) <= limit:
+        if (more := measure_peak(middle)) <= limit:
             low, peak = middle, more
         else:
             high = middle

@@ -11,18 +11,18 @@ Only the thread that runs the borders is counted. If torch computes with several
 import torch
 
 from overlaplab_engine import labels
-from overlaplab_engine.alarm import counts
+from overlaplab_engine.alarm import core_time
 from overlaplab_engine.labels import Word
 
 
 def tells() -> bool:
     """Whether the kernel counts for this thread."""
-    return counts() is not None
+    return core_time() is not None
 
 
 def mark(unit: str | None = None, phase: str | None = None) -> None:
     """Write the thread's counts while a profiler records; what lies before belongs to the phase of the unit, if any."""
-    if not torch.autograd.profiler._is_profiler_enabled or (told := counts()) is None:
+    if not torch.autograd.profiler._is_profiler_enabled or (counts := core_time()) is None:
         return
-    about = {} if unit is None or phase is None else {"unit": unit, "phase": phase}
-    labels.instant(labels.span(Word.PROCESSOR, ran_ns=told[0], delayed_ns=told[1], **about))
+    place = {} if unit is None or phase is None else {"unit": unit, "phase": phase}
+    labels.instant(labels.span(Word.PROCESSOR, **counts._asdict(), **place))

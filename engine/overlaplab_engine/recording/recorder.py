@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.recording.on_signal import Asked
+from overlaplab_engine.recording.on_signal import RecordingRequest
 from overlaplab_engine.recording.recording import Recording, error_line
 from overlaplab_engine.recording.subject import Subject
 from overlaplab_engine.strategies.gradients.ddp_buckets import CommHook, Hook, unnamed_because
@@ -98,7 +98,7 @@ class Recorder:
         if every is not None and every < warmup + steps:
             raise EngineError(f"Recorder cannot record {warmup} + {steps} steps every {every} steps")
         self._model, self._subject = model, Subject()
-        if comm_hook is not None and len(_inspected(model).ddps) != 1:
+        if comm_hook is not None and len(_inspect(model).ddps) != 1:
             raise EngineError("Recorder's comm_hook is for a model in DistributedDataParallel")
         named = os.environ.get(OUT) or out
         # The loop may change its working directory.
@@ -107,7 +107,7 @@ class Recorder:
         by_itself = not on_signal and record_when is None
         self._start_at = (start_at or 0) if by_itself else start_at
         self._every, self._ranks, self._max_mb = every, ranks, max_mb
-        self._asked = None if by_itself else Asked()
+        self._request = None if by_itself else RecordingRequest()
         self._on_signal = on_signal
         if times < 1:
             raise EngineError(f"Recorder's times is 1 or more, not {times}")
@@ -136,7 +136,7 @@ class Recorder:
         if self._started:
             raise EngineError("this Recorder was started before; make a new one for each recording")
         self._started = True
-        self._subject = _inspected(self._model)
+        self._subject = _inspect(self._model)
         if self._comm_hook is not None:  # it is part of the training, recorded or not
             for ddp in self._subject.ddps:
                 ddp.register_comm_hook(*self._comm_hook)
@@ -155,9 +155,9 @@ class Recorder:
         try:
             _require_no_other()
             self._hook()
-            if self._asked is not None and self._on_signal:
-                self._asked.listen()
-            if self._due():
+            if self._request is not None and self._on_signal:
+                self._request.listen()
+            if self._is_due():
                 self._begin()
         except BaseException as error:
             self._shut()
@@ -183,7 +183,7 @@ class Recorder:
             finally:  # its warnings may be errors
                 if self._recording.over:
                     self._end()
-        if self._recording is None and not self._closed and self._due():
+        if self._recording is None and not self._closed and self._is_due():
             try:
                 self._begin()
             except Warning:
@@ -229,40 +229,40 @@ class Recorder:
     def _end(self) -> None:
         """The recording is over; there may be more."""
         assert self._recording is not None
-        self.done = self._recording.done and not self._several
+        self.done = self._recording.done and not self._records_repeatedly
         self._recording = None
-        if not self._several:
+        if not self._records_repeatedly:
             self._shut()
 
     def _shut(self) -> None:
         self._closed = True
         _open.discard(self)
         atexit.unregister(self.close)
-        if self._asked is not None:
-            self._asked.stop()
+        if self._request is not None:
+            self._request.stop()
 
     @property
-    def _several(self) -> bool:
+    def _records_repeatedly(self) -> bool:
         """Whether there may be several recordings."""
-        return self._every is not None or self._asked is not None
+        return self._every is not None or self._request is not None
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether a recording begins now."""
-        asked = self._asked is not None and self._asked.due(self._steps_done)
-        if asked and self._trigger is not None:
+        requested = self._request is not None and self._request.is_due(self._steps_done)
+        if requested and self._trigger is not None:
             self._follow()
         if self._start_at is None or self._steps_done < self._start_at:
-            return asked
+            return requested
         since = self._steps_done - self._start_at
-        return asked or since == 0 or (self._every is not None and since % self._every == 0)
+        return requested or since == 0 or (self._every is not None and since % self._every == 0)
 
     def _observe(self, step_ns: Sequence[int], exposed_ns: Sequence[int]) -> None:
         """Ask all ranks to record, if a burst of this one says so."""
-        if self._trigger is None or self._asked is None or self._recording is not None or not self._times:
+        if self._trigger is None or self._request is None or self._recording is not None or not self._times:
             return
         self._reason = self._trigger.observe(step_ns, exposed_ns) or self._reason
         if self._reason is not None:
-            self._asked.ask()
+            self._request.ask()
 
     def _follow(self) -> None:
         """A recording begins that a rank has asked for."""
@@ -277,7 +277,7 @@ class Recorder:
         assert self._out is not None
         if self._steps_done:
             _require_no_profiler()
-            self._subject = _inspected(self._model)  # it may have been wrapped meanwhile
+            self._subject = _inspect(self._model)  # it may have been wrapped meanwhile
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if self._ranks is not None and not all(rank < world_size for rank in self._ranks):
             raise EngineError(f"Recorder's ranks must be among 0 to {world_size - 1}, not {list(self._ranks)}")
@@ -288,7 +288,7 @@ class Recorder:
                 stacklevel=4,
             )
         self._recording = Recording(
-            self._out / f"step-{self._steps_done}" if self._several else self._out,
+            self._out / f"step-{self._steps_done}" if self._records_repeatedly else self._out,
             self._subject,
             first=self._steps_done,
             warmup=self._warmup,
@@ -308,12 +308,12 @@ class Recorder:
         """Take the place of comm hooks while ranks are in step: a signal may start them at different ones."""
         for ddp in self._subject.ddps:
             if ddp._comm_hooks and unnamed_because(ddp) is None:
-                CommHook.of(ddp)
+                CommHook.install(ddp)
 
 
-def _inspected(model: nn.Module | None) -> Subject:
+def _inspect(model: nn.Module | None) -> Subject:
     try:
-        return Subject() if model is None else Subject.of(model)
+        return Subject() if model is None else Subject.inspect(model)
     except Exception as error:
         warnings.warn(f"nothing is labelled, as the model cannot be inspected: {error_line(error)}", stacklevel=4)
         return Subject()

@@ -32,7 +32,7 @@ from overlaplab_engine.recording.facts import (
     versions,
     whole_shape,
 )
-from overlaplab_engine.recording.machine import Reading, between, marked
+from overlaplab_engine.recording.machine import Reading, machine_step, mark_busy
 from overlaplab_engine.recording.subject import Root, Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
 from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels, CommHook, unnamed_because
@@ -44,11 +44,11 @@ TRIES = 4
 
 
 @dataclass(slots=True)
-class _Part:
-    """Of a step, what lies between two pauses."""
+class _Segment:
+    """The part of a step between two pauses."""
 
     place: int
-    """Of its range in the trace."""
+    """The place of its range in the trace."""
     since: Reading
     until: Reading | None = None
     work: int = 0
@@ -116,15 +116,15 @@ class Recording:
         self._rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         _clear(out, self._rank, self._world_size)
         self._device = device = _device(subject)
-        self._manifest = self._begun(warmup, ranks)
+        self._manifest = self._begin_manifest(warmup, ranks)
         self.done = False
         """Whether all steps are recorded."""
         self._ended = 0  # steps
         self._passes: Counter[nn.Module] = Counter()  # forward passes of this step
         self._sent = False  # whether a backward pass of this step has sent gradients
-        self._kept: list[tuple[int, _Part]] = []  # the number and the range of each recorded step
+        self._recorded_steps: list[tuple[int, _Segment]] = []  # the number and the range of each recorded step
         self._unsent: list[int] = []  # those in which gradients came and were not sent
-        self._parts: list[_Part] = []  # of this step, once it is recorded
+        self._segments: list[_Segment] = []  # of this step, once it is recorded
         self._paused = False
         self._short: str | None = None  # why steps that were recorded are not written
         self._labels: list[BucketLabels] = []  # of each model in DDP
@@ -154,8 +154,8 @@ class Recording:
             self._opened: ExitStack | None = opening.pop_all()
         self._probe_ns = probe_ns() if device.type == "cpu" else None
 
-    def _begun(self, warmup: int, ranks: Sequence[int] | None) -> dict[str, Any]:
-        """What run.json says of a recording that begins."""
+    def _begin_manifest(self, warmup: int, ranks: Sequence[int] | None) -> dict[str, Any]:
+        """What run.json says when a recording begins."""
         subject, device = self._subject, self._device
         strategy = subject.strategy
         return {
@@ -188,9 +188,9 @@ class Recording:
             for labels in self._labels:
                 labels.restart()  # DDP cuts its buckets anew in the warm-up
         self._ended += 1
-        self._passes, self._sent, self._parts = Counter(), False, []
+        self._passes, self._sent, self._segments = Counter(), False, []
         self._report_fault()
-        self.done = len(self._kept) == self._steps
+        self.done = len(self._recorded_steps) == self._steps
         if self.done or self._ended == self._warmup + TRIES * self._steps:
             self.close()
             return
@@ -201,14 +201,14 @@ class Recording:
         elif not self._paused:
             self._cut(self._first + self._ended)
         if self._ended >= self._warmup and not self._paused:
-            self._begin_part()
+            self._begin_segment()
 
     @_close_on_error
     def pause(self) -> None:
         """What follows is no part of a step, and leaves no operators in the trace."""
         self._paused = True
         if self._ended >= self._warmup:
-            self._end_part()
+            self._end_segment()
             self._cut(None)
         torch._C._autograd._enable_record_function(False)
 
@@ -221,7 +221,7 @@ class Recording:
         self._paused = False
         if self._ended >= self._warmup:
             self._cut(self._first + self._ended)
-            self._begin_part()
+            self._begin_segment()
 
     def close(self, warn_if_empty: bool = True, fault: str | None = None) -> None:
         """Stop, and write what was recorded; a step that has not ended is left out.
@@ -232,13 +232,13 @@ class Recording:
             return
         opened, self._opened = self._opened, None
         self.resume()
-        self._leave_out(self._parts)
-        if fault is None and not self._kept:
-            fault = f"{self._made()}, so that no step was recorded"
+        self._leave_out(self._segments)
+        if fault is None and not self._recorded_steps:
+            fault = f"{self._too_few_steps()}, so that no step was recorded"
         try:
             opened.close()
             self._drop_left_out()
-            if self._rank == 0 and self._kept and fault is None:
+            if self._rank == 0 and self._recorded_steps and fault is None:
                 self._write_manifest()
         except Warning:
             raise
@@ -253,53 +253,59 @@ class Recording:
                     self._out.rmdir()
             else:
                 warnings.warn(f"no run in {self._out}: {fault}", stacklevel=5)
-        elif len(self._kept) < self._steps:
-            why = self._short or self._made()
-            warnings.warn(f"{self._out} has {len(self._kept)} of {self._steps} steps: {why}", stacklevel=5)
+        elif len(self._recorded_steps) < self._steps:
+            why = self._short or self._too_few_steps()
+            warnings.warn(f"{self._out} has {len(self._recorded_steps)} of {self._steps} steps: {why}", stacklevel=5)
         if self._unsent and self._rank == 0:
             self._report_unsent()
 
     def _keep(self) -> None:
         """The step that ends is recorded, unless a pause has split its work."""
-        self._end_part()
-        parts, number = self._parts, self._first + self._ended
-        worked = [part for part in parts if part.work]
-        one = max(worked or parts, key=lambda part: part.took_ns, default=None)
-        if one is None or len(worked) > 1:
-            self._leave_out(parts)
+        self._end_segment()
+        segments, number = self._segments, self._first + self._ended
+        worked = [segment for segment in segments if segment.work]
+        longest = max(worked or segments, key=lambda segment: segment.took_ns, default=None)
+        if longest is None or len(worked) > 1:
+            self._leave_out(segments)
             return
-        self._leave_out([part for part in parts if part is not one])
-        self._kept.append((number, one))
+        self._leave_out([segment for segment in segments if segment is not longest])
+        self._recorded_steps.append((number, longest))
         if worked and not self._sent and self._world_size > 1:
             self._unsent.append(number)
 
-    def _leave_out(self, parts: Sequence[_Part]) -> None:
+    def _leave_out(self, segments: Sequence[_Segment]) -> None:
         if self._trace is not None:
-            for part in parts:
-                self._trace.numbers[part.place] = None
+            for segment in segments:
+                self._trace.numbers[segment.place] = None
 
     def _drop_left_out(self) -> None:
         """Forget the steps that made the trace too large."""
         if self._trace is None:
             return
-        kept = [(number, part) for number, part in self._kept if self._trace.numbers[part.place] is not None]
-        if len(kept) < len(self._kept):
-            self._short = f"{len(self._kept)} steps are more than max_mb; record fewer, or fewer ranks (steps=, ranks=)"
-        self._kept = kept
+        written = [
+            (number, segment)
+            for number, segment in self._recorded_steps
+            if self._trace.numbers[segment.place] is not None
+        ]
+        if len(written) < len(self._recorded_steps):
+            self._short = (
+                f"{len(self._recorded_steps)} steps are more than max_mb; record fewer, or fewer ranks (steps=, ranks=)"
+            )
+        self._recorded_steps = written
 
     def _cut(self, number: int | None) -> None:
         if self._trace is not None:
             self._trace.cut(number)
 
-    def _begin_part(self) -> None:
+    def _begin_segment(self) -> None:
         place = 0 if self._trace is None else len(self._trace.numbers) - 1
-        self._parts.append(_Part(place, Reading.now()))
+        self._segments.append(_Segment(place, Reading.take()))
 
-    def _end_part(self) -> None:
-        if self._parts and self._parts[-1].until is None:
-            self._parts[-1].until = Reading.now()
+    def _end_segment(self) -> None:
+        if self._segments and self._segments[-1].until is None:
+            self._segments[-1].until = Reading.take()
 
-    def _made(self) -> str:
+    def _too_few_steps(self) -> str:
         return f"the loop made {self._ended} steps, but the recording takes {self._warmup} + {self._steps}"
 
     def _write_manifest(self) -> None:
@@ -312,23 +318,23 @@ class Recording:
             {
                 **self._manifest,
                 **self._facts(),
-                "steps": len(self._kept),
+                "steps": len(self._recorded_steps),
                 "buckets": rows,
-                **self._measured(),
+                **self._machine_facts(),
             },
         )
 
-    def _measured(self) -> dict[str, Any]:
+    def _machine_facts(self) -> dict[str, Any]:
         """On a CPU, what rank 0 knows of its machine; what other ranks use looks to it like others' processes."""
         if self._probe_ns is None:
             return {}
         rows = [
-            replace(between(0, number, part.since, part.until), busy_ns=None)
-            for number, part in self._kept
-            if part.until is not None
+            replace(machine_step(0, number, segment.since, segment.until), busy_ns=None)
+            for number, segment in self._recorded_steps
+            if segment.until is not None
         ]
         return {
-            "machine": [asdict(row) for row in marked(rows)],
+            "machine": [asdict(row) for row in mark_busy(rows)],
             "calibration": {"units": [], "collectives": [], "probe_ns": [[self._probe_ns, probe_ns()]]},
         }
 
@@ -339,9 +345,10 @@ class Recording:
         warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=7)
 
     def _report_unsent(self) -> None:
+        unsent = f"in {len(self._unsent)} of {len(self._recorded_steps)} recorded steps no gradients were sent"
         warnings.warn(
-            f"{self._out}: in {len(self._unsent)} of {len(self._kept)} recorded steps no gradients were sent; call "
-            "step() once per optimizer step, not per microbatch (with Accelerate: if accelerator.sync_gradients)",
+            f"{self._out}: {unsent}; call step() once per optimizer step, not per microbatch (with Accelerate: if "
+            "accelerator.sync_gradients)",
             stacklevel=5,
         )
 
@@ -368,8 +375,8 @@ class Recording:
     def _count_work(self, root: Root) -> None:
         if self._paused:
             return
-        if self._parts:
-            self._parts[-1].work += 1
+        if self._segments:
+            self._segments[-1].work += 1
         self._sent = self._sent or root.sends()
 
     def _count_pass(self, root: Root, module: nn.Module, inputs: Any) -> None:
@@ -411,12 +418,12 @@ class Recording:
         units = root.units if root.ddp is not None else ()
         borders = UnitBorders(units, lambda: max(self._passes[root.module] - 1, 0), hook=self._hook)
 
-        def came(parameter: str) -> None:
+        def note_gradient(parameter: str) -> None:
             borders.gradient_came(parameter)
             self._count_work(root)
 
         shaped = {name: parameter for name, parameter in root.parameters.items() if not is_lazy(parameter)}
-        for handle in (*label_gradients(shaped, came=came, hook=self._hook), *borders.register().handles):
+        for handle in (*label_gradients(shaped, call=note_gradient, hook=self._hook), *borders.register().handles):
             opening.callback(handle.remove)
         if shapeless := len(root.parameters) - len(shaped):
             raise EngineError(f"{shapeless} parameters have no shape before the model's first batch")
@@ -430,7 +437,7 @@ class Recording:
             return
         labels = BucketLabels(root.parameters, self._numbers)
         self._labels.append(labels)
-        opening.callback(CommHook.of(root.ddp).label(labels, self._note_failure))
+        opening.callback(CommHook.install(root.ddp).label(labels, self._note_failure))
 
 
 def error_line(error: Exception) -> str:

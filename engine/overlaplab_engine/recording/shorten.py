@@ -9,8 +9,8 @@ _UNTIMED = re.compile(rb'"ph": "M"|"cat": "(?:kernel|gpu_mem\w+)"')
 """Names of threads; and what runs on a GPU, which may be later than the step that launched it."""
 
 
-def shortened(trace: Path, end: bytes) -> Iterator[bytes]:
-    """The text of the trace, in pieces, up to where the range called `end` begins, and that range."""
+def shorten_trace(trace: Path, end: bytes) -> Iterator[bytes]:
+    """Yield the text of the trace, in pieces, up to where the range called `end` begins, and that range."""
     name = b'"name": "%b"' % end
     with trace.open("rb") as lines:
         cut_us = next(_start_us(piece) for piece, is_event in _pieces(lines) if is_event and name in piece)
@@ -40,5 +40,5 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _start_us(event: bytes) -> float:
-    found = _TS.search(event)
-    return 0.0 if found is None else float(found[1])
+    match = _TS.search(event)
+    return 0.0 if match is None else float(match[1])

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine.models.units import Unit, by_block
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.gradients.ddp_buckets import uncompiled
+from overlaplab_engine.strategies.gradients.ddp_buckets import unwrap_compiled
 from overlaplab_engine.strategies.torch_ddp import TorchDDP
 from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 
@@ -81,7 +81,7 @@ class Subject:
     """Empty without a model."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Subject":
+    def inspect(cls, model: nn.Module) -> "Subject":
         """Inspect `model`, or the DDP or FSDP2 model that holds it: callbacks of frameworks are given the inner one."""
         model = _holder(model) or model
         places = {_WRAPPERS.sub("", name).removeprefix("."): holder for name, holder in _outermost_holders(model)}
@@ -102,17 +102,14 @@ class Subject:
 
     @property
     def ddps(self) -> list[DistributedDataParallel]:
-        """The models in DDP."""
         return [root.ddp for root in self.roots if root.ddp is not None]
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters by name."""
         return {name: parameter for root in self.roots for name, parameter in root.parameters.items()}
 
     @property
     def units(self) -> list[Unit]:
-        """All units."""
         return [unit for root in self.roots for unit in root.units]
 
 
@@ -120,15 +117,17 @@ def _holder(model: nn.Module) -> nn.Module | None:
     """The DDP or FSDP2 model of which `model` is a part, where there is exactly one."""
     if not dist.is_initialized() or any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         return None
-    inner = uncompiled(model)
+    inner = unwrap_compiled(model)
     # `type`, because asking some objects for their class has effects
-    known = [one for one in gc.get_objects() if issubclass(type(one), _HOLDERS)]
-    holders = [one for one in known if any(module is inner for module in one.modules())]
-    outermost = [one for one in holders if not any(one is part for other in holders for part in _below(other))]
+    candidates = [module for module in gc.get_objects() if issubclass(type(module), _HOLDERS)]
+    holders = [module for module in candidates if any(part is inner for part in module.modules())]
+    outermost = [
+        module for module in holders if not any(module is part for other in holders for part in _descendants(other))
+    ]
     return outermost[0] if len(outermost) == 1 else None
 
 
-def _below(module: nn.Module) -> list[nn.Module]:
+def _descendants(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if part is not module]
 
 
@@ -143,7 +142,7 @@ def _outermost_holders(module: nn.Module, name: str = "") -> Iterator[tuple[str,
 
 def _root(holder: nn.Module, prefix: str) -> Root:
     ddp = holder if isinstance(holder, DistributedDataParallel) else None
-    module = uncompiled(holder if ddp is None else ddp.module)
+    module = unwrap_compiled(holder if ddp is None else ddp.module)
     units = _fsdp2_units(module) if isinstance(module, FSDPModule) else by_block(module)
     for unit in units if prefix else ():
         unit.name = _with_prefix(prefix, "" if unit.name == "root" else unit.name)

@@ -23,7 +23,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
-from overlaplab_engine.recording.shorten import shortened
+from overlaplab_engine.recording.shorten import shorten_trace
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 TRACE = "rank{rank}.pt.trace.json.gz"
@@ -90,7 +90,6 @@ class TraceFile:
         )
 
     def __enter__(self) -> "TraceFile":
-        """The first step begins."""
         self._advance()
         return self
 
@@ -124,7 +123,6 @@ class TraceFile:
         self._export(self._profiler)
 
     def discard(self) -> None:
-        """Delete the file."""
         self._path.unlink(missing_ok=True)
 
     def _advance(self) -> None:
@@ -165,7 +163,7 @@ class TraceFile:
             self._export(self._profiler)
 
     def _export(self, profiler: Any) -> None:
-        with whole(self._path) as temporary:
+        with atomic_path(self._path) as temporary:
             plain = temporary.with_name(temporary.name + ".json")
             try:
                 profiler.export_chrome_trace(str(plain))
@@ -197,7 +195,7 @@ class TraceFile:
         if fitting < len(steps):
             end = steps[fitting]
             self.numbers[end:] = [None for _ in self.numbers[end:]]
-            yield shortened(plain, b"ProfilerStep#overlaplab%d" % end)
+            yield shorten_trace(plain, b"ProfilerStep#overlaplab%d" % end)
         else:
             with plain.open("rb") as lines:
                 yield iter(lambda: b"".join(lines.readlines(1 << 20)), b"")
@@ -215,11 +213,11 @@ class TraceFile:
 def label_gradients(
     parameters: Mapping[str, nn.Parameter],
     unit_of: Mapping[str, str] | None = None,
-    came: Callable[[str], None] = lambda name: None,
+    call: Callable[[str], None] = lambda name: None,
     hook: Callable[[Callable[..., None]], Callable[..., None]] = lambda call: call,
 ) -> list[RemovableHandle]:
     """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated the gradient of one of these
-    named parameters, then call `came` with its name.
+    named parameters, then call `call` with its name.
 
     With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). What torch is to
     call is what `hook` makes of it. To stop, remove the handles.
@@ -229,20 +227,20 @@ def label_gradients(
         if parameter.requires_grad:
             mark = labels.span(Word.GRADIENT_READY, parameter=name)
             unit = None if unit_of is None else unit_of.get(name, "")
-            handles.append(after_accumulation(parameter, hook(partial(_ready, mark, unit, partial(came, name)))))
+            handles.append(after_accumulation(parameter, hook(partial(_mark_ready, mark, unit, partial(call, name)))))
     return handles
 
 
-def _ready(mark: Span, unit: str | None, came: Callable[[], None], _: torch.Tensor) -> None:
+def _mark_ready(mark: Span, unit: str | None, call: Callable[[], None], _: torch.Tensor) -> None:
     if unit is not None:
         processor.mark(unit, "backward")
     labels.instant(mark)
-    came()
+    call()
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to `path` on success: a file that exists is complete."""
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed to `path` on success: a file that exists is complete."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
@@ -253,7 +251,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: object) -> None:
     """Write one JSON document."""
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 

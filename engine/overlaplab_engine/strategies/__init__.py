@@ -17,8 +17,8 @@ def class_of(name: str) -> type[Strategy]:
     if name in list(StrategyName):
         import_module(f"{__name__}.{name.replace('-', '_')}")
     if name not in REGISTERED:
-        known = dict.fromkeys([*StrategyName, *REGISTERED])
-        raise EngineError(f"--strategy {name!r} is none of {', '.join(known)}")
+        names = dict.fromkeys([*StrategyName, *REGISTERED])
+        raise EngineError(f"--strategy {name!r} is none of {', '.join(names)}")
     return REGISTERED[name]
 
 

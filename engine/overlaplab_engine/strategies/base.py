@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import zip_longest
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -15,60 +15,34 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.models.deferred import materialise
-from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, units_of
+from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, form_units
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.network.host_link import on_host
-from overlaplab_engine.network.link import HOST_LINK, Link
-from overlaplab_engine.schedules import Schedule
-from overlaplab_engine.strategies.gradients.buckets import Gradients
+from overlaplab_engine.network.host_link import host_allocation
+from overlaplab_engine.options import (
+    CommunicationOptions,
+    Need,
+    Option,
+    PipelineOptions,
+    PrecisionOptions,
+    declarations,
+)
+from overlaplab_engine.options import Traits as Traits
+from overlaplab_engine.strategies.gradients.buckets import Bucket, Gradients
 
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(CommunicationOptions, PipelineOptions, PrecisionOptions):
     """The options of all strategies; each uses those that concern it."""
 
-    bucket_cap_mb: float = 25.0
-    """A bucket closes once it holds this many MiB."""
-    first_bucket_mb: float | None = None
-    """Another cap for the first bucket, in MiB; None: the same."""
-    main_grad: bool = False
-    """Accumulate and send gradients in fp32 beside bf16 parameters."""
-    param_dtype: torch.dtype | None = None
-    """zero3, torch-fsdp2: gather parameters and compute in this type; None: in their own, which shards always keep."""
-    reduce_dtype: torch.dtype | None = None
-    """zero3, torch-fsdp2: add up and send whole gradients in this type; None: in the type of computation."""
-    prefetch: int = 1
-    """Units gathered ahead of the one in use."""
-    sequence_parallel: bool = False
-    """tensor, torch-tensor: between layers' matrices each rank holds a part of the sequence, not all of it."""
+    # torch's own in place of what the command line spells
+    param_dtype: torch.dtype | None = None  # type: ignore[assignment]
+    reduce_dtype: torch.dtype | None = None  # type: ignore[assignment]
+    units: UnitPolicy = by_block  # type: ignore[assignment]
+    """The policy that forms the units, which are gathered together; all ranks must have the same one."""
     activation_shape: tuple[int, int, int] | None = None
     """tensor: what layers would pass on, (batch, seq, width), where they sleep and pass a single number."""
-    overlap_param_gather: bool = True
-    """Gather updated parameters during the next forward pass, or else before it."""
-    keep_last: bool = False
-    """torch-fsdp2: keep the last layer gathered from its forward into its backward."""
-    reshard_after_forward: bool = True
-    """torch-fsdp2: free layers between their forward and backward passes (FULL_SHARD), or keep them (SHARD_GRAD_OP)."""
-    offload: bool = False
-    """zero2, zero3, torch-fsdp2: update on the host, which gets gradients and gives back parameters."""
-    host_link: Link = HOST_LINK
-    """With `offload`: the emulated link to the host's memory."""
-    asynchronous: bool = False
-    """parameter-server: apply each rank's gradients as they come."""
-    max_staleness: int | None = None
-    """With `asynchronous`: the most updates between what gradients were computed with and what they are applied to."""
-    units: UnitPolicy = by_block
-    """Which modules form the units that are gathered together; all ranks must be given the same policy."""
-    every: int = 1
-    """local-sgd: average the parameters after every so many updates."""
-    background: bool = False
-    """local-sgd: during the next step, or else before it."""
-    schedule: Schedule = Schedule.GPIPE
-    """pipeline: the order of its microbatches."""
-    stages: tuple[int, ...] | None = None
-    """pipeline: the number of stages, or the layers of each; None: as few as the schedule takes."""
 
     @property
     def caps(self) -> list[int]:
@@ -77,70 +51,26 @@ class Options:
         return [int(first * MIB), int(self.bucket_cap_mb * MIB)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """What a strategy does, as data: it goes into run.json, and analyses ask it instead of the strategy's name.
-
-    The defaults are plain data parallelism: all is replicated, and gradients are all-reduced once per step.
-    """
-
-    gradients: Literal["all_reduce", "reduce_scatter", "server"] | None = "all_reduce"
-    """The collective that averages the gradients. `server`: they are sent to rank 0, which alone updates the
-    parameters, and sends them back. None: each rank updates by its own."""
-    averages_parameters: bool = False
-    """Whether parameters are averaged, by an all-reduce after every so many updates (`every`)."""
-    sends_every_microbatch: bool = False
-    """Whether each microbatch's gradients are sent, and only their sum kept, or all with the last (`no_sync`)."""
-    buckets: bool = False
-    """Whether gradients are sent in buckets that close at `bucket_cap_mb`."""
-    gathers: Literal["updated_parameters", "units"] | None = None
-    """What is all-gathered: after each update the parameters, which may reach into the next step; or in each microbatch
-    the parameters of every unit, before they are used; or nothing."""
-    sharded: tuple[Literal["parameters", "gradients", "optimizer"], ...] = ()
-    """The parts of which each rank holds 1/N; the rest is replicated."""
-    cuts_layers: bool = False
-    """Whether the ranks of a tensor-parallel group compute each layer together, and exchange activations for it."""
-    hops: Literal["ring", "tree"] | None = None
-    """By which messages between neighbours the gradients' collective is made by hand; None: the library's."""
-    stages: bool = False
-    """Whether ranks hold different layers, and send activations and their gradients to each other."""
-    offloads_parameters: bool = False
-    """Whether `offload` leaves no shard of the parameters on the device, so that each gather copies one there."""
+assert Options.__doc__ is not None
+Options.__doc__ += "\n\n" + "\n".join(f"- {name}: {o.help}" for name, o in declarations(Options, Option).items())
 
 
 class Strategy(ABC):
     """Data parallelism over a replicated model: gradients are the mean over the ranks after `backward`."""
 
     name: ClassVar[str]
-    """As `--strategy` and run.json spell it."""
+    """Its spelling in `--strategy` and run.json."""
     traits: ClassVar[Traits] = Traits()
     """What it does; it goes into run.json."""
-    refuses: ClassVar[Mapping[str, str]] = {
-        "keep_last": "--keep-last is for torch-fsdp2; zero3 always keeps the last layer",
-        "reshard_after_forward": "--no-reshard-after-forward is for torch-fsdp2; zero2 keeps all parameters anyway",
-        **dict.fromkeys(
-            ("param_dtype", "reduce_dtype"), "--param-dtype and --reduce-dtype are for zero3 and torch-fsdp2"
-        ),
-        **dict.fromkeys(("offload", "host_link"), "--offload and --host-link are for zero2, zero3 and torch-fsdp2"),
-        **dict.fromkeys(
-            ("asynchronous", "max_staleness"), "--asynchronous and --max-staleness are for parameter-server"
-        ),
-        **dict.fromkeys(("every", "background"), "--every and --background are for local-sgd"),
-        "communicators": "--communicators 2 is for zero3: no other strategy of ours gathers and reduces at once",
-        "pp": "--pp: this strategy does not cut the model into stages",
-        "tp": "--tp is for tensor and torch-tensor: no other strategy cuts layers",
-        "hsdp": "--hsdp is for zero3 and torch-fsdp2: no other strategy shards parameters",
-        "sequence_parallel": "--sequence-parallel is for tensor and torch-tensor",
-        **dict.fromkeys(
-            ("schedule", "stages", "microbatches"),
-            "--schedule, --stages and --microbatches are for --strategy pipeline; leave them out",
-        ),
-    }
-    """Options, by `Config`'s names, that must keep their default, each with the error for whoever sets it."""
+    takes: ClassVar[Collection[str]] = ()
+    """Options that it takes though its traits do not meet their `Need`, by `Config`'s names."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Other options that must keep their default, by `Config`'s names, each with the error for whoever sets it."""
     labels_units: ClassVar[bool] = False
     """Whether it labels itself where it uses the units that it gathers."""
     waits_within_torch: ClassVar[bool] = False
     """Whether torch's own code waits for collectives, and not `Work.wait`."""
+    _buckets: Sequence[Bucket] = ()
     keeps_last: bool | None = None
     """Whether the last layer stays gathered from its forward into its backward; None if units are not gathered."""
 
@@ -178,9 +108,12 @@ class Strategy(ABC):
     @classmethod
     def require(cls, config: Any) -> None:
         """EngineError if `config`, a `Config` or `Options`, sets an option that this strategy cannot take."""
-        for field in fields(config):
-            if field.name in cls.refuses and getattr(config, field.name) != field.default:
-                raise EngineError(cls.refuses[field.name])
+        needs = declarations(type(config), Need)
+        for name in (field.name for field in fields(config) if getattr(config, field.name) != field.default):
+            if name in cls.refuses:
+                raise EngineError(cls.refuses[name])
+            if name in needs and name not in cls.takes and not needs[name].suits(cls.traits):
+                raise EngineError(needs[name].refusal)
 
     @classmethod
     def variant(cls, options: Options) -> "type[Strategy]":
@@ -206,7 +139,7 @@ class Strategy(ABC):
         for microbatch in range(microbatches):
             self.microbatch = microbatch
             send = self.sends_every_microbatch or microbatch == microbatches - 1
-            tokens, targets = place(batches.of_rank(step, microbatch, self.comm.rank), self.comm.device)
+            tokens, targets = place(batches.rank_batch(step, microbatch, self.comm.rank), self.comm.device)
             with nullcontext() if send else self.no_sync():
                 with labels.span(Word.FORWARD, microbatch=microbatch):
                     loss = self(tokens, targets) / microbatches
@@ -304,7 +237,7 @@ class Strategy(ABC):
 
     def update(self, step: Callable[[], None]) -> None:
         """Make the optimizer's update, `step`; with `offload` on the host."""
-        with on_host() if self.options.offload else nullcontext():
+        with host_allocation() if self.options.offload else nullcontext():
             step()
 
     def updated(self) -> None:  # noqa: B027  # most have nothing to do
@@ -343,7 +276,7 @@ class Strategy(ABC):
 
     def units(self) -> list[Unit]:
         """The model's units by `options.units`; zero3 gathers and frees them one by one."""
-        return units_of(self.model, self.options.units)
+        return form_units(self.model, self.options.units)
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give every rank rank 0's values of these parameters, which may be deferred."""
@@ -354,8 +287,8 @@ class Strategy(ABC):
     def _agreed_order(self, arrivals: list[int]) -> list[int]:
         """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""
         arrived = set(arrivals)
-        rest = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
-        return self.comm.broadcast_ints(arrivals + rest)
+        missing = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
+        return self.comm.broadcast_ints(arrivals + missing)
 
     def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
         """Tell the ranks which parameters this one has no gradient for; the answer: for which of them no rank has one.
@@ -386,7 +319,7 @@ class Strategy(ABC):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Bytes and parameter names of each bucket as it is launched now; none for strategies without buckets."""
-        return []
+        return [(bucket.nbytes, [self.names[m] for m in bucket.members]) for bucket in self._buckets]
 
     @property
     def stages(self) -> list[dict[str, Any]] | None:
@@ -412,7 +345,7 @@ REGISTERED: dict[str, type[Strategy]] = {}
 def register(strategy: type[S]) -> type[S]:
     """A class decorator: from now on `Config(strategy=NAME)`, and `--strategy NAME` in this process, mean this class.
 
-    Its `name`, `traits` and `refuses` are all that the rest of the engine, run.json and the analyser ask of it.
+    Its `name`, `traits`, `takes` and `refuses` are all that the engine, run.json and the analyser ask of it.
     """
     REGISTERED[strategy.name] = strategy
     return strategy

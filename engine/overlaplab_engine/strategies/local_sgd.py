@@ -33,7 +33,6 @@ class LocalSGD(Strategy):
     name = "local-sgd"
     traits = Traits(gradients=None, averages_parameters=True)
     refuses: ClassVar[Mapping[str, str]] = {
-        **{option: why for option, why in Strategy.refuses.items() if option not in ("every", "background")},
         **dict.fromkeys(("save", "resume"), _KEEPS_NO_STATE),
         "main_grad": "local-sgd sends no gradients: leave --main-grad out",
     }

@@ -26,18 +26,18 @@ class Naive(Strategy):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._marks = [Marks.of(i, nbytes, names) for i, (nbytes, names) in enumerate(self.buckets)]
+        self._marks = [Marks.for_bucket(i, nbytes, names) for i, (nbytes, names) in enumerate(self.buckets)]
         self._missing = set(range(len(self.parameters)))
         self._wait = labels.span(Word.WAIT)
         for i, parameter in enumerate(self.parameters):
-            after_accumulation(parameter, partial(self._arrived, i))
+            after_accumulation(parameter, partial(self._take_gradient, i))
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """Each parameter for itself."""
         return [(self.gradients.nbytes(p), [name]) for p, name in zip(self.parameters, self.names, strict=True)]
 
-    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
         if self.gradients.main:
             self.gradients.place(parameter, None, 1.0)
         if self._sync:

@@ -16,9 +16,9 @@ With n − 1, the least that is possible, the workers take turns.
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,9 +44,6 @@ class ParameterServer(Strategy):
 
     name = "parameter-server"
     traits = Traits(gradients="server")
-    refuses: ClassVar[Mapping[str, str]] = {
-        option: why for option, why in Strategy.refuses.items() if option not in ("asynchronous", "max_staleness")
-    }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
@@ -59,7 +56,7 @@ class ParameterServer(Strategy):
             Bucket.make(index, members, self.parameters, self.names, self.gradients.dtype(self.parameters[members[0]]))
             for index, members in enumerate(assign(range(len(keys)), nbytes, keys, [sys.maxsize]))
         ]
-        self._values = [_joined([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
+        self._values = [_move_to_flat([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
         if self.gradients.main:
             for parameter in self.parameters:
                 after_accumulation(parameter, self._keep)
@@ -70,11 +67,6 @@ class ParameterServer(Strategy):
     @classmethod
     def variant(cls, options: Options) -> type[Strategy]:
         return AsynchronousServer if options.asynchronous else cls
-
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """All gradients together."""
-        return [(bucket.nbytes, [self.names[m] for m in bucket.members]) for bucket in self._buckets]
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """See `Strategy`; rank 0 tells the others the norm."""
@@ -116,7 +108,7 @@ class ParameterServer(Strategy):
         for bucket in self._buckets:
             received = [(torch.empty_like(bucket.flat), rank) for rank in senders]
             with bucket.marks.launch:
-                works = [self.comm.exchange([], [one]) for one in received]
+                works = [self.comm.exchange([], [buffer]) for buffer in received]
                 sent = None if self._serves else self.comm.exchange([(bucket.flat, 0)], [])
             for work, (theirs, _) in zip(works, received, strict=True):
                 with self._wait:
@@ -183,8 +175,8 @@ class AsynchronousServer(ParameterServer):
         """Push the gradients, and get what the server then has."""
         gradients = [bucket.flat for bucket in self._buckets]
         if self._server is not None:
-            for own, new in zip(self._values, self._server.apply(0, gradients), strict=True):
-                own.copy_(new)
+            for values, new in zip(self._values, self._server.apply(0, gradients), strict=True):
+                values.copy_(new)
             return
         sends = [(flat, 0) for flat in (_MORE, *gradients)]
         work = self.comm.exchange(sends, [(values, 0) for values in self._values])
@@ -205,8 +197,8 @@ class AsynchronousServer(ParameterServer):
         """The server's, which all ranks go on with."""
         self.close()
         if self._server is not None:
-            for own, served in zip(self._values, self._server.values, strict=True):
-                own.copy_(served)
+            for values, served in zip(self._values, self._server.values, strict=True):
+                values.copy_(served)
         self.comm.broadcast(self._values)
         return super().full_parameters()
 
@@ -237,7 +229,7 @@ class _Server:
         self._most = strategy.options.max_staleness
         self.values = [flat.clone() for flat in values]
         shapes = [[view.shape for view in bucket.views] for bucket in buckets]
-        self._layouts = [Layout(own, 0, 1) for own in shapes]
+        self._layouts = [Layout(bucket_shapes, 0, 1) for bucket_shapes in shapes]
         self._places = [m for bucket in buckets for m in bucket.members]
         self._served = [v.requires_grad_() for v in _split(self._layouts, self.values)]
         self.parameters = [p for _, p in sorted(zip(self._places, self._served, strict=True), key=lambda pair: pair[0])]
@@ -246,8 +238,8 @@ class _Server:
         self._turn = threading.Condition()
         self._version = 0
         """Updates made."""
-        self._given = [0] * self._comm.world_size
-        """By worker: the version that it computes with."""
+        self._versions = [0] * self._comm.world_size
+        """The version that each worker computes with."""
         self._active: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._failure: Exception | None = None
@@ -255,7 +247,7 @@ class _Server:
     def start(self) -> None:
         """Serve all workers, which begin with the present version."""
         self._active = set(range(self._comm.world_size))
-        self._given = [self._version] * self._comm.world_size
+        self._versions = [self._version] * self._comm.world_size
         others = sorted(self._active - {0})
         self._threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in others]
         for thread in self._threads:
@@ -283,11 +275,11 @@ class _Server:
             self._turn.wait_for(lambda: self._failure is not None or self._may_go(worker))
             self._check()
             assert self._step is not None
-            with labels.span(Word.SERVE, worker=worker, staleness=self._version - self._given[worker]):
+            with labels.span(Word.SERVE, worker=worker, staleness=self._version - self._versions[worker]):
                 self._place(gradients)
                 self._step()
             self._version += 1
-            self._given[worker] = self._version
+            self._versions[worker] = self._version
             self._turn.notify_all()
             return [flat.clone() for flat in self.values]
 
@@ -295,12 +287,14 @@ class _Server:
         """Whether all others can still be applied in time, the stalest first."""
         if self._step is None:
             return False
-        others = sorted(self._given[other] for other in self._active - {worker})
-        behind = [self._version + 1 + place - given for place, given in enumerate(others)]
+        others = sorted(self._versions[other] for other in self._active - {worker})
+        behind = [self._version + 1 + place - version for place, version in enumerate(others)]
         return self._most is None or max(behind, default=0) <= self._most
 
     def _place(self, gradients: Sequence[torch.Tensor]) -> None:
-        flags = [f for own, flat in zip(self._layouts, gradients, strict=True) for f in flat[own.numel :].tolist()]
+        flags = [
+            f for layout, flat in zip(self._layouts, gradients, strict=True) for f in flat[layout.numel :].tolist()
+        ]
         for parameter, view, used in zip(self._served, _split(self._layouts, gradients), flags, strict=True):
             self._gradients.set(parameter, view if used else None)
 
@@ -331,8 +325,8 @@ class _Server:
             raise self._failure
 
 
-def _joined(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """A flat buffer (elements,) in which these parameters lie from now on."""
+def _move_to_flat(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Move these parameters to a flat buffer (elements,), which is returned."""
     flat = torch.cat([p.detach().reshape(-1) for p in parameters])
     for parameter, view in zip(parameters, Layout([p.shape for p in parameters], 0, 1).views(flat), strict=True):
         parameter.data = view

@@ -35,7 +35,7 @@ class PerParam(Strategy):
         self._zeros: dict[int, torch.Tensor] = {}  # what is sent for a parameter without a gradient
         self._arrange(list(reversed(range(len(self.parameters)))))
         for i, parameter in enumerate(self.parameters):
-            after_accumulation(parameter, partial(self._arrived, i))
+            after_accumulation(parameter, partial(self._take_gradient, i))
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
@@ -45,21 +45,21 @@ class PerParam(Strategy):
     def _arrange(self, order: list[int]) -> None:
         self._order = order
         self._number = {i: number for number, i in enumerate(order)}
-        self._marks = [Marks.of(number, nbytes, names) for number, (nbytes, names) in enumerate(self.buckets)]
+        self._marks = [Marks.for_bucket(number, nbytes, names) for number, (nbytes, names) in enumerate(self.buckets)]
         self._launcher: InOrder[Work] = InOrder(len(order), self._launch)
 
-    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
         self.gradients.place(parameter, None, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:
                 self._arrivals.append(i)
-            self._ready(i)
+            self._mark_ready(i)
 
-    def _ready(self, i: int) -> None:
+    def _mark_ready(self, i: int) -> None:
         number = self._number[i]
         labels.instant(self._marks[number].ready)
-        self._launcher.ready(number)
+        self._launcher.mark_ready(number)
 
     def _launch(self, number: int) -> Work:
         i = self._order[number]
@@ -98,7 +98,7 @@ class PerParam(Strategy):
                 self._zeros[i] = torch.zeros_like(parameter, dtype=self.gradients.dtype(parameter))
             else:  # from an earlier microbatch
                 grad.mul_(self.comm.prescale)
-            self._ready(i)
+            self._mark_ready(i)
 
     def _reset(self) -> None:
         self._zeros = {}
@@ -114,7 +114,7 @@ class PerParam(Strategy):
                         self.parameters[i], torch.nan, dtype=self.gradients.dtype(self.parameters[i])
                     )
                     self.gradients.set(self.parameters[i], None)
-                    self._launcher.ready(number)
+                    self._launcher.mark_ready(number)
                 self._ask_usage(())()
                 for work in self._launcher.handles:
                     work.wait()

@@ -37,8 +37,6 @@ from overlaplab_engine.schedules import Schedule, cut, require_microbatches, sta
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
 
-_OWN = ("pp", "schedule", "stages", "microbatches")
-"""The options that no other strategy takes."""
 _SCHEDULES: dict[Schedule, Any] = {
     Schedule.GPIPE: ScheduleGPipe,
     Schedule.ONE_F_ONE_B: Schedule1F1B,
@@ -108,7 +106,6 @@ class Pipeline(Strategy):
     name = "pipeline"
     traits = Traits(stages=True)
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: why for name, why in Strategy.refuses.items() if name not in _OWN},
         "accumulate": "--accumulate is for data parallelism: a pipeline takes --microbatches",
         "main_grad": "--main-grad is not for pipelines, which add gradients up in the parameters' type; leave it out",
         "tied": "--tied is not for pipelines: the embedding and the output projection are in different stages",
@@ -116,34 +113,35 @@ class Pipeline(Strategy):
     }
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`; `model` is a `Transformer`, and `comm` has `stages` (see `Communicator.along`).
+        """See `Strategy`; `model` is a `Transformer`, and `comm` has an axis `pp` (see `Communicator.along`).
 
         EngineError for stages that do not fit the ranks or the layers.
         """
         self.require(options)
         if not isinstance(model, Transformer):
             raise EngineError("a pipeline takes the engine's Transformer, whose layers it can share out")
-        if comm.stages is None:
+        stages_group = comm.axis("pp")
+        if stages_group is None:
             raise EngineError("a pipeline needs two ranks or more along the mesh's pp axis")
-        self._stages, self.schedule = comm.stages, options.schedule
+        self._stages, self.schedule = stages_group, options.schedule
         self.layers = cut(len(model.layers), self._stages.world_size, options.schedule, options.stages)
-        """Of each stage."""
-        own_stages = stages_of_rank(self._stages.rank, self._stages.world_size, len(self.layers), options.schedule)
-        self._own = {stage: _Layers(model, self.layers[stage]) for stage in own_stages}
+        """The layers of each stage."""
+        stages = stages_of_rank(self._stages.rank, self._stages.world_size, len(self.layers), options.schedule)
+        self._stage_modules = {stage: _Layers(model, self.layers[stage]) for stage in stages}
         super().__init__(model, comm, options)
-        own = {id(p) for stage in self._own.values() for p in stage.parameters()}
-        held = [(name, p) for name, p in zip(self.names, self.parameters, strict=True) if id(p) in own]
-        self.names, self.parameters = [name for name, _ in held], [p for _, p in held]
+        ids = {id(p) for stage in self._stage_modules.values() for p in stage.parameters()}
+        named = [(name, p) for name, p in zip(self.names, self.parameters, strict=True) if id(p) in ids]
+        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self._buckets = self._build() if comm.world_size > 1 else []
         self._wait = labels.span(Word.WAIT)
         self._runs: dict[tuple[int, ...], Any] = {}  # torch's schedules by the shape of a step's batch
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give this rank's stages their values: the same as its replicas'."""
-        own = [p for stage in self._own.values() for p in stage.parameters()]
-        for parameter in own:
+        shared = [p for stage in self._stage_modules.values() for p in stage.parameters()]
+        for parameter in shared:
             materialise(parameter)
-        self.comm.broadcast(own)
+        self.comm.broadcast(shared)
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -152,7 +150,7 @@ class Pipeline(Strategy):
         names = [[f"layers.{number}" for number in layers] for layers in self.layers]
         names[0].insert(0, "embedding")
         names[last].append("head")
-        return [{"rank": place[stage], "units": own} for stage, own in enumerate(names)]
+        return [{"rank": place[stage], "units": units} for stage, units in enumerate(names)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Not of a pipeline, whose microbatches are on their way at the same time: see `passes`."""
@@ -160,10 +158,10 @@ class Pipeline(Strategy):
 
     def passes(self, batches: Batches, step: int, microbatches: int) -> torch.Tensor | None:
         """See `Strategy`; the rank of the last stage has the loss."""
-        parts = [batches.of_rank(step, microbatch, self.comm.rank) for microbatch in range(microbatches)]
-        tokens, targets = place((torch.cat(own) for own in zip(*parts, strict=True)), self.comm.device)
+        parts = [batches.rank_batch(step, microbatch, self.comm.rank) for microbatch in range(microbatches)]
+        tokens, targets = place((torch.cat(tensors) for tensors in zip(*parts, strict=True)), self.comm.device)
         run = self._run(microbatches, batches.batch, batches.seq)
-        first, last = 0 in self._own, len(self.layers) - 1 in self._own
+        first, last = 0 in self._stage_modules, len(self.layers) - 1 in self._stage_modules
         losses: list[torch.Tensor] = []
         try:
             run.step(
@@ -180,11 +178,10 @@ class Pipeline(Strategy):
         return torch.stack(losses).detach().mean() if last else None
 
     def _run(self, microbatches: int, batch: int, seq: int) -> Any:
-        """Torch's schedule for this rank."""
         key = (microbatches, batch, seq)
         if key not in self._runs:
             require_microbatches(microbatches, self._stages.world_size, self.schedule)
-            stages = [self._stage(number, batch, seq) for number in self._own]
+            stages = [self._stage(number, batch, seq) for number in self._stage_modules]
             self._runs[key] = _SCHEDULES[self.schedule](
                 stages if self.schedule.per_rank > 1 else stages[0], n_microbatches=microbatches, loss_fn=_loss
             )
@@ -198,7 +195,7 @@ class Pipeline(Strategy):
         tokens = torch.empty(batch, seq, dtype=torch.int64, device=device)
         last = number == len(self.layers) - 1
         stage = _LabelledStage(
-            self._own[number],
+            self._stage_modules[number],
             number,
             len(self.layers),
             device,
@@ -211,18 +208,13 @@ class Pipeline(Strategy):
 
     # Data parallelism
 
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """See `Strategy`: those of this rank's stages; none without replicas."""
-        return [(b.nbytes, [self.names[m] for m in b.members]) for b in self._buckets]
-
     def _build(self) -> list[Bucket]:
         order = list(reversed(range(len(self.parameters))))
         keys = [(p.device, p.dtype) for p in self.parameters]
-        found = assign(order, [p.nbytes for p in self.parameters], keys, self.options.caps)
+        assigned = assign(order, [p.nbytes for p in self.parameters], keys, self.options.caps)
         return [
             Bucket.make(index, members, self.parameters, self.names, self.parameters[members[0]].dtype)
-            for index, members in enumerate(found)
+            for index, members in enumerate(assigned)
         ]
 
     @torch.no_grad()
@@ -248,8 +240,8 @@ class Pipeline(Strategy):
         return True
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        own = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
-        return {name: p for part in self._stages.gather_objects(own) for name, p in part.items()}
+        held = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
+        return {name: p for part in self._stages.gather_objects(held) for name, p in part.items()}
 
     def _finish(self) -> None:
         """Not called: `passes` does all."""

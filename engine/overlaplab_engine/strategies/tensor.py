@@ -37,7 +37,7 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.bucketed import Bucketed
 from overlaplab_engine.strategies.sharding.optimizers import mark_part
-from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
+from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers
 from overlaplab_engine.strategies.tensor_parallel.layers import (
     COLUMNS,
     ROWS,
@@ -71,31 +71,30 @@ class _Operators:
         self._comm, self._label, self._shape = comm, label, shape
         self._wait = labels.span(Word.WAIT)
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
+    def identity(self, x: torch.Tensor) -> torch.Tensor:
         """All of it stays as it is."""
         return x.view_as(x)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks."""
-        total = self._real(x).clone(memory_format=torch.contiguous_format)
+        total = self._real_activations(x).clone(memory_format=torch.contiguous_format)
         self._run(self._comm.all_reduce_sum, total)
-        return self._passed(x, total)
+        return self._result(x, total)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """The whole sequence, of which each rank has a part."""
-        part = self._real(x, of_part=True).transpose(0, 1).contiguous()
+        part = self._real_activations(x, of_part=True).transpose(0, 1).contiguous()
         whole = part.new_empty(self._comm.world_size * len(part), *part.shape[1:])
         self._run(self._comm.all_gather, whole, part)
-        return self._passed(x, whole.transpose(0, 1))
+        return self._result(x, whole.transpose(0, 1))
 
     def scatter(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sequence, summed over the ranks."""
-        whole = self._real(x).transpose(0, 1).contiguous()
+        whole = self._real_activations(x).transpose(0, 1).contiguous()
         part = whole.new_empty(len(whole) // self._comm.world_size, *whole.shape[1:])
         self._run(self._comm.reduce_scatter_sum, part, whole)
-        return self._passed(x, part.transpose(0, 1))
+        return self._result(x, part.transpose(0, 1))
 
-    def own(self, x: torch.Tensor) -> torch.Tensor:
+    def local_part(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sequence."""
         if self._shape is not None:
             return x.view_as(x)
@@ -107,13 +106,13 @@ class _Operators:
         with self._wait:
             work.wait()
 
-    def _real(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
+    def _real_activations(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
         if self._shape is None:
             return x
         batch, seq, width = self._shape
         return x.new_zeros(batch, seq // self._comm.world_size if of_part else seq, width)
 
-    def _passed(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    def _result(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         return result if self._shape is None else x.view_as(x)
 
 
@@ -126,7 +125,7 @@ class TensorParallel(CutsLayers, Bucketed):
 
     name = "tensor"
     traits = Traits(buckets=True, cuts_layers=True)
-    refuses: ClassVar[Mapping[str, str]] = refused_by(name)
+    refuses: ClassVar[Mapping[str, str]] = {"main_grad": "tensor has no fp32 main_grad; leave --main-grad out"}
 
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
@@ -143,7 +142,7 @@ class TensorParallel(CutsLayers, Bucketed):
         self._tensor = tensor_group(self.name, comm)
         self._cut = cut_parameters(model)
         super().__init__(model, comm, options)
-        self._label = cache(self._made)
+        self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
         """With sequence parallelism, parameters of which each rank's gradient is a part's."""
         assert isinstance(model, Transformer)
@@ -156,12 +155,12 @@ class TensorParallel(CutsLayers, Bucketed):
         parallel = self.options.sequence_parallel
         for column in COLUMNS:
             do = self._operators(f"{name}.{column}")
-            enter = (do.gather, do.scatter) if parallel else (do.same, do.sum)
-            layer.get_submodule(column).register_forward_pre_hook(partial(_before, enter))
+            enter = (do.gather, do.scatter) if parallel else (do.identity, do.sum)
+            layer.get_submodule(column).register_forward_pre_hook(partial(_transform_input, enter))
         for row in ROWS:
             do, module = self._operators(f"{name}.{row}"), layer.get_submodule(row)
-            leave = (do.scatter, do.gather) if parallel else (do.sum, do.same)
-            module.register_forward_hook(partial(_after, leave))
+            leave = (do.scatter, do.gather) if parallel else (do.sum, do.identity)
+            module.register_forward_hook(partial(_transform_output, leave))
             if self.options.activation_shape is None:
                 module.forward = partial(_product, module)  # the bias is added once, to the sum
                 module.register_forward_hook(_add_bias)
@@ -172,9 +171,9 @@ class TensorParallel(CutsLayers, Bucketed):
     def _hook_ends(self, model: Transformer) -> None:
         """Before the first layer each rank takes its part of the sequence, and after the last it gets all of it."""
         do = self._operators("embedding")
-        model.embedding.register_forward_hook(partial(_after, (do.own, do.gather)))
+        model.embedding.register_forward_hook(partial(_transform_output, (do.local_part, do.gather)))
         do = self._operators("head")
-        model.head.register_forward_pre_hook(partial(_before, (do.gather, do.own)))
+        model.head.register_forward_pre_hook(partial(_transform_input, (do.gather, do.local_part)))
 
     def _operators(self, module: str) -> _Operators:
         def label() -> Span:
@@ -183,7 +182,7 @@ class TensorParallel(CutsLayers, Bucketed):
 
         return _Operators(self._tensor, label, self.options.activation_shape)
 
-    def _made(self, module: str, phase: str, microbatch: int) -> Span:
+    def _make_label(self, module: str, phase: str, microbatch: int) -> Span:
         return labels.span(Word.ACTIVATION_LAUNCH, module=module, phase=phase, microbatch=microbatch)
 
     # Gradients: as `bucketed`, but where no other rank has this part
@@ -193,9 +192,9 @@ class TensorParallel(CutsLayers, Bucketed):
         """See `Bucketed`; none if each part is on one rank only."""
         return super().buckets if self.comm.world_size > 1 else []
 
-    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
         if self.comm.world_size > 1:
-            super()._arrived(i, parameter)
+            super()._take_gradient(i, parameter)
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -212,9 +211,9 @@ class TensorParallel(CutsLayers, Bucketed):
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """See `Strategy`; those that are cut are put together."""
-        return {name: self.whole(name, p.detach()) for name, p in self.model.named_parameters()}
+        return {name: self.gather_whole(name, p.detach()) for name, p in self.model.named_parameters()}
 
-    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+    def gather_whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
         """A parameter, or its gradient, of which this rank has `part`; every rank must call it."""
         if name not in self._cut:
             return part
@@ -223,12 +222,16 @@ class TensorParallel(CutsLayers, Bucketed):
         return torch.cat([piece.view(part.shape) for piece in flat.chunk(self._tensor.world_size)], self._cut[name])
 
 
-def _before(operators: tuple[Operator, Operator], module: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+def _transform_input(
+    operators: tuple[Operator, Operator], module: nn.Module, inputs: tuple[torch.Tensor]
+) -> torch.Tensor:
     x: torch.Tensor = _Conjugate.apply(inputs[0], *operators)  # type: ignore[no-untyped-call]
     return x
 
 
-def _after(operators: tuple[Operator, Operator], module: nn.Module, inputs: Any, y: torch.Tensor) -> torch.Tensor:
+def _transform_output(
+    operators: tuple[Operator, Operator], module: nn.Module, inputs: Any, y: torch.Tensor
+) -> torch.Tensor:
     out: torch.Tensor = _Conjugate.apply(y, *operators)  # type: ignore[no-untyped-call]
     return out
 

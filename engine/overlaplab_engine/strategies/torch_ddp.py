@@ -28,7 +28,6 @@ class TorchDDP(Strategy):
     traits = Traits(buckets=True)
     waits_within_torch = True
     refuses: ClassVar[Mapping[str, str]] = {
-        **Strategy.refuses,
         "main_grad": "torch-ddp has no fp32 main_grad; leave --main-grad out",
         "first_bucket_mb": "torch-ddp has no --first-bucket-mb; leave it out",
     }
@@ -74,7 +73,6 @@ class TorchDDP(Strategy):
         return {} if self._ddp is None else dict(self._ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """DDP's forward pass."""
         if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
             self._wrap()
         if self._ddp is not None:  # what DDP's own no_sync does, which would not outlive a new wrapping inside it
@@ -83,7 +81,7 @@ class TorchDDP(Strategy):
 
     def _hook(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average one bucket; DDP calls this in bucket order, as soon as the bucket is full."""
-        with self._labels.launching(bucket) as marks:
+        with self._labels.label_launch(bucket) as marks:
             buffer = bucket.buffer()
             if self.comm.prescale != 1:
                 buffer.mul_(self.comm.prescale)

@@ -16,6 +16,7 @@ for each gather of a unit and one for its gradients, where torch copies paramete
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -29,19 +30,16 @@ from torch.distributed.tensor import DTensor
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
-from overlaplab_engine.models.deferred import hollow
+from overlaplab_engine.models.deferred import hollow_like
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
+from overlaplab_engine.network.host_all_gather import HostAllGather
 from overlaplab_engine.network.host_link import HostLink
-from overlaplab_engine.network.rising import Rising
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.absent import read_early
-from overlaplab_engine.strategies.sharding.fsdp2_copies import Landing
-from overlaplab_engine.strategies.sharding.optimizers import local_of, part_of
-
-_OWN = ("keep_last", "reshard_after_forward", "param_dtype", "reduce_dtype", "hsdp", "offload", "host_link")
-"""Options that other strategies refuse."""
+from overlaplab_engine.strategies.sharding.fsdp2_copies import GradientCopies
+from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
 
 
 @register
@@ -60,8 +58,8 @@ class TorchFSDP2(Strategy):
         offloads_parameters=True,
     )
     waits_within_torch = True
+    takes = ("keep_last", "reshard_after_forward")
     refuses: ClassVar[Mapping[str, str]] = {
-        **{name: text for name, text in Strategy.refuses.items() if name not in _OWN},
         "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",
         **dict.fromkeys(
             ("save", "resume"),
@@ -88,13 +86,13 @@ class TorchFSDP2(Strategy):
         self._set_prefetch()
         self._sharded = cast(dict[str, DTensor], dict(model.named_parameters()))
         self.parameters = [cast(nn.Parameter, p) for p in self._sharded.values() if p.requires_grad]
-        self._local = [part_of(local_of(p)) for p in self.parameters]
+        self._local = [make_part(local_part(p)) for p in self.parameters]
         self._full: list[nn.Parameter] = []
         """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
         self._move(hooks)
         self._wait = labels.span(Word.WAIT)
-        self._landings: list[Landing] = []
-        """Of each unit's gradients on their way to the host."""
+        self._gradient_copies: list[GradientCopies] = []
+        """Each unit's gradients on their way to the host."""
         if options.offload and comm.device.type == "cpu":
             self._copy_over(HostLink(options.host_link))
         self._broken = False
@@ -108,7 +106,7 @@ class TorchFSDP2(Strategy):
         offload = CPUOffloadPolicy(pin_memory=pinned) if self.options.offload else OffloadPolicy()
         sharded = fully_shard(module, mp_policy=types, offload_policy=offload, **options)
         for parameter in parameters:  # FSDP2 has copied its part
-            parameter.data = hollow(parameter)
+            parameter.data = hollow_like(parameter)
         return sharded
 
     def _set_prefetch(self) -> None:
@@ -126,13 +124,13 @@ class TorchFSDP2(Strategy):
         """Let shards come up, and reduced gradients go down, over the link; see [Note: offloading on the CPU]."""
         if self.comm.shards.world_size == 1:
             return  # FSDP2 gathers nothing then, and reduces nothing
-        rising, seen = Rising(link), set[int]()
+        all_gather, seen = HostAllGather(link), set[int]()
         for unit in [*self._wrapped[1:][::-1], self._root]:  # units inside others first
-            unit.set_custom_all_gather(cast(Any, rising))
-            own = [p for p in cast(nn.Module, unit).parameters() if id(p) not in seen]
-            seen.update(map(id, own))
-            if trained := [cast(DTensor, p) for p in own if p.requires_grad]:
-                self._landings.append(Landing(link, trained))
+            unit.set_custom_all_gather(cast(Any, all_gather))
+            parameters = [p for p in cast(nn.Module, unit).parameters() if id(p) not in seen]
+            seen.update(map(id, parameters))
+            if trained := [cast(DTensor, p) for p in parameters if p.requires_grad]:
+                self._gradient_copies.append(GradientCopies(link, trained))
 
     def _move(self, hooks: dict[str, list[Any]]) -> None:
         """Let what was hooked to a parameter, such as its label, see the gradients of the one that autograd uses."""
@@ -169,14 +167,14 @@ class TorchFSDP2(Strategy):
     def _finish(self) -> None:
         """FSDP2 has waited inside backward; from now on the optimizer's tensors share the gradients, too."""
         with self._wait:
-            for landing in self._landings:
-                landing.finish()
+            for copies in self._gradient_copies:
+                copies.finish()
         for parameter, local in zip(self.parameters, self._local, strict=True):
-            local.grad = None if parameter.grad is None else local_of(parameter.grad).detach()
+            local.grad = None if parameter.grad is None else local_part(parameter.grad).detach()
 
     def _abandon(self) -> None:
-        for landing in self._landings:
-            landing.finish()
+        for copies in self._gradient_copies:
+            copies.finish()
         reset = getattr(self._root, "reset_iter_state", None)  # new in torch 2.13
         self._broken = reset is None
         if reset is not None:
@@ -209,14 +207,18 @@ class TorchFSDP2(Strategy):
         """Each layer, then the rest as `root`."""
         layers = self._layers()
         names = {name for unit in layers for name in unit.parameters}
-        rest = {name: p for name, p in self.model.named_parameters() if name not in names}
-        return [*layers, *([Unit("root", [self.model], rest, kept=True)] if rest else [])]
+        remaining = {name: p for name, p in self.model.named_parameters() if name not in names}
+        return [*layers, *([Unit("root", [self.model], remaining, kept=True)] if remaining else [])]
 
     def _layers(self) -> list[Unit]:
         """The units that FSDP2 wraps by themselves. EngineError for one of several modules."""
-        layers = [unit for unit in super().units() if unit.block]
+        keep_all = not self.options.reshard_after_forward
+        layers = [
+            replace(unit, kept=(unit.kept and self.options.keep_last) or keep_all)
+            for unit in super().units()
+            if unit.block
+        ]
         for unit in layers:
-            unit.kept = (unit.kept and self.options.keep_last) or not self.options.reshard_after_forward
             if len(unit.modules) > 1:
                 raise EngineError(
                     f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit"
@@ -227,7 +229,7 @@ class TorchFSDP2(Strategy):
 def _require_offloadable(comm: Communicator, options: Options) -> None:
     if not options.offload:
         return
-    if comm.replicas is not None or options.param_dtype is not None or options.reduce_dtype is not None:
+    if comm.axis("replicate") is not None or options.param_dtype is not None or options.reduce_dtype is not None:
         raise EngineError(
             "torch-fsdp2 --offload cannot be combined with --hsdp, --param-dtype and --reduce-dtype; use zero3"
         )
@@ -237,8 +239,9 @@ def _require_offloadable(comm: Communicator, options: Options) -> None:
 
 def _mesh(comm: Communicator) -> DeviceMesh:
     """The ranks among which FSDP2 shards; for HSDP of two dimensions, the replicas and the shards of each."""
-    if comm.replicas is None:
+    replicas = comm.axis("replicate")
+    if replicas is None:
         return DeviceMesh.from_group(comm.group, comm.device.type)
-    ranks = torch.tensor(dist.get_process_group_ranks(comm.group)).view(comm.replicas.world_size, -1)
-    groups = [comm.replicas.group, comm.shards.group]
+    ranks = torch.tensor(dist.get_process_group_ranks(comm.group)).view(replicas.world_size, -1)
+    groups = [replicas.group, comm.shards.group]
     return DeviceMesh.from_group(groups, comm.device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.sharding.optimizers import local_of, part_of
-from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers, refused_by
+from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
+from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers
 from overlaplab_engine.strategies.tensor_parallel.layers import (
     cut_parameters,
     reduce_together,
@@ -45,7 +45,7 @@ class TorchTensorParallel(CutsLayers):
     name = "torch-tensor"
     traits = Traits(cuts_layers=True)
     refuses: ClassVar[Mapping[str, str]] = {
-        **refused_by(name),
+        "main_grad": "torch-tensor has no fp32 main_grad; leave --main-grad out",
         "compute": "torch-tensor computes with DTensors, which cannot sleep; use tensor",
     }
 
@@ -64,34 +64,34 @@ class TorchTensorParallel(CutsLayers):
         super().__init__(model, comm, options)
         self._tensor = tensor_group(self.name, comm)
         self._cut = cut_parameters(model)
-        self._held = [part_of(local_of(p)) if isinstance(p, DTensor) else p for p in self.parameters]
+        self._optimized_parts = [make_part(local_part(p)) if isinstance(p, DTensor) else p for p in self.parameters]
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """See `Strategy`; of each this rank's part."""
-        self.comm.broadcast([local_of(p).detach() for p in parameters])
+        self.comm.broadcast([local_part(p).detach() for p in parameters])
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        return [(name, local_of(p).detach()) for name, p in self.model.named_parameters()]
+        return [(name, local_part(p).detach()) for name, p in self.model.named_parameters()]
 
     def units(self) -> list[Unit]:
         """See `Strategy`; of each parameter this rank's part."""
-        held = dict(self.named_parameters())
+        parts = dict(self.named_parameters())
         return [
-            replace(u, parameters={name: nn.Parameter(held[name]) for name in u.parameters}) for u in super().units()
+            replace(u, parameters={name: nn.Parameter(parts[name]) for name in u.parameters}) for u in super().units()
         ]
 
     def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
         """See `Strategy`; of each parameter this rank's part."""
-        return list(zip(self.names, self._held, strict=True))
+        return list(zip(self.names, self._optimized_parts, strict=True))
 
     @torch.no_grad()
     def _finish(self) -> None:
-        for parameter, held in zip(self.parameters, self._held, strict=True):
+        for parameter, part in zip(self.parameters, self._optimized_parts, strict=True):
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
                 # with sequence parallelism it may be a term of a sum still
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-                held.grad = local_of(parameter.grad).detach()
-        grads = [held.grad for held in self._held if held.grad is not None]
+                part.grad = local_part(parameter.grad).detach()
+        grads = [part.grad for part in self._optimized_parts if part.grad is not None]
         if self.comm.world_size > 1 and grads:
             reduce_together(grads, self.comm.all_reduce_mean, self.comm.prescale)
 
@@ -101,10 +101,10 @@ class TorchTensorParallel(CutsLayers):
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """See `Strategy`; those that are cut are put together."""
-        return {name: whole(p.detach()) for name, p in self.model.named_parameters()}
+        return {name: gather_whole(p.detach()) for name, p in self.model.named_parameters()}
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of a parameter or gradient; every rank of the group must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -20,17 +20,17 @@ class Zero1(Partitioned):
             self._make_room(bucket)
             return
         for piece in bucket.flat.pieces:
-            kept = self.gradients.get(piece.tensor)
-            if kept is not None:  # not forgotten since the pass before: out of the way of what arrives
-                self.gradients.set(piece.tensor, kept.clone())
+            grad = self.gradients.get(piece.tensor)
+            if grad is not None:  # not forgotten since the pass before: out of the way of what arrives
+                self.gradients.set(piece.tensor, grad.clone())
 
     def _full(self, bucket: ShardedBucket) -> None:
         """Nothing is sent before the backward pass is over."""
 
-    def _send_rest(self) -> None:
+    def _send_remaining(self) -> None:
         for bucket in self._buckets:
             full = bucket.gradients
             assert full is not None
             self._reduce_scatter(
-                bucket.flat, full, bucket.flat.layout.own(full), bucket.marks.launch, bucket.marks.done
+                bucket.flat, full, bucket.flat.layout.local_chunk(full), bucket.marks.launch, bucket.marks.done
             )

@@ -4,9 +4,6 @@ Rajbhandari et al. 2020 (arXiv 1910.02054, §5.2), P_os+g: a rank keeps only the
 With several microbatches each is sent, and only the parts add up.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from torch import nn
 
 from overlaplab_engine.network.communicator import Communicator
@@ -31,10 +28,6 @@ class Zero2(Partitioned):
         sharded=("gradients", "optimizer"),
     )
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        option: why for option, why in Partitioned.refuses.items() if option not in ("offload", "host_link")
-    }
-
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
         self._launcher: InOrder[None] = InOrder(len(self._buckets), self._launch)
@@ -43,7 +36,7 @@ class Zero2(Partitioned):
         self._make_room(bucket)
 
     def _full(self, bucket: ShardedBucket) -> None:
-        self._launcher.ready(bucket.index)
+        self._launcher.mark_ready(bucket.index)
 
     def _launch(self, index: int) -> None:
         bucket = self._buckets[index]

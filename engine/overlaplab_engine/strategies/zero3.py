@@ -18,22 +18,22 @@ What happens to layer 5 of eight (0 to 7), each of them a unit, with `prefetch` 
    layer 5 and updates it. Nothing is gathered then: the next forward pass begins with 1.
 
 [Note: the window]
-When a unit is about to be used, the gathers of it and of the `prefetch` next ones are launched, if they are not held,
-and the unit before has been freed. So no more than `prefetch` + 1 are held, beside those that are kept at the turn.
+When a unit is about to be used, the gathers of it and of the `prefetch` next ones are launched, if they are sharded,
+and the unit before has been freed. So no more than `prefetch` + 1 are gathered, beside those that are kept at the turn.
 Forward, the next units are those of the last forward pass; a wrong guess only costs a wait, and in the first pass
 nothing is gathered ahead. Backward, they are those of this forward pass in reverse.
 
 [Note: read elsewhere]
 A weight may also be read by another module than its unit's, as when the root calls `linear(x, embedding.weight)`. After
-the unit was used this is noticed, and the unit gathered once more; from then on it stays held from its use to the end
-of the backward pass. Before, it is an error: whether the unit will be used at all is not known.
+the unit was used this is noticed, and the unit gathered once more; from then on it stays gathered from its use to the
+end of the backward pass. Before, it is an error: whether the unit will be used at all is not known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,14 +49,14 @@ from overlaplab_engine.strategies.gradients.buckets import Gradients
 from overlaplab_engine.strategies.gradients.hooks import (
     after_accumulation,
     after_backward,
-    aliased,
+    alias_inputs,
     before_backward,
-    differentiable,
+    differentiable_tensors,
 )
 from overlaplab_engine.strategies.sharding.absent import read_early
 from overlaplab_engine.strategies.sharding.agreement import OrderAgreement
 from overlaplab_engine.strategies.sharding.sharded import Sharded
-from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit
+from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit, ShardState
 
 IN_FLIGHT = 1
 """Units whose full gradients may wait for the network, before the backward pass waits for them."""
@@ -70,10 +70,6 @@ class _Use:
 
     unit: ShardedUnit
     in_backward: bool = False
-
-
-_OWN = ("offload", "host_link", "communicators", "param_dtype", "reduce_dtype", "hsdp")
-"""Options that other strategies refuse."""
 
 
 @register
@@ -93,7 +89,7 @@ class Zero3(Sharded):
     )
     labels_units = True
     keeps_last = True
-    refuses: ClassVar[Mapping[str, str]] = {name: why for name, why in Sharded.refuses.items() if name not in _OWN}
+    takes = ("communicators",)
 
     @classmethod
     def require(cls, config: Any) -> None:
@@ -135,14 +131,14 @@ class Zero3(Sharded):
     # The schedule, forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Strategy`; after an exception no unit is held."""
+        """See `Strategy`; after an exception no unit is gathered."""
         forward_order, backward_order = self._forward_order, self._backward_order
         collectives = len(self._agreement)
         self._forward_order = []
         try:
             args, kwargs = self._cast((args, kwargs))
             output = super().__call__(*args, **kwargs)
-            if not differentiable(output):  # no backward pass will follow
+            if not differentiable_tensors(output):  # no backward pass will follow
                 self._forward_order = forward_order
                 self._agreement.forget_after(collectives)
             return output
@@ -156,7 +152,7 @@ class Zero3(Sharded):
     def _before_forward(self, unit: ShardedUnit, module: nn.Module, args: Any, kwargs: Any) -> Any:
         args, kwargs = self._cast((args, kwargs))
         if self._in_backward:  # activation checkpointing runs it again: the backward pass has gathered it
-            if not unit.held:
+            if unit.state is ShardState.SHARDED:
                 raise EngineError(
                     f"zero3: {unit.name} runs again and is not gathered; checkpoint with use_reentrant=False"
                 )
@@ -169,7 +165,7 @@ class Zero3(Sharded):
                 self._agreement.exchange(f"using {unit.name}")
         self._gather([unit, *self._expected_order[position + 1 :][: self.options.prefetch]], FORWARD)
         unit.active += 1
-        return aliased((args, kwargs)) if torch.is_grad_enabled() else (args, kwargs)
+        return alias_inputs((args, kwargs)) if torch.is_grad_enabled() else (args, kwargs)
 
     def _cast(self, inputs: Any) -> Any:
         """A module's inputs, those that are floating-point numbers in `options.param_dtype`."""
@@ -183,7 +179,7 @@ class Zero3(Sharded):
             return
         self._mark(Word.LAST_USE, unit, FORWARD)
         unit.active -= 1
-        outputs = differentiable(output)
+        outputs = differentiable_tensors(output)
         if outputs:
             unit.uses += 1
             unit.ran = True
@@ -192,7 +188,7 @@ class Zero3(Sharded):
                 use = _Use(unit)
                 self._backward_order = [use, *self._backward_order]
                 before_backward(outputs, partial(self._before_backward, use))
-        if not unit.active and not (unit.kept and outputs) and not unit.read_elsewhere:
+        if not unit.active and not (unit.stays_gathered and outputs) and not unit.read_elsewhere:
             self._free(unit, FORWARD)
 
     # The schedule, backward
@@ -241,26 +237,26 @@ class Zero3(Sharded):
         self._gather([unit], FORWARD)
 
     def _gather(self, window: Sequence[ShardedUnit], phase: str) -> None:
-        """Launch the gathers of the window's units that are not held, and wait for the first. [Note: the window]"""
+        """Launch the gathers of the window's units that are sharded, and wait for the first. [Note: the window]"""
         for unit in window:
-            if not unit.held:
+            if unit.state is ShardState.SHARDED:
                 self._agreement.require(f"the gather of {unit.name}")
-                self._brought(unit.flat)
+                self._wait_for_device_copy(unit.flat)
                 with unit.label(Word.GATHER_LAUNCH, self.microbatch, phase):
                     unit.gather(self.comm)
         unit = window[0]
-        if unit.work is not None:
+        if unit.state is ShardState.GATHERING:
             with unit.label(Word.GATHER_WAIT, self.microbatch, phase):
                 unit.wait()
         self._mark(Word.FIRST_USE, unit, phase)
 
     def _free(self, unit: ShardedUnit, phase: str) -> None:
-        if unit.held:
+        if unit.state is not ShardState.SHARDED:
             unit.free()
             self._mark(Word.FREE, unit, phase)
 
     def _free_all(self) -> None:
-        """No unit is in use: free what is held, used or not."""
+        """No unit is in use: free what is gathered, used or not."""
         for unit in self.sharded_units:
             unit.active = 0
             unit.uses = 0
@@ -272,7 +268,7 @@ class Zero3(Sharded):
         """The shards are updated, so what a forward pass without a backward pass has left gathered is stale."""
         self._backward_order = []
         self._free_all()
-        self._bring(self.flats)
+        self._copy_to_device(self.flats)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         return {name: tensor for flat in self.flats for name, tensor in self.assemble(flat, flat.shard).items()}

@@ -13,7 +13,7 @@ from overlaplab.analyses.memory import peaks
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import drop_damaged
 from overlaplab.events import Run
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
@@ -94,7 +94,7 @@ def _ratios(row: dict[str, Any], base: dict[str, Any], *, comparable: bool) -> d
 
 
 def _sharding(manifest: Manifest) -> str | None:
-    traits = traits_of(manifest)
+    traits = strategy_traits(manifest)
     if traits is None or traits.cuts_layers or traits.stages:
         return manifest.strategy
     if traits.gathers == "units":

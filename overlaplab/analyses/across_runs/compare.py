@@ -17,7 +17,7 @@ from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import drop_damaged
 from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
@@ -153,5 +153,5 @@ def _sent_bytes(run: Run, table: pd.DataFrame, steps: int) -> float | None:
     if not len(table) or table["sent_bytes"].isna().any():
         return None
     by_step = table.groupby(["rank", "step"], dropna=False)["sent_bytes"].sum().groupby("step", dropna=False).mean()
-    traits = traits_of(run.manifest)
+    traits = strategy_traits(run.manifest)
     return float(by_step.sum() / max(steps, 1) if traits and traits.averages_parameters else by_step.median())

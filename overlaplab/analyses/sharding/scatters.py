@@ -17,7 +17,7 @@ from overlaplab.evidence.launches import total_bytes
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import layer_of
+from overlaplab.vocabulary import layer_number
 
 _COLUMNS = ("rank", "step", "unit", "layer", "microbatch", "launch_ns", "start_ns", "end_ns", "bytes")
 
@@ -75,4 +75,4 @@ def _row(label: Label, unit: str, step: Window, bounds: tuple[int, int] | None) 
     start, end = bounds or (None, None)
     times = {"launch_ns": label.start_ns, "start_ns": start, "end_ns": end}
     shown = {name: None if at is None else at - step.start_ns for name, at in times.items()}
-    return {"step": step.step, "unit": unit, "layer": layer_of(unit), **shown}
+    return {"step": step.step, "unit": unit, "layer": layer_number(unit), **shown}

@@ -17,7 +17,7 @@ from overlaplab.evidence.labels import Span, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import layer_of
+from overlaplab.vocabulary import layer_number
 
 _TIMES = (
     *("gather_launch_ns", "gather_start_ns", "gather_end_ns", "first_use_ns", "last_use_ns"),
@@ -94,7 +94,7 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
     return {
         "step": step.step,
         "unit": gather.unit,
-        "layer": layer_of(gather.unit),
+        "layer": layer_number(gather.unit),
         "microbatch": gather.microbatch,
         "phase": gather.phase,
         **{name: None if at is None else at - step.start_ns for name, at in times.items()},

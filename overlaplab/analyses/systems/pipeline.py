@@ -19,7 +19,7 @@ from overlaplab.evidence.pipelines import actions_in, idle_by_schedule, pipeline
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import arrivals
-from overlaplab.intervals import Intervals, subtract, union, within
+from overlaplab.intervals import Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 
 _ACTIONS = {
@@ -235,7 +235,7 @@ def _gaps(
     if messages is None:
         return None
     waiting, moving = messages
-    parts = {"wait_ns": within(waiting, starts, ends), "transfer_ns": within(moving, starts, ends)}
+    parts = {"wait_ns": lengths_within(waiting, starts, ends), "transfer_ns": lengths_within(moving, starts, ends)}
     return parts | {"overhead_ns": ends - starts - parts["wait_ns"] - parts["transfer_ns"]}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.axes import PIPELINE, axis_of
+from overlaplab.axes import PIPELINE, find_axis
 from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -102,7 +102,7 @@ def _messages(run: Run, number: int) -> pd.DataFrame:
     `is_known` (the arrival of its kernel's last end is), `moves_ns` (when that was; the start where it is unknown).
     """
     rows = arrivals(run)
-    axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
+    axes = rows["group_description"].map({text: find_axis(text) for text in rows["group_description"].unique()})
     along = (axes == PIPELINE) & (rows["kind"] == "send_recv") & (rows["start_ns"] != UNKNOWN_NS)
     messages = rows[along & (rows["trace"] == number)].copy()
     offset = int(corrections(run)[number])

@@ -9,7 +9,7 @@ from overlaplab.analyses import HeldLimit
 from overlaplab.charts.parts import FLUSH, Layer, dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings import gathered_peak, gathered_title, held_limit
-from overlaplab.words import to_ms, unit_of
+from overlaplab.words import byte_unit, to_ms
 
 LABELS_WIDTH = 72
 """Pixels left of the plot: the same for the curve and the schedule below it, so that their time axes line up."""
@@ -42,10 +42,10 @@ def gathered(
     window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))
     in_bytes = bool(curve["bytes"].notna().all())
     held = curve["bytes" if in_bytes else "layers"].fillna(0).astype("int64")
-    unit, scale = unit_of(max(int(held.max()), top_bytes, limit.bytes if limit else 0)) if in_bytes else ("layers", 1.0)
+    highest = max(int(held.max()), *((top_bytes, limit.bytes if limit else 0) if in_bytes else ()), 1)
+    unit, scale = byte_unit(highest) if in_bytes else ("layers", 1.0)
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
-    highest = max(int(held.max()), *((top_bytes, limit.bytes if limit else 0) if in_bytes else ()), 1)
     top = highest / scale * _HEADROOM
     x = time_axis(window, line, title="time in step (ms)" if window_ns is None else None)
     y = alt.Y(

@@ -8,7 +8,7 @@ import pandas as pd
 from overlaplab.analyses.systems.plan import PLAN_PARTS
 from overlaplab.charts.parts import Layer, dashed_lines, tooltip
 from overlaplab.charts.theme import colours, finish, labels_width, palette
-from overlaplab.words import size_exact, unit_of
+from overlaplab.words import byte_unit, size_exact
 
 
 def planned_memory(
@@ -19,7 +19,7 @@ def planned_memory(
     The planned number's label is marked.
     """
     tones = palette(dark)
-    unit, scale = unit_of(float(max(table["total_bytes"].max(), limit or 0)))
+    unit, scale = byte_unit(float(max(table["total_bytes"].max(), limit or 0)))
     labels = {ranks: f"{ranks:,}" + (" ◂ planned" if ranks == planned else "") for ranks in table["ranks"]}
     drawn = table.melt(["ranks", "total_bytes"], [f"{part}_bytes" for part in PLAN_PARTS], "part", "bytes")
     drawn = drawn.assign(

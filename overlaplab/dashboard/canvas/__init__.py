@@ -59,8 +59,8 @@ def timeline_canvas(
     `offsets`: by how many ns each rank's clock was corrected, of those that were. `predicted`: nobody recorded the run,
     which is drawn pale, in a dashed frame.
     """
-    packed = _packed(timeline)
-    asked: dict[str, Any] = {
+    packed = _pack_once(timeline)
+    request: dict[str, Any] = {
         "id": packed.id,
         "asked": [list(window), event, turn],
         "lanes": shown_lanes(timeline, ranks),
@@ -71,15 +71,20 @@ def timeline_canvas(
         "colours": part_colours(palette(dark)),
     }
     with st.container(gap=None):
-        found = _components()[0](data=asked, key=key, on_view_change=_nothing, on_missing_change=_nothing)
-        _send(packed, wanted=found.get("missing") == packed.id)
-    return state_of(found.get("view"), asked, len(timeline.events))
+        answer = _components()[0](
+            data=request, key=key, on_view_change=_ignore_change, on_missing_change=_ignore_change
+        )
+        _send(packed, wanted=answer.get("missing") == packed.id)
+    return read_state(answer.get("view"), request, len(timeline.events))
 
 
-def state_of(message: object, asked: Mapping[str, Any], events: int) -> CanvasState:
+def read_state(message: object, request: Mapping[str, Any], events: int) -> CanvasState:
     """The browser's message, if it is sound and answers what was asked about these bytes; else what was asked."""
-    window, event, _ = asked["asked"]
-    if not isinstance(message, Mapping) or [message.get("id"), message.get("asked")] != [asked["id"], asked["asked"]]:
+    window, event, _ = request["asked"]
+    if not isinstance(message, Mapping) or [message.get("id"), message.get("asked")] != [
+        request["id"],
+        request["asked"],
+    ]:
         return CanvasState(window=(window[0], window[1]), selected=None, mark=event)
     mark = message.get("event")
     return CanvasState(
@@ -116,7 +121,7 @@ def _send(packed: Packed, *, wanted: bool) -> None:
 
 
 @st.cache_resource(max_entries=8, show_spinner=False, hash_funcs={Timeline: id})
-def _packed(timeline: Timeline) -> Packed:
+def _pack_once(timeline: Timeline) -> Packed:
     # The result holds the timeline, so that no other one can get its id while this entry lives.
     return pack(timeline)
 
@@ -131,5 +136,5 @@ def _components() -> tuple[Any, Any]:
     )
 
 
-def _nothing() -> None:
+def _ignore_change() -> None:
     """Streamlit returns only values that have a callback."""

@@ -28,7 +28,7 @@ from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import Palette
 from overlaplab.findings import mark_name, mark_word
 from overlaplab.intervals import subtract
-from overlaplab.timeline.marks import Mark, Timeline
+from overlaplab.timeline.marks import MarkKind, Timeline
 from overlaplab.words import shorten
 
 SLOTS = 800
@@ -58,8 +58,8 @@ def pack(timeline: Timeline) -> Packed:
     linked, collective = _collectives(events)
     compute, exposed = _overview(timeline, base, last)
     arrays = {
-        "start": _narrow(starts - base),
-        "length": _narrow(ends - starts),
+        "start": _fit_width(starts - base),
+        "length": _fit_width(ends - starts),
         "code": codes.astype(np.uint16 if len(names) <= 1 << 16 else np.uint32),
         "part": parts.astype(np.uint8),
         "first": np.searchsorted(lane, np.arange(len(timeline.lanes) + 1)).astype(np.uint32),
@@ -75,7 +75,7 @@ def pack(timeline: Timeline) -> Packed:
         "slots": SLOTS,
         "ranks": [None if rank is None else int(rank) for rank, _, _ in timeline.activities],
         "lanes": _lanes(timeline),
-        "words": [mark_word(mark) for mark in Mark],
+        "words": [mark_word(mark) for mark in MarkKind],
         "names": [mark_name(name) for name in names],
     }
     return _assemble(timeline, header, arrays)
@@ -84,21 +84,21 @@ def pack(timeline: Timeline) -> Packed:
 def part_colours(tones: Palette) -> dict[str, Any]:
     """Every mark's colour by its word, and the palette's own colours."""
     marks = mark_colours(tones)
-    return {"marks": {mark_word(mark): marks[mark] for mark in Mark}, "tones": asdict(tones)}
+    return {"marks": {mark_word(mark): marks[mark] for mark in MarkKind}, "tones": asdict(tones)}
 
 
 def _codes(events: pd.DataFrame) -> tuple[NDArray[np.int64], list[str], NDArray[np.int64]]:
     """A code per event for its pair of name and part; per code its name and its part."""
     category = events["name"].astype("category").cat
-    width = len(Mark)
+    width = len(MarkKind)
     pairs = category.codes.to_numpy(np.int64) * width + events["part"].to_numpy(np.int64)
     seen = np.zeros((len(category.categories) + 1) * width, dtype=bool)
     seen[pairs] = True
-    kept = np.flatnonzero(seen)
+    used_pairs = np.flatnonzero(seen)
     place = np.zeros(len(seen), dtype=np.int64)
-    place[kept] = np.arange(len(kept))
+    place[used_pairs] = np.arange(len(used_pairs))
     words = [str(word) for word in category.categories]
-    return place[pairs], [words[pair // width] for pair in kept], kept % width
+    return place[pairs], [words[pair // width] for pair in used_pairs], used_pairs % width
 
 
 def _collectives(events: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -114,22 +114,22 @@ def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
     """What the browser needs to know of each lane."""
     lanes = timeline.lanes
     ranks = [None if pd.isna(rank) else int(rank) for rank in lanes["rank"]]
-    found = []
+    described = []
     for rank, label, kind in zip(ranks, lanes["label"], lanes["kind"], strict=True):
         word = "rank ?" if rank is None else f"rank {rank}"
-        own = {"rank": rank, "kind": kind, "label": shorten(str(label).removeprefix(f"{word} "), 60)}
+        lane = {"rank": rank, "kind": kind, "label": shorten(str(label).removeprefix(f"{word} "), 60)}
         where = None if rank is None else timeline.coordinates.get(rank)
-        found.append(own if where is None else own | {"where": where})
-    return found
+        described.append(lane if where is None else lane | {"where": where})
+    return described
 
 
 def _overview(timeline: Timeline, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Per rank and slot, the shares of its time with compute and with exposed communication, 255 for all of it."""
     edges = np.linspace(first, max(last, first + 1), SLOTS + 1)
     rows = []
-    for _, found, origin in timeline.activities:
-        alone = subtract(found.communication, found.compute)
-        rows.append([_shares(found.compute - origin, edges), _shares(alone - origin, edges)])
+    for _, activity, origin in timeline.activities:
+        alone = subtract(activity.communication, activity.compute)
+        rows.append([_shares(activity.compute - origin, edges), _shares(alone - origin, edges)])
     both = np.array(rows, dtype=np.float64).reshape(-1, 2, SLOTS)
     scaled = np.ceil(255 * both).astype(np.uint8)
     return scaled[:, 0].ravel(), scaled[:, 1].ravel()
@@ -149,7 +149,7 @@ def _shares(intervals: NDArray[np.int64], edges: NDArray[np.float64]) -> NDArray
     return shares
 
 
-def _narrow(values: NDArray[np.int64]) -> NDArray[Any]:
+def _fit_width(values: NDArray[np.int64]) -> NDArray[Any]:
     """The same whole numbers in four bytes each, or eight where they need it."""
     return values.astype(np.uint32 if len(values) == 0 or int(values.max()) < 1 << 32 else np.float64)
 

@@ -16,8 +16,8 @@ from overlaplab.sections.run_tables import table_window
 
 def _section(opened: Opened, table: pd.DataFrame) -> Section | None:
     """The section about these rows, which are of one rank and step."""
-    found = opened.find_diagnosis(*table_window(table))
-    return buckets_section(table, found, findings.note(opened.manifest), opened.best_buckets)
+    diagnosis = opened.find_diagnosis(*table_window(table))
+    return buckets_section(table, diagnosis, findings.note(opened.manifest), opened.best_buckets)
 
 
 def page() -> None:
@@ -30,7 +30,7 @@ def page() -> None:
     section = None
     if len(table):
         table = one_window(table, opened.window)
-        section = opened.kept(("buckets", *table_window(table)), lambda: _section(opened, table))
+        section = opened.get_or_make(("buckets", *table_window(table)), lambda: _section(opened, table))
     if section is None:
         nothing_to_show(
             opened,

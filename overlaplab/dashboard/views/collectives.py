@@ -16,11 +16,11 @@ def _section(opened: Opened, step: int | None) -> Section | None:
     """The section about this step, None for all."""
     table, manifest = chosen_rows(opened.collectives, None, step), opened.manifest
     link = manifest.link if manifest else None
-    found, hops = opened.find_diagnosis(step=step), chosen_rows(opened.hops, None, step)
+    diagnosis, hops = opened.find_diagnosis(step=step), chosen_rows(opened.hops, None, step)
     late, lines = stragglers_of(table), opened.transfer_lines if len(table) else None
     stale, exposed = (chosen_rows(of, None, step) for of in (opened.staleness, opened.exposed))
     more = {"stale": stale, "hops": hops, "lines": lines, "exposed": exposed}
-    return collectives_section(table, late, link, findings.note(manifest), found, **more)
+    return collectives_section(table, late, link, findings.note(manifest), diagnosis, **more)
 
 
 def page() -> None:
@@ -30,7 +30,7 @@ def page() -> None:
         "How fast each collective moved its data, how long ranks waited in it for the last one, and who that was.",
     )
     step = pick_step(opened.collectives) if len(opened.collectives) else None
-    section = opened.kept(("collectives", step), lambda: _section(opened, step))
+    section = opened.get_or_make(("collectives", step), lambda: _section(opened, step))
     if section is None:
         nothing_to_show(opened, findings.NO_COLLECTIVES)
         return

@@ -12,7 +12,7 @@ from overlaplab import findings
 from overlaplab.analyses import is_sweep, largest_batches, rows_of, sweep_links
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import runs_beside
-from overlaplab.dashboard.data import Opened, manifest_of, open_run
+from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import run_word, stamp
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import (
@@ -26,7 +26,7 @@ from overlaplab.dashboard.widgets import (
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.folders import by_value
+from overlaplab.folders import natural_key
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
 
@@ -54,34 +54,34 @@ def _choose(names: list[str]) -> list[str]:
     What the reader chooses, or a link says, stays until a run that is not among it is chosen on the left.
     """
     run: str = st.session_state["run"]
-    own, why = runs_beside(run, {name: manifest_of(name) for name in names})
-    told = [name for name in (links.kept(links.RUNS) or "").split(",") if name]
-    before, begun_with = st.session_state.get("compared_of", (run, own))
-    now: list[str] = st.session_state.get("compared", told or begun_with)
+    beside, why = runs_beside(run, {name: run_manifest(name) for name in names})
+    linked_names = [name for name in (links.choice(links.RUNS) or "").split(",") if name]
+    before, begun_with = st.session_state.get("compared_of", (run, beside))
+    now: list[str] = st.session_state.get("compared", linked_names or begun_with)
     left = run != before and run not in now
     if not links.is_fresh(links.RUNS):
         if left or now == begun_with:
             links.settle(links.RUNS, None, plain=False)
-            st.session_state["compared"], told = own, []
+            st.session_state["compared"], linked_names = beside, []
         else:  # without those that are gone
-            told = [name for name in told if name in names]
+            linked_names = [name for name in linked_names if name in names]
             st.session_state["compared"] = [name for name in now if name in names]
-    links.start(links.RUNS, "compared", told or None, own, names)
-    found = st.multiselect(
+    links.start(links.RUNS, "compared", linked_names or None, beside, names)
+    compared = st.multiselect(
         "Runs",
-        sorted(names, key=by_value),
+        sorted(names, key=natural_key),
         format_func=run_word,
         key="compared",
         on_change=links.control_used,
         help="At first the run on the left and those that did the same work: model, input, ranks, machine, link.",
     )
-    linked = found != own and found and not any("," in name for name in found)
-    links.settle(links.RUNS, ",".join(found) if linked else None, plain=False)
-    st.session_state["compared_of"] = (run, own)
-    if why is not None and found == own:
+    linked = compared != beside and compared and not any("," in name for name in compared)
+    links.settle(links.RUNS, ",".join(compared) if linked else None, plain=False)
+    st.session_state["compared_of"] = (run, beside)
+    if why is not None and compared == beside:
         with st.container(key="why_alone", border=True):
             st.text(why)
-    return found
+    return compared
 
 
 # The runs' paths and what tells whether their files have changed.
@@ -89,7 +89,7 @@ Stamps = tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...]
 
 
 @st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
-def _sweep_of(
+def _make_sweep(
     stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]
 ) -> tuple[Section, pd.DataFrame]:
     """The section of a sweep, and its `sweep_links`, kept as long as the runs' files and the rule are the same."""
@@ -98,17 +98,17 @@ def _sweep_of(
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
-def _sections_of(stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]) -> list[Section]:
-    """Step times, and costs against theory where they are known; kept as `_sweep_of`."""
+def _make_sections(stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]) -> list[Section]:
+    """Step times, and costs against theory where they are known; kept as `_make_sweep`."""
     table = overlaplab.compare(_runs)
     settings = [findings.describe_settings(run.manifest) for run in _runs]
     batches = batches_section(largest_batches(_runs))
-    found = [step_times_section(table, note, settings), batches, costs_section(table, note)]
-    return [section for section in found if section is not None]
+    sections = [step_times_section(table, note, settings), batches, costs_section(table, note)]
+    return [section for section in sections if section is not None]
 
 
-def _told(good: list[Opened]) -> tuple[Stamps, str | None, str | None, list[Run]]:
-    """What the two above are asked with."""
+def _cache_arguments(good: list[Opened]) -> tuple[Stamps, str | None, str | None, list[Run]]:
+    """The arguments of the two above: what their results are cached by, and the runs."""
     runs = [opened.run for opened in good]
     stamps = tuple((run.path, stamp(Path(run.path))) for run in runs)
     return stamps, runs[0].traces[0].communication, _note(good), runs
@@ -116,7 +116,7 @@ def _told(good: list[Opened]) -> tuple[Stamps, str | None, str | None, list[Run]
 
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
-    section, links = _sweep_of(*_told(good))
+    section, links = _make_sweep(*_cache_arguments(good))
     first = good[0].run
     strategy = first.manifest.strategy if first.manifest else None
     lead(section.lead, findings.sweep_subject(strategy, len(first.traces), len(good), _note(good)))
@@ -131,12 +131,12 @@ def _sweep(good: list[Opened]) -> None:
     what_to_do(section.advice)
 
 
-def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
+def _go_to(good: list[Opened], rows: pd.DataFrame) -> None:
     """Turn to the timeline at the step that stands for a cap."""
-    if own.empty:
+    if rows.empty:
         st.text("This cap's step has no communication to show.")
         return
-    first = dict(own.iloc[0])
+    first = dict(rows.iloc[0])
     opened = next(opened for opened in good if opened.run.path == first["path"])
     step = rows_of(opened.summary, first).iloc[0]
     show_spot(
@@ -146,7 +146,7 @@ def _go_to(good: list[Opened], own: pd.DataFrame) -> None:
 
 def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
-    times, *costs = _sections_of(*_told(good))
+    times, *costs = _make_sections(*_cache_arguments(good))
     lead(times.lead, _note(good))
     show_blocks(times.blocks)
     for section in costs:

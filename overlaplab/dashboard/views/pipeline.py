@@ -37,12 +37,12 @@ def page() -> None:
         return
     waits = None if not opened.pipeline.empty else diagnosed_pipeline_waits(opened)
     rank, step = table_window(one_window(opened.pipeline if waits is None else waits, opened.window))
-    found = opened.find_diagnosis(rank, step)
+    diagnosis = opened.find_diagnosis(rank, step)
     if waits is None:
         chosen = pipeline_tables(opened, rank, step)
-        section = pipeline_section(*chosen, opened.pipeline_remedies, opened.manifest, found)
+        section = pipeline_section(*chosen, opened.pipeline_remedies, opened.manifest, diagnosis)
     else:
-        section = pipeline_waits_section(waits, found)
+        section = pipeline_waits_section(waits, diagnosis)
     assert section is not None, "a rank is chosen among those that have a stage, or messages"
     about = findings.about(opened.manifest, len(opened.run.traces))
     head.text(about if step is None else f"{about} · step {step}", width="stretch")

@@ -31,11 +31,11 @@ class _Recording:
     """A run from which a step is predicted, and what for."""
 
     opened: Opened
-    known: RecordedPlan
+    plan: RecordedPlan
     tokens: int | None
     """To train on."""
     price: float | None
-    """Of a GPU-hour."""
+    """What a GPU-hour costs."""
 
 
 def page() -> None:
@@ -47,14 +47,14 @@ def page() -> None:
     )
     recording = _recording()
     try:
-        found, stage = _asked(None if recording is None else recording.known)
+        plan, stage = _ask(None if recording is None else recording.plan)
     except OverlaplabError as error:
         error_line(error)
         return
-    section = plan_section(found, stage)
+    section = plan_section(plan, stage)
     lead(section.lead, None)
     if recording is not None:
-        _predicted(recording, found)
+        _show_prediction(recording, plan)
     show_blocks(section.blocks)
     what_to_do(section.advice)
 
@@ -79,7 +79,7 @@ def _recording() -> _Recording | None:
         if isinstance(opened, Opened) and problem is None:
             tokens = _tokens()
             price = _price(disabled=tokens is None)
-            return _Recording(opened=opened, known=require_recorded(opened.run), tokens=tokens, price=price)
+            return _Recording(opened=opened, plan=require_recorded(opened.run), tokens=tokens, price=price)
     if problem is not None:
         error_line(problem, _word(name))
     return None
@@ -117,12 +117,12 @@ def _price(*, disabled: bool) -> float | None:
     )
 
 
-def _predicted(recording: _Recording, found: Plan) -> None:
+def _show_prediction(recording: _Recording, plan: Plan) -> None:
     """What the step, and training on the tokens, is predicted to take; or in a line why it is not known."""
     opened = recording.opened
     with st.container(key="predicted"):
         try:
-            predicted = _predict(opened, found, recording.tokens, recording.price)
+            predicted = _predict(opened, plan, recording.tokens, recording.price)
         except OverlaplabError as error:
             error_line(OverlaplabError(message_without_path(opened.run, error)), _word(opened.name))
             return
@@ -130,33 +130,33 @@ def _predicted(recording: _Recording, found: Plan) -> None:
     show_warnings(opened)
 
 
-def _asked(known: RecordedPlan | None) -> tuple[Plan, int]:
+def _ask(recorded: RecordedPlan | None) -> tuple[Plan, int]:
     """What the reader entered, and for which stage of ZeRO; raises `OverlaplabError` where it makes no plan."""
     with st.container(key="plan_fields", horizontal=True):
-        asked = _free() if known is None else _as_recorded(known)
+        entered = _free() if recorded is None else _as_recorded(recorded)
         gpu_bytes = _MEMORY[st.selectbox("Memory of a GPU", list(_MEMORY), index=2, width=_WIDTH)] * 10**9
-        precision = _precision(None if known is None else known.precision_name)
+        precision = _precision(None if recorded is None else recorded.precision_name)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         stage = st.segmented_control("ZeRO stage of the chart", STAGES, default=3, required=True, width="content")
         checkpointing = st.toggle(
             "Checkpointing",
-            known is not None and known.checkpointing,
+            recorded is not None and recorded.checkpointing,
             help="Layers keep only their inputs, and run their forward pass twice.",
-            disabled=known is not None,
+            disabled=recorded is not None,
             width="content",
         )
         scores = st.toggle(
             "Keep scores", help="Attention keeps all of its scores, without FlashAttention.", width="content"
         )
         dropout = st.toggle("Dropout", width="content")
-    asked = replace(
-        asked,
+    entered = replace(
+        entered,
         precision_name=precision,
         attention=Attention(keeps_scores=scores, dropout=dropout),
         checkpointing=checkpointing,
         gpu_bytes=gpu_bytes,
     )
-    return asked.plan(known), stage
+    return entered.plan(recorded), stage
 
 
 def _free() -> AskedPlan:
@@ -181,24 +181,24 @@ def _free() -> AskedPlan:
     )
 
 
-def _as_recorded(known: RecordedPlan) -> AskedPlan:
+def _as_recorded(recorded: RecordedPlan) -> AskedPlan:
     """Ranks and accumulation, which begin as recorded; what no step is predicted with stands there to be read."""
-    model = known.model
-    sizes = {"Parameters": known.parameters}
+    model = recorded.model
+    sizes = {"Parameters": recorded.parameters}
     if model is not None:
         sizes = {"Layers": model.layers, "Width": model.width, "Heads": model.heads, "Vocabulary": model.vocab}
-    for label, size in (sizes | {_SEQ: known.seq, _MICROBATCH: known.microbatch}).items():
+    for label, size in (sizes | {_SEQ: recorded.seq, _MICROBATCH: recorded.microbatch}).items():
         st.text_input(label, f"{size:,}", disabled=True, width=_WIDTH)
-    microbatches = st.number_input("Microbatches per step", 1, 2**20, known.accumulate, width=_WIDTH)
-    ranks = st.number_input("GPUs", 1, max(_MOST_GPUS, known.ranks), known.ranks, width=_WIDTH)
-    return AskedPlan(tokens=known.seq * known.microbatch * microbatches * ranks, ranks=ranks)
+    microbatches = st.number_input("Microbatches per step", 1, 2**20, recorded.accumulate, width=_WIDTH)
+    ranks = st.number_input("GPUs", 1, max(_MOST_GPUS, recorded.ranks), recorded.ranks, width=_WIDTH)
+    return AskedPlan(tokens=recorded.seq * recorded.microbatch * microbatches * ranks, ranks=ranks)
 
 
-def _precision(recorded: str | None) -> str:
+def _precision(recorded_name: str | None) -> str:
     """The recorded one, where it is one of a plan's."""
     names = list(PRECISIONS)
-    place = names.index(recorded or "bf16")
-    return st.selectbox("Precision", names, place, disabled=recorded is not None, width=_WIDTH)
+    place = names.index(recorded_name or "bf16")
+    return st.selectbox("Precision", names, place, disabled=recorded_name is not None, width=_WIDTH)
 
 
 page()

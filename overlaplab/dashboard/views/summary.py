@@ -29,22 +29,22 @@ def page() -> None:
     if verdict is None:
         nothing_counts(opened)
         return
-    found = _chosen(opened, verdict)
-    section = opened.kept(
-        ("summary", found.rank, found.step, found.chosen),
-        lambda: summary_section(opened, found, findings.link_note(opened.manifest)),
+    diagnosis = _chosen_diagnosis(opened, verdict)
+    section = opened.get_or_make(
+        ("summary", diagnosis.rank, diagnosis.step, diagnosis.chosen),
+        lambda: summary_section(opened, diagnosis, findings.link_note(opened.manifest)),
     )
     run = findings.about(opened.manifest, len(opened.run.traces))
-    head.text(f"{run} · {findings.place_name(found)}", width="stretch")
+    head.text(f"{run} · {findings.place_name(diagnosis)}", width="stretch")
     with st.container(key="screen", gap="xsmall"):
-        first_sentences(found.headline, (found.advice, *found.remarks))
+        first_sentences(diagnosis.headline, (diagnosis.advice, *diagnosis.remarks))
         chosen = show_blocks(section.blocks, choose="exposed_table")
         show_warnings(opened)
     if chosen is not None:
         show_spot(opened, chosen["start_ns"], chosen["end_ns"], chosen["rank"], room=0.2, least_ns=50_000)
 
 
-def _chosen(opened: Opened, verdict: Diagnosis) -> Diagnosis:
+def _chosen_diagnosis(opened: Opened, verdict: Diagnosis) -> Diagnosis:
     """The diagnosis of the rank and step that the side bar names, at first the verdict's."""
     window = one_window(opened.summary, opened.window)
     return opened.find_diagnosis(*table_window(window)) or verdict

@@ -16,7 +16,7 @@ from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_button
 from overlaplab.dashboard.pickers import pick_ranks, pick_step
-from overlaplab.dashboard.widgets import dark, lead, nothing_counts, open_page, show_table, show_warnings, what_to_do
+from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, open_page, show_table, show_warnings, what_to_do
 from overlaplab.formats import as_shown, texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run import window_section
@@ -51,30 +51,30 @@ def page() -> None:
     window, event = links.window_of_query(), links.event_of_query()
     links.warn_of_spot(
         has_window=_within_run(opened.timeline, window) is not None,
-        has_event=event is not None and _mark_of(opened.timeline, event) is not None,
+        has_event=event is not None and _place_of_mark(opened.timeline, event) is not None,
     )
-    _timeline(opened, ranks, _asked(opened, ranks, step))
+    _timeline(opened, ranks, _requested_spot(opened, ranks, step))
 
 
-def _asked(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Spot:
+def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Spot:
     """What the canvas is to show: a link's spot, else the chosen step, else the run; the same until that changes."""
     of_run = (opened.name, id(opened.run))
     chosen = (*of_run, step)
-    asked: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
-    of_written, written = _written()
+    before: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
+    of_written, written = _written_spots()
     linked = links.window_of_query(), links.event_of_query()
     # A rerun may bring an address that this page has replaced meanwhile. Other pages and the browser's arrows may not.
     stays = _KEY in st.session_state and not _goes_back()
     followed = _spot(opened.timeline, linked) if linked not in (written if stays else written[-1:]) else None
-    spot = asked[1]
+    spot = before[1]
     if followed is not None:
         spot = followed
-    elif asked[0] != chosen:
+    elif before[0] != chosen:
         spot = None
     elif not stays and written and of_written == of_run:
         spot = _spot(opened.timeline, written[-1])  # the reader comes back from another page
-    spot = spot or (_whole(opened, ranks, step), None)
-    st.session_state[_ASKED] = chosen, spot, asked[2] + (spot is not asked[1])
+    spot = spot or (_whole_window(opened, ranks, step), None)
+    st.session_state[_ASKED] = chosen, spot, before[2] + (spot is not before[1])
     return spot
 
 
@@ -83,16 +83,16 @@ def _goes_back() -> bool:
     return bool(getattr(get_script_run_ctx(), "is_history_navigation", False))
 
 
-def _written() -> tuple[object, list[Linked]]:
+def _written_spots() -> tuple[object, list[Linked]]:
     """The run that this page last wrote into the address, and the windows and events of late, the last one last."""
-    found: tuple[object, list[Linked]] = st.session_state.get(_WRITTEN, (None, []))
-    return found
+    spots: tuple[object, list[Linked]] = st.session_state.get(_WRITTEN, (None, []))
+    return spots
 
 
 def _spot(timeline: Timeline, linked: Linked) -> Spot | None:
     """What a link asks for, as far as this run has it."""
     window, event = _within_run(timeline, linked[0]), linked[1]
-    mark = None if event is None else _mark_of(timeline, event)
+    mark = None if event is None else _place_of_mark(timeline, event)
     if window is None and mark is not None:
         start, end = _extent(timeline, mark)
         room = max(3 * (end - start), 1000)
@@ -113,23 +113,23 @@ def _is_event(timeline: Timeline, mark: int) -> bool:
 
 
 def _extent(timeline: Timeline, mark: int) -> tuple[int, int]:
-    found = timeline.events.iloc[mark]
-    return int(found["start_ns"]), int(found["end_ns"])
+    event = timeline.events.iloc[mark]
+    return int(event["start_ns"]), int(event["end_ns"])
 
 
-def _mark_of(timeline: Timeline, event: tuple[int, int]) -> int | None:
+def _place_of_mark(timeline: Timeline, event: tuple[int, int]) -> int | None:
     """The place of an event's mark."""
     here = (timeline.events["event"] == event[1]) & (timeline.events["trace"] == event[0])
     places = np.flatnonzero(here.to_numpy())
     return int(places[-1]) if len(places) else None  # the lanes of streams come last
 
 
-def _whole(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
+def _whole_window(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
     """From the first start to the last end of the step on these ranks; for None of the step that speaks for the run."""
     steps = opened.timeline.steps
-    found = opened.diagnosis
-    if step is None and found is not None:
-        step = found.step
+    diagnosis = opened.diagnosis
+    if step is None and diagnosis is not None:
+        step = diagnosis.step
     if step is not None:
         steps = steps[(steps["step"] == step).fillna(False)]
     if ranks is not None:
@@ -138,7 +138,7 @@ def _whole(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> tu
 
 
 @st.fragment
-def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None:
+def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
     """The canvas and all that depends on it; only this runs again when the reader has moved."""
     above = st.container()
     with st.container(key="timeline_beside"):
@@ -146,9 +146,9 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     with left:
         state = timeline_canvas(
             opened.timeline,
-            window=asked[0],
-            event=asked[1],
-            dark=dark(),
+            window=spot[0],
+            event=spot[1],
+            dark=is_dark(),
             key=_KEY,
             turn=st.session_state[_ASKED][2],
             rank=None if opened.diagnosis is None else opened.diagnosis.rank,
@@ -158,9 +158,11 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
         )
     _keep(opened, state)
     visible = timeline_window(opened.timeline, *state.window, ranks)
-    selected, what = _selected(opened.timeline, state)
+    selected, what = _selection(opened.timeline, state)
     chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
-    section = window_section(visible, chosen, what, opened.diagnosis, whole=state.window == _whole(opened, ranks, None))
+    section = window_section(
+        visible, chosen, what, opened.diagnosis, whole=state.window == _whole_window(opened, ranks, None)
+    )
     with above:
         lead(section.lead, findings.note(opened.run.manifest))
     with right, st.container(gap="xsmall"):
@@ -173,34 +175,34 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, asked: Spot) -> None
     what_to_do(section.advice)
 
 
-def _selected(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:
+def _selection(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:
     """The dragged range; else the extent of a clicked mark that is no event (a step, an exposed stretch); and words."""
     if state.selected is not None or state.mark is None or _is_event(timeline, state.mark):
         return state.selected, "Drag over the timeline to select a range, or click a step or an exposed stretch."
     start, end = _extent(timeline, state.mark)
-    found = timeline.events.iloc[state.mark]
-    lane = timeline.lanes.iloc[int(found["lane"])]
+    event = timeline.events.iloc[state.mark]
+    lane = timeline.lanes.iloc[int(event["lane"])]
     where = "" if pd.isna(lane["rank"]) else f" of rank {lane['rank']}"
-    return (start, max(end, start + 1)), f"This is {shorten(str(found['name']), 80)}{where}."
+    return (start, max(end, start + 1)), f"This is {shorten(str(event['name']), 80)}{where}."
 
 
 def _keep(opened: Opened, state: CanvasState) -> None:
     """Write what is seen and selected into the query string, so that the address is a link to it."""
     event = None
     if state.mark is not None:
-        found = opened.timeline.events.iloc[state.mark]
-        event = (int(found["trace"]), int(found["event"])) if found["event"] >= 0 else None
-    asked = st.session_state[_ASKED][1]
-    if _WRITTEN not in st.session_state and (state.window, state.mark) == asked and links.window_of_query() is None:
+        event_row = opened.timeline.events.iloc[state.mark]
+        event = (int(event_row["trace"]), int(event_row["event"])) if event_row["event"] >= 0 else None
+    spot = st.session_state[_ASKED][1]
+    if _WRITTEN not in st.session_state and (state.window, state.mark) == spot and links.window_of_query() is None:
         return  # nothing was moved: the plain address says as much
     links.keep_spot(state.window, event)
-    st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written()[1][-20:], (state.window, event)]
+    st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written_spots()[1][-20:], (state.window, event)]
 
 
 def _event(opened: Opened, mark: int) -> None:
     """The clicked event, and the collective that it is part of."""
-    found = opened.timeline.events.iloc[mark]
-    details = event_details(opened.run, int(found["trace"]), int(found["event"]))
+    row = opened.timeline.events.iloc[mark]
+    details = event_details(opened.run, int(row["trace"]), int(row["event"]))
     facts, collective = pd.DataFrame(findings.event_facts(details), columns=["what", "value"]), details["collective"]
     _facts(facts)
     if collective is not None:

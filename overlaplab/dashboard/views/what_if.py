@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,22 +17,21 @@ from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import missing_ranks, rule_of
-from overlaplab.manifest import Link, Manifest, traits_of
-from overlaplab.sections.what_if import Asked, Parts, caps_tried, what_if_parts
-from overlaplab.sections.what_if_device import device_parts
+from overlaplab.events import missing_ranks
+from overlaplab.manifest import Link, Manifest, strategy_traits
+from overlaplab.sections.what_if import caps_tried, what_if_parts
 from overlaplab.simulate.assign import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
-from overlaplab.simulate.predictions.device import require_device
-from overlaplab.simulate.predictions.device_what_if import DEPTHS, option_or_why
+from overlaplab.simulate.predictions.answer import DEPTHS, Question
+from overlaplab.simulate.predictions.device import is_on_gpus, require_device
+from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.what_if import message_without_path
 from overlaplab.simulate.programs.buckets import find_recutting
-from overlaplab.simulate.programs.edits import edit_of
+from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
-from overlaplab.vocabulary import Rule
 
 _BANDWIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
@@ -63,10 +61,10 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
     """The controls and what they ask for; moving one draws nothing else of the page anew."""
     head = st.container(key="headline")
     notes = st.container(key="remarks_what_if", gap=None)
-    on_gpu = any(rule_of(trace) is Rule.GPU for trace in opened.run.traces)
-    ask = partial(_on_gpu, opened, recorded) if on_gpu else partial(_on_cpu, opened, recorded)
     try:
-        as_recorded, parts = ask()
+        question = _question(opened)
+        with st.spinner("Playing the run with each setting"):
+            parts = what_if_parts(opened.run, question, recorded, findings.note(opened.manifest))
     except OverlaplabError as error:
         error_line(error)
         return
@@ -78,28 +76,30 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
                     show_block(chart)
-    said = opened.diagnosis if as_recorded else None
+    said = opened.diagnosis if question == Question(setting=Setting()) else None
     what_to_do((parts.advice if said is None else said.advice,))
 
 
-def _on_cpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
+def _question(opened: Opened) -> Question:
+    """What the controls that this run has ask for."""
+    if is_on_gpus(opened.run):
+        return _ask_on_gpus(opened)
     manifest = opened.manifest
     is_named = manifest is not None and manifest.strategy is not None and not missing_ranks(opened.run)
-    asked = _ask(opened) if is_named else _ask_of_unnamed(opened)
-    return asked == Asked(setting=Setting()), what_if_parts(opened.run, asked, recorded, findings.note(opened.manifest))
+    return _ask(opened) if is_named else _ask_of_unnamed(opened)
 
 
-def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
-    """Of these runs the traces tell of one option, or of actions alone; the others are folded, with a word why."""
+def _ask_on_gpus(opened: Opened) -> Question:
+    """Traces tell of one option, or of actions alone; the others are folded, with a word why."""
     run, manifest = opened.run, opened.manifest
     what, controls, setting = option_or_why(run), _Controls(), Setting()
     with st.container(key="asked", horizontal=True, gap="small"):
         if what == "prefetch":
-            ahead = _or(manifest.prefetch if manifest else None, "as recorded")
+            ahead = _value_or(manifest.prefetch if manifest else None, "as recorded")
             setting = Setting(prefetch=controls.slide("Prefetch", "{} ahead", DEPTHS, ahead))
         elif what == "bucket_cap_mb":
-            own = _or(manifest.bucket_cap_mb if manifest else None, "as recorded")
-            setting = Setting(bucket_cap_mb=controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(run), own))
+            cap = _value_or(manifest.bucket_cap_mb if manifest else None, "as recorded")
+            setting = Setting(bucket_cap_mb=controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(run), cap))
         setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
@@ -107,24 +107,23 @@ def _on_gpu(opened: Opened, recorded: pd.DataFrame) -> tuple[bool, Parts]:
         link = bool(require_device(run).members)
         for line in findings.device_folded(option, why, first=not is_of_one_size(run), link=link):
             st.text(line)
-    with st.spinner("Playing the run's hosts and streams with each setting"):
-        return setting == Setting(), device_parts(run, setting, recorded, findings.note(manifest))
+    return Question(setting=setting)
 
 
-def _ask(opened: Opened) -> Asked:
+def _ask(opened: Opened) -> Question:
     """Draw the controls; they begin at what was recorded, or at what a link asks for."""
     manifest = opened.manifest
     assert manifest is not None
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
         strategy = controls.select("Strategy", {name: name for name in _PREDICTED}, manifest.strategy)
-        traits = TRAITS.get(strategy or manifest.strategy or "") or traits_of(manifest) or Traits()
-        own, gathers = strategy or manifest.strategy or "", traits.gathers == "units"
-        ahead = _or(manifest.prefetch, 1)
+        traits = TRAITS.get(strategy or manifest.strategy or "") or strategy_traits(manifest) or Traits()
+        name, gathers = strategy or manifest.strategy or "", traits.gathers == "units"
+        ahead = _value_or(manifest.prefetch, 1)
         setting = Setting(
             strategy=strategy,
             bucket_cap_mb=_cap(controls, opened) if traits.buckets else None,
-            first_bucket_mb=_first_bucket(controls, opened) if has_first_bucket(own, traits) else None,
+            first_bucket_mb=_first_bucket(controls, opened) if has_first_bucket(name, traits) else None,
             prefetch=controls.slide("Prefetch", "{} ahead", range(5), ahead) if gathers else None,
             link=_link(controls, manifest),
             ranks=controls.slide("Ranks", "{:,}", _RANKS, manifest.world_size),
@@ -135,10 +134,10 @@ def _ask(opened: Opened) -> Asked:
         algorithm: Algorithm = controls.select("Collectives", _ALGORITHMS, "ring") or "ring"
         skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
     controls.keep()
-    return Asked(setting=setting, algorithm=algorithm, skew=skew)
+    return Question(setting=setting, algorithm=algorithm, skew=skew)
 
 
-def _ask_of_unnamed(opened: Opened) -> Asked:
+def _ask_of_unnamed(opened: Opened) -> Question:
     """The controls of a run whose strategy nobody named, or of which ranks are missing: DDP's cap, and actions."""
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
@@ -147,13 +146,17 @@ def _ask_of_unnamed(opened: Opened) -> Asked:
             cap = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), "as recorded")
         setting = Setting(bucket_cap_mb=cap, edits=_action(controls, opened))
     controls.keep()
-    return Asked(setting=setting)
+    return Question(setting=setting)
 
 
 def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:
     """The edit of one of the run's actions, if the reader wants one."""
     actions = opened.diagnosis.actions if opened.diagnosis else ()
-    edits = {each.action.name: edit for each in actions if (edit := edit_of(each.action.name, each.setting, each.what))}
+    edits = {
+        each.action.name: edit
+        for each in actions
+        if (edit := edit_of_action(each.action.name, each.setting, each.what))
+    }
     if opened.manifest is None or opened.manifest.link is None:
         edits.pop("larger_units", None)  # T of larger gathers is not known then
     words = {"none": "none"} | {each.action.name: each.short for each in actions if each.action.name in edits}
@@ -163,21 +166,21 @@ def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None]
 
 def _microbatches(manifest: Manifest) -> int | str:
     """Those recorded; a Recorder does not count them."""
-    recorded: int | str = _or(manifest.accumulate, "as recorded" if manifest.by_recorder else 1)
+    recorded: int | str = _value_or(manifest.accumulate, "as recorded" if manifest.by_recorder else 1)
     return recorded
 
 
 def _cap(controls: _Controls, opened: Opened) -> float | None:
     assert opened.manifest is not None
-    recorded = _or(opened.manifest.bucket_cap_mb, CAP_MB)
+    recorded = _value_or(opened.manifest.bucket_cap_mb, CAP_MB)
     chosen: float | None = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), recorded)
     return chosen
 
 
 def _first_bucket(controls: _Controls, opened: Opened) -> float | None:
-    """Of the first bucket; None while it is the recorded one's, or where none was given that of all buckets."""
+    """The first bucket's cap; None while it is the recorded one's, or where none was given that of all buckets."""
     assert opened.manifest is not None
-    recorded = _or((opened.manifest.raw or {}).get("first_bucket_mb"), "as the others")
+    recorded = _value_or((opened.manifest.raw or {}).get("first_bucket_mb"), "as the others")
     chosen: float | None = controls.slide("First bucket", "{:g} MiB", caps_tried(opened.run), recorded)
     return chosen
 
@@ -191,7 +194,9 @@ def _link(controls: _Controls, manifest: Manifest) -> Link | None:
     latency = controls.slide("Latency", "{:g} µs", _LATENCIES, link.latency_us)
     if bandwidth is None and latency is None:
         return None
-    return replace(link, bandwidth_gbps=_or(bandwidth, link.bandwidth_gbps), latency_us=_or(latency, link.latency_us))
+    return replace(
+        link, bandwidth_gbps=_value_or(bandwidth, link.bandwidth_gbps), latency_us=_value_or(latency, link.latency_us)
+    )
 
 
 class _Controls:
@@ -199,23 +204,23 @@ class _Controls:
 
     def __init__(self) -> None:
         self._run: str = st.session_state["run"]
-        self._fresh = links.taken(links.SETTING)
+        self._fresh = links.consume_fresh(links.SETTING)
         if not self._fresh and st.session_state.get("asked_of", self._run) != self._run:
             links.settle(links.SETTING, None, plain=False)  # it was asked of another run
         st.session_state["asked_of"] = self._run
-        text = links.kept(links.SETTING)
-        self._linked = links.setting_of(text)
+        text = links.choice(links.SETTING)
+        self._linked = links.parse_setting(text)
         self._unmet = set(self._linked) if self._linked or not text else {text}
-        self._said: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
 
     def slide(self, label: str, form: str, values: Iterable[Any], recorded: Any) -> Any:
         """A slider's value, at first the recorded one; None while it is that. Texts stand before all values."""
-        known = sorted({*values} - {recorded})
-        place = 0 if isinstance(recorded, str) else bisect_left(known, recorded)
-        options = [*known[:place], recorded, *known[place:]]
+        others = sorted({*values} - {recorded})
+        place = 0 if isinstance(recorded, str) else bisect_left(others, recorded)
+        options = [*others[:place], recorded, *others[place:]]
         look = self._look(label, options, recorded)
-        chosen = st.select_slider(label, options, format_func=lambda value: _worded(form, value, recorded), **look)
-        return self._told(label, chosen, recorded)
+        chosen = st.select_slider(label, options, format_func=lambda value: _label(form, value, recorded), **look)
+        return self._note(label, chosen, recorded)
 
     def select(self, label: str, words: Mapping[Any, str], recorded: str | None) -> Any:
         """One of the options, at first the recorded one; None while it is that."""
@@ -223,18 +228,18 @@ class _Controls:
         look = self._look(label, options, recorded)
         place = None if recorded is None else 0
         chosen = st.selectbox(label, options, place, format_func=lambda value: words.get(value, value), **look)
-        return self._told(label, chosen, recorded)
+        return self._note(label, chosen, recorded)
 
     def tick(self, label: str, explanation: str) -> bool:
         """Whether the reader wants it."""
         look = self._look(label, (False, True), recorded=False)
-        return bool(self._told(label, st.checkbox(label, help=explanation, **look), recorded=False))
+        return bool(self._note(label, st.checkbox(label, help=explanation, **look), recorded=False))
 
     def keep(self) -> None:
         """Write what the controls say into the link; where a link said what none of them can, say so."""
         if self._fresh and self._unmet:
             links.warn_of_setting()
-        links.keep_at_once(links.SETTING, ",".join(f"{name}:{text}" for name, text in self._said.items()) or None)
+        links.keep_at_once(links.SETTING, ",".join(f"{name}:{text}" for name, text in self._texts.items()) or None)
 
     def _look(self, label: str, options: Sequence[Any], recorded: Any) -> dict[str, Any]:
         """A control's key, so that another run's begins anew, and a width of which two fit into a narrow window."""
@@ -246,10 +251,10 @@ class _Controls:
             st.session_state[key] = linked[0] if linked else recorded
         return {"key": key, "width": 195, "on_change": links.control_used}
 
-    def _told(self, label: str, value: Any, recorded: Any) -> Any:
+    def _note(self, label: str, value: Any, recorded: Any) -> Any:
         if value == recorded:
             return None
-        self._said[_name(label)] = _text(value)
+        self._texts[_name(label)] = _text(value)
         return value
 
 
@@ -261,13 +266,13 @@ def _text(value: Any) -> str:
     return str(value).removesuffix(".0")
 
 
-def _worded(form: str, value: Any, recorded: Any) -> str:
+def _label(form: str, value: Any, recorded: Any) -> str:
     if isinstance(value, str):
         return value
     return form.format(value) + (" (recorded)" if value == recorded else "")
 
 
-def _or(value: Any, otherwise: Any) -> Any:
+def _value_or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 

@@ -13,7 +13,7 @@ from overlaplab.analyses import gathered_bytes, rows_of, schedule_steps
 from overlaplab.analyses.worst import drop_damaged
 from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
-from overlaplab.dashboard.data import Opened, manifest_of, open_run
+from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import run_word
 from overlaplab.dashboard.pickers import one_window
 from overlaplab.dashboard.spots import show_in_step
@@ -29,7 +29,7 @@ from overlaplab.dashboard.widgets import (
     what_to_do,
 )
 from overlaplab.errors import OverlaplabError
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import gathers_limit, gathers_section, strips
@@ -53,11 +53,11 @@ def page() -> None:
     table = one_window(opened.schedule, opened.window)
     other = _pick_other(opened)
     window = run_tables.table_window(table)
-    section = opened.kept(("gathers", *window), lambda: _section(opened, table))
+    section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
     lead(section.lead, findings.note(opened.run.manifest))
     show_warnings(opened)
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
-    for strip in opened.kept("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
+    for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
         show_choice(strip, partial(_choose_cell, strip.key))
     *drawn, rows = section.blocks
     if other is None:
@@ -81,8 +81,8 @@ def _section(opened: Opened, table: pd.DataFrame, **chosen: Any) -> Section:
     """The section about these rows of the run's schedule; where its charts are narrow, with a shorter note."""
     manifest = opened.run.manifest
     note = findings.link_note(manifest) if chosen else findings.note(manifest)
-    found = opened.find_diagnosis(*run_tables.table_window(table))
-    section = gathers_section(table, opened.scatters, manifest, note, found, **chosen)
+    diagnosis = opened.find_diagnosis(*run_tables.table_window(table))
+    section = gathers_section(table, opened.scatters, manifest, note, diagnosis, **chosen)
     assert section is not None, "a rank and step are chosen among those that gather"
     return section
 
@@ -91,7 +91,9 @@ def _pick_other(opened: Opened) -> Opened | None:
     """The run to show beside this one: runs whose manifests say that they gather are offered first."""
     root = st.session_state["folder"]
     names = [name for name in st.session_state["names"] if name != opened.name]
-    gathering = [name for name in names if (traits := traits_of(manifest_of(name))) and traits.gathers == "units"]
+    gathering = [
+        name for name in names if (traits := strategy_traits(run_manifest(name))) and traits.gathers == "units"
+    ]
     name = st.sidebar.selectbox(
         "Compare with",
         [None, *gathering, *(name for name in names if name not in gathering)],
@@ -100,15 +102,15 @@ def _pick_other(opened: Opened) -> Opened | None:
     )
     if name is None:
         return None
-    found = open_run(root, name)
-    if isinstance(found, OverlaplabError):
+    other = open_run(root, name)
+    if isinstance(other, OverlaplabError):
         st.warning("The run to compare with cannot be read. Choose another one on the left.")
-        error_line(found)
+        error_line(other)
         return None
-    if found.schedule.empty:
+    if other.schedule.empty:
         st.info("The run to compare with gathers no parameters. Choose another one on the left.")
         return None
-    return found
+    return other
 
 
 def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]) -> None:
@@ -125,10 +127,10 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     for column, (opened, table), key in zip(st.columns(2, gap="medium"), pair, keys, strict=True):
         with column.container(gap=None):
             with st.container(key=f"{key}run"):
-                st.text(f"{_named(opened)}, {findings.window_name(table)}".rstrip(", "))
+                st.text(f"{_run_name(opened)}, {findings.window_name(table)}".rstrip(", "))
             st.text(findings.note(opened.run.manifest) or "")
     chosen: dict[str, Any] = {"window_ns": window, "top_bytes": top, "line": _HALF}
-    blocks = [_section(*one, **chosen, prefix=key).blocks[:2] for one, key in zip(pair, keys, strict=True)]
+    blocks = [_section(*rows, **chosen, prefix=key).blocks[:2] for rows, key in zip(pair, keys, strict=True)]
     for drawn in zip(*blocks, strict=True):  # the curves, then the schedules
         for column, block in zip(st.columns(2, gap="medium"), drawn, strict=True):
             with column:
@@ -145,7 +147,7 @@ def _cost(opened: Opened) -> findings.GatherCost:
     waits = schedule_steps(opened.schedule)["wait_ns"]
     manifest = opened.run.manifest
     return findings.GatherCost(
-        name=_named(opened),
+        name=_run_name(opened),
         strategy=manifest.strategy if manifest else None,
         prefetch=manifest.prefetch if manifest else None,
         wait_ns=float(waits.median()) if waits.notna().any() else None,
@@ -169,7 +171,7 @@ def _setting(manifest: Manifest) -> tuple[object, ...] | None:
     )
 
 
-def _named(opened: Opened) -> str:
+def _run_name(opened: Opened) -> str:
     return run_word(opened.name, 40)
 
 

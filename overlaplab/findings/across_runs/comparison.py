@@ -18,7 +18,7 @@ from overlaplab.findings.thresholds import (
     MOST_REASONS,
     MOST_RUNS_LISTED,
 )
-from overlaplab.words import count, duration, joined, percent, sentence, shorten
+from overlaplab.words import count, duration, join_names, percent, sentence, shorten
 
 
 def no_fastest(table: pd.DataFrame) -> str | None:
@@ -46,7 +46,7 @@ ALL_TIE = "all tie with the shortest"
 
 def ties(labels: Sequence[str]) -> str:
     """That settings of the first tier tie with the first of them: of more than two others may differ."""
-    return f"{joined(labels)} tie" if len(labels) <= 2 else f"{labels[0]} ties with {joined(labels[1:])}"
+    return f"{join_names(labels)} tie" if len(labels) <= 2 else f"{labels[0]} ties with {join_names(labels[1:])}"
 
 
 def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> str:
@@ -96,8 +96,8 @@ def compare_finding(table: pd.DataFrame) -> str:
     if len(named) < len(slower):
         beaten.append(f"{count(len(slower) - len(named), 'slower one')} by more")
     leader, *tied = [setting.label for setting in first]
-    beside = f"; it ties with {joined(tied)}" if tied else ""
-    return f"{leader} beats {joined(beaten)}{once}{beside}"
+    beside = f"; it ties with {join_names(tied)}" if tied else ""
+    return f"{leader} beats {join_names(beaten)}{once}{beside}"
 
 
 def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def compare_advice(table: pd.DataFrame) -> str:
         return "Compare runs of one model: its layers, width, batch and sequence decide how long a step takes."
     if table["tier"].nunique() > 1:
         first = [setting.label for setting in _settings(table) if setting.tier == 1]
-        return f"Keep one of {joined(first)}, or record each {FEWEST_RECORDINGS} times and more to tell them apart."
+        return f"Keep one of {join_names(first)}, or record each {FEWEST_RECORDINGS} times and more to tell them apart."
     if table["spread_ms"].isna().any():
         return (
             f"Record at least {FEWEST_STEPS} steps of each run before choosing: fewer do not show how much steps"
@@ -160,7 +160,7 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
             alike.setdefault(tuple(keys), []).append(name)
     reasons = [
         f"{_first_names(names)} {'differ' if len(names) > 1 else 'differs'} in"
-        f" {joined([_WORDS.get(key, key) for key in keys])}"
+        f" {join_names([_WORDS.get(key, key) for key in keys])}"
         for keys, names in sorted(alike.items(), key=lambda item: len(item[0]))[:MOST_REASONS]
     ]
     if unknown:
@@ -197,7 +197,7 @@ def _first_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     shown = [shorten(name, 40) for name in names[:MOST_RUNS_LISTED]]
     more = len(names) - len(shown)
-    return joined([*shown, count(more, "other")] if more else shown)
+    return join_names([*shown, count(more, "other")] if more else shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ def _models_differ(table: pd.DataFrame) -> str:
     keys = [key for key in named if key != "parameters"] or list(named)  # of a model that is not the engine's
     values = {key: dict.fromkeys(str(model.get(key, "unknown")) for model in models) for key in keys}
     differences = [
-        f"{_WORDS.get(key, key)} {joined([shorten(value, 20) for value in distinct])}"
+        f"{_WORDS.get(key, key)} {join_names([shorten(value, 20) for value in distinct])}"
         for key, distinct in values.items()
         if len(distinct) > 1
     ]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.findings.across_runs.comparison import ALL_TIE, ties, too_few_recordings
 from overlaplab.findings.thresholds import AVOID_SHARE, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
-from overlaplab.words import count, duration, joined, percent, sentence, shorten
+from overlaplab.words import count, duration, join_names, percent, sentence, shorten
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `overlaplab.sweep`."""
@@ -210,7 +210,7 @@ def _is_largest(table: pd.DataFrame, row: Row) -> bool:
 
 
 def _caps(rows: Sequence[Row]) -> str:
-    return joined([_cap(row) for row in rows])
+    return join_names([_cap(row) for row in rows])
 
 
 def _cap(row: Row) -> str:

@@ -193,6 +193,9 @@ def prefetch(case: Case) -> str:
         units = case.loop.prefetch + 1
     if case.loop.framework == "fsdp2" and case.loop.roots > 1:
         return "fully_shard on the module that contains all units: FSDP2 gathers ahead only within one root"
+    if case.loop.framework == "fsdp2" and units is not None:
+        ahead = count(units, "unit")
+        return f"prefetch {units}: {ahead} in set_modules_to_forward_prefetch and set_modules_to_backward_prefetch"
     if case.loop.framework == "fsdp2":
         return "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, one unit further ahead"
     if units is not None:

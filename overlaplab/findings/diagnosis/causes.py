@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
-from overlaplab.words import count, joined, kind_word, ms, rank_word, shorten
+from overlaplab.words import count, join_names, kind_word, ms, rank_word, shorten
 
 
 def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:
@@ -49,7 +49,7 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
         over = (launched["end_ns"] - launched["backward_end_ns"]).max()
         if pd.notna(over) and over > 0:
             return f"{names[0]}, which ends {ms(int(over))} after the backward pass"
-    return joined(names)
+    return join_names(names)
 
 
 def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlaplab.words import ms
 
 
-def uncertain(gain_ns: int, doubt_ns: int | None) -> str:
+def doubt_clause(gain_ns: int, doubt_ns: int | None) -> str:
     """What follows a predicted gain that may be none; empty where it is certain, or `doubt_ns` unknown.
 
     `doubt_ns`: see `simulate.predictions.error.gain_half_ns`.

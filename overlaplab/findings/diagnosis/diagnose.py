@@ -21,7 +21,7 @@ from overlaplab.findings.diagnosis.other_problems import (
     waits_for_cores,
     why_idle,
 )
-from overlaplab.findings.diagnosis.parts import CausePart, by_unit_kind
+from overlaplab.findings.diagnosis.parts import CausePart, split_by_unit_kind
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
@@ -95,11 +95,11 @@ class Diagnosis:
     waited_ns: int
     """For how long it waited for that rank, with its communication exposed."""
     outliers: str | None
-    """Which steps are unlike the others, as a sentence."""
+    """A sentence on the steps that are unlike the others."""
     kinds: str | None
-    """Which kinds of steps there are, as a sentence."""
+    """A sentence on the kinds of steps that there are."""
     late_reason: str | None = None
-    """Of a run whose ranks wait for one: how often it is late, and what it does for longer, as a sentence."""
+    """Where ranks wait for one: a sentence on how often it is late, and what it does for longer."""
     blocks_nothing: str | None = None
     """How much exposed communication no kernel waited for, as a sentence; None where hardly any, or unknown."""
 
@@ -149,14 +149,14 @@ def diagnose(
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
     of_window = {"rank": window["rank"], "step": window["step"]}
-    told = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
-    told["overhead"] = (told["cause"] == Cause.GAP) & (told["exposed_ns"] < SHORT_PAUSE_NS)
-    told = _by_collective(told)
+    cause_rows = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
+    cause_rows["overhead"] = (cause_rows["cause"] == Cause.GAP) & (cause_rows["exposed_ns"] < SHORT_PAUSE_NS)
+    cause_rows = _sum_by_collective(cause_rows)
     if actions is None:
-        actions = () if gains is None else ranked_actions(gains, told, loop, int(window["idle_ns"]))
+        actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
     else:
-        actions = explain_actions(actions, told, int(window["idle_ns"]))
-    shares = _shares(told, bound, window, loop, buckets, actions, gains, unseen)
+        actions = explain_actions(actions, cause_rows, int(window["idle_ns"]))
+    shares = _shares(cause_rows, bound, window, loop, buckets, actions, gains, unseen)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled, loop.host)
@@ -211,16 +211,16 @@ def _busy_lead(share: float) -> str:
 
 
 def outliers_finding(table: pd.DataFrame) -> str | None:
-    """Which steps in rows of `overlaplab.summary` are unlike the others, and by what; None where none is.
+    """Name the steps in rows of `overlaplab.summary` that are unlike the others, and by what; None where none is.
 
     That the last step is shorter says nothing of the training: what would have followed it was not recorded.
     """
     steps = outlier_steps(table)
     if not steps:
         return None
-    own, others = table[table["step"].isin(steps)], without_steps(steps_of_kind(table, steps[0]), steps)
+    differing, others = table[table["step"].isin(steps)], without_steps(steps_of_kind(table, steps[0]), steps)
     others = others if len(others) else without_steps(table, steps)
-    figures = [(own, "exposed_comm_ns"), (others, "exposed_comm_ns"), (own, "span_ns"), (others, "span_ns")]
+    figures = [(differing, "exposed_comm_ns"), (others, "exposed_comm_ns"), (differing, "span_ns"), (others, "span_ns")]
     exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
     named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {numbers_named(steps, last=' and ')} differ"
     if abs(exposed - usual) * 2 >= abs(span - usual_span):
@@ -231,7 +231,7 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
 
 
 def _shares(
-    told: pd.DataFrame,
+    cause_rows: pd.DataFrame,
     bound: Mapping[str, Any] | None,
     window: Mapping[str, Any],
     loop: Loop,
@@ -243,22 +243,22 @@ def _shares(
     """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
     shares = []
     bytes_explain = bound is None or bool(bound["bytes_explain"])
-    for (cause, late, short), own in told.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
-        own = own.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
+    for (cause, late, short), rows in cause_rows.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
+        rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank, overhead = Cause(str(cause)), _number(late), bool(short)
         label = cause_words(name, rank, overhead=overhead)
         action = _answer(actions, name, rank, loop, overhead=overhead)
-        tried = _tried(gains, rank)
+        tried = _played_actions(gains, rank)
         if unseen.ranks_missing:  # what changes T is not tried then: perhaps it gains more
             action, is_tried = (action if action is not None and action.is_worth_it else None), False
         else:
             is_tried = _is_played(tried, name) and not is_undivided(loop, name)
         played = action is not None or is_tried
-        much = int(own["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
+        much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
         untold = not played and unseen.waits is not None and unexplained
-        case = Case(loop=loop, rows=own, cause=name, late_rank=rank, tried=tried)
-        parts = [(kind, part, _remedy(action, replace(case, rows=part))) for kind, part in by_unit_kind(own)]
+        case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
+        parts = [(kind, part, _remedy(action, replace(case, rows=part))) for kind, part in split_by_unit_kind(rows)]
         remedy = _remedy(action, case)
         if action is None and (untold or overhead or not much or (played and name not in _BEYOND_PLAYS)):
             remedy, parts = "", [(kind, part, "") for kind, part, _ in parts]
@@ -269,14 +269,14 @@ def _shares(
                 cause=name,
                 late_rank=rank,
                 label=label,
-                exposed_ns=int(own["exposed_ns"].sum()),
-                what=what_moved(name, own, buckets),
+                exposed_ns=int(rows["exposed_ns"].sum()),
+                what=what_moved(name, rows, buckets),
                 remedy=remedy,
                 gain_ns=None if action is None else action.gain_ns,
                 replayed=played,
                 overhead=overhead,
                 untold=untold and much,
-                rows=own,
+                rows=rows,
                 parts=tuple(
                     CausePart(
                         cause=name,
@@ -304,7 +304,7 @@ def _remedy(action: Advised | None, case: Case) -> str:
     return in_general(case)
 
 
-def _tried(gains: pd.DataFrame | None, late_rank: int | None) -> frozenset[str]:
+def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozenset[str]:
     """The actions that were played, without the balance of another rank than the late one."""
     if gains is None:
         return frozenset()
@@ -332,11 +332,11 @@ def _answer(
     return None
 
 
-def _by_collective(told: pd.DataFrame) -> pd.DataFrame:
+def _sum_by_collective(cause_rows: pd.DataFrame) -> pd.DataFrame:
     """The moments of each cause and collective together."""
     times = {"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}
-    rows = told.groupby([name for name in told if name not in times], dropna=False, sort=False).agg(times)
-    return rows.reset_index().astype(told.dtypes.to_dict())
+    rows = cause_rows.groupby([name for name in cause_rows if name not in times], dropna=False, sort=False).agg(times)
+    return rows.reset_index().astype(cause_rows.dtypes.to_dict())
 
 
 def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: Advised | None, why_idle: str) -> str:
@@ -411,13 +411,13 @@ def _advice(
 ) -> tuple[str, int | None]:
     """What to do against exposed communication, and how much shorter a step would be."""
     if not shares:
-        return ("Nothing to do: no communication is exposed.", 0) if best is None else _recommended(best)
+        return ("Nothing to do: no communication is exposed.", 0) if best is None else _recommendation(best)
     first = _largest(shares)
     if first.untold and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     late = "" if first.late_rank is None else started_late(unseen, first.late_rank)
     if _is_open(first, best):
-        advice = f"Try {first.remedy}, against {_of_step(first.exposed_ns, window)} {first.label}. {_UNKNOWN_GAIN}"
+        advice = f"Try {first.remedy}, against {_with_share(first.exposed_ns, window)} {first.label}. {_UNKNOWN_GAIN}"
         if best is not None:
             advice += f" {predicted_words(best)}"
         if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
@@ -426,11 +426,11 @@ def _advice(
         return " ".join(filter(None, (late, advice))), None
     if best is None:
         return NOTHING_GAINS, None
-    advice, gain_ns = _recommended(best)
+    advice, gain_ns = _recommendation(best)
     return " ".join(filter(None, (late, advice))), gain_ns
 
 
-def _recommended(best: Advised) -> tuple[str, int]:
+def _recommendation(best: Advised) -> tuple[str, int]:
     return predicted_words(best), best.gain_ns
 
 
@@ -439,7 +439,7 @@ NOTHING_GAINS = f"Nothing that is known to help gains more than {percent(LITTLE_
 """The advice where no action is worth an effort."""
 
 
-def _of_step(ns: int, window: Mapping[str, Any]) -> str:
+def _with_share(ns: int, window: Mapping[str, Any]) -> str:
     return f"{ms(ns)} ({percent(ns, int(window['span_ns']))} of the step)"
 
 
@@ -448,8 +448,8 @@ def gathered_ahead(replays: pd.DataFrame, span_ns: int) -> tuple[int, int] | Non
 
     Takes the rows of `simulate.remedies` of a rank and step.
     """
-    own = replays[(replays["remedy"] == "prefetch") & (replays["gain_ns"] > LITTLE_GAIN * span_ns)]
-    return None if own.empty else (int(own["setting"].iloc[0]), span_ns - int(own["gain_ns"].iloc[0]))
+    deeper = replays[(replays["remedy"] == "prefetch") & (replays["gain_ns"] > LITTLE_GAIN * span_ns)]
+    return None if deeper.empty else (int(deeper["setting"].iloc[0]), span_ns - int(deeper["gain_ns"].iloc[0]))
 
 
 def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_step: int | None = None) -> str:
@@ -469,28 +469,28 @@ def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen
     return "as chosen" if rank is not None or step is not None else "the only one"
 
 
-def exposed_lead(found: Diagnosis) -> str:
+def exposed_lead(diagnosis: Diagnosis) -> str:
     """What was exposed in this step, and its largest causes."""
-    named = [f"{ms(share.exposed_ns)} {share.label}" for share in found.causes[:MOST_CAUSES]]
-    if rest := sum(share.exposed_ns for share in found.causes[MOST_CAUSES:]):
-        named.append(f"{ms(rest)} for other causes")
-    place = place_name(found)
-    share = percent(found.exposed_ns, found.span_ns)
-    of = "step" if found.step is not None else "trace"
+    named = [f"{ms(share.exposed_ns)} {share.label}" for share in diagnosis.causes[:MOST_CAUSES]]
+    if rest_ns := sum(share.exposed_ns for share in diagnosis.causes[MOST_CAUSES:]):
+        named.append(f"{ms(rest_ns)} for other causes")
+    place = place_name(diagnosis)
+    share = percent(diagnosis.exposed_ns, diagnosis.span_ns)
+    of = "step" if diagnosis.step is not None else "trace"
     causes = f": {', '.join(named)}" if named else ""
-    return f"{place[0].upper()}{place[1:]}: {ms(found.exposed_ns)} exposed, {share} of the {of}{causes}."
+    return f"{place[0].upper()}{place[1:]}: {ms(diagnosis.exposed_ns)} exposed, {share} of the {of}{causes}."
 
 
-def what_to_do(found: Diagnosis) -> str:
+def what_to_do(diagnosis: Diagnosis) -> str:
     """The advice, with the rank and step that it is about."""
-    place = place_name(found)
-    return f"{place[0].upper()}{place[1:]}: {found.advice}"
+    place = place_name(diagnosis)
+    return f"{place[0].upper()}{place[1:]}: {diagnosis.advice}"
 
 
-def why_and_what_to_do(found: Diagnosis) -> tuple[str, str]:
+def why_and_what_to_do(diagnosis: Diagnosis) -> tuple[str, str]:
     """The cause, with the rank and step that it is about, and the advice: the end of a page about something else."""
-    place = place_name(found)
-    return f"{place[0].upper()}{place[1:]}: {found.headline}", found.advice
+    place = place_name(diagnosis)
+    return f"{place[0].upper()}{place[1:]}: {diagnosis.headline}", diagnosis.advice
 
 
 def place_name(diagnosis: Diagnosis) -> str:

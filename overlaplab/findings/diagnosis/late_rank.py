@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.analyses.late_rank import is_chronic, latest_rank
 from overlaplab.findings.thresholds import LITTLE_GAIN
-from overlaplab.words import count, joined, ms, shorten
+from overlaplab.words import count, join_names, ms, shorten
 
 _PHASES = {
     "before": "before its forward pass it works for",
@@ -33,7 +33,7 @@ def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_n
         return None
     often = steps["rank"].value_counts()
     if not is_chronic(steps, recorded):
-        by_rank = joined([f"rank {other} in {number}" for other, number in often.items()])
+        by_rank = join_names([f"rank {other} in {number}" for other, number in often.items()])
         return (
             f"Which rank is late changes from step to step (of {count(recorded, 'step')} {by_rank}): see whether their"
             " inputs are equally long."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.vocabulary import layer_of
+from overlaplab.vocabulary import layer_number
 from overlaplab.words import unit_name
 
 
@@ -39,7 +39,7 @@ class CausePart:
         return int(self.rows["exposed_ns"].sum())
 
 
-def by_unit_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def split_by_unit_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Rows of `overlaplab.exposed` by what they do for which units; one part has no name.
 
     Only what shards is told apart: the layers' gathers, each other unit's, those of updated parameters, and
@@ -57,6 +57,6 @@ def _unit_kind(kind: object, what: object) -> str:
         return "reduce-scatters"
     if kind != "all_gather" or not isinstance(what, str):
         return "other collectives"
-    if layer_of(what) is not None:
+    if layer_number(what) is not None:
         return "layers' gathers"
     return "gathers of " + ("updated parameters" if what.startswith("parameters of ") else unit_name(what, 30))

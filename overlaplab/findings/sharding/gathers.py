@@ -9,8 +9,8 @@ import pandas as pd
 from overlaplab.analyses import gathered_bytes, kept_units, schedule_steps
 from overlaplab.findings.thresholds import MOST_UNITS_LISTED
 from overlaplab.formats import digits, text
-from overlaplab.vocabulary import root_of
-from overlaplab.words import count, joined, ms, size_exact, unit_name
+from overlaplab.vocabulary import root_number
+from overlaplab.words import count, join_names, ms, size_exact, unit_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
 
 def _roots_note(table: pd.DataFrame) -> list[str]:
     """What it means that several modules are roots of FSDP2."""
-    roots = {root for unit in table["unit"].unique() if (root := root_of(unit)) is not None}
+    roots = {root for unit in table["unit"].unique() if (root := root_number(unit)) is not None}
     if len(roots) < 2:
         return []
     return [
@@ -162,8 +162,8 @@ def _parts_note(table: pd.DataFrame) -> list[str]:
     if parts.empty:
         return []
     ranks = sorted((parts["bytes"] / parts["resharded_bytes"]).round().astype("int64").unique())
-    shares = joined([f"1/{number}" for number in ranks])
-    setting = joined([f"reshard_after_forward={number}" for number in ranks])
+    shares = join_names([f"1/{number}" for number in ranks])
+    setting = join_names([f"reshard_after_forward={number}" for number in ranks])
     return [
         f"after {len(parts)} gathers the unit was freed but for {shares} of it, which each rank holds until the next"
         f" gather ({setting})"
@@ -262,4 +262,4 @@ def _unit_names(table: pd.DataFrame) -> str:
 
 
 def _few_names(units: list[str]) -> str:
-    return f"{len(units)} units" if len(units) > MOST_UNITS_LISTED else joined(units)
+    return f"{len(units)} units" if len(units) > MOST_UNITS_LISTED else join_names(units)

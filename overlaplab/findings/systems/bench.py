@@ -8,7 +8,7 @@ import pandas as pd
 
 from overlaplab.costs import tree_until
 from overlaplab.manifest import Link
-from overlaplab.words import count, joined, size_exact
+from overlaplab.words import count, join_names, size_exact
 
 
 def bench_finding(table: pd.DataFrame) -> str:
@@ -20,7 +20,7 @@ def bench_finding(table: pd.DataFrame) -> str:
         f"{name} at {size_exact(least)}" if least == most else f"{name} from {size_exact(least)} to {size_exact(most)}"
         for name, least, most in spans
     ]
-    return f"Fastest is {joined(parts)}."
+    return f"Fastest is {join_names(parts)}."
 
 
 def bench_remarks(table: pd.DataFrame, link: Link | None) -> Iterator[str]:
@@ -37,6 +37,6 @@ def bench_remarks(table: pd.DataFrame, link: Link | None) -> Iterator[str]:
             f"{name} {least:.3f} to {most:.3f}"
             for name, least, most in zip(ratio.groups, ratio.min(), ratio.max(), strict=True)
         ]
-        yield f"Measured ÷ formula: {joined(spread)}."
+        yield f"Measured ÷ formula: {join_names(spread)}."
     if wrong := int(table["wrong"].sum()):
         yield f"{count(wrong, 'element')} came out wrong."

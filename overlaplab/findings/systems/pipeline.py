@@ -11,7 +11,7 @@ from overlaplab.findings.actions.words import SCHEDULES, pipeline_words
 from overlaplab.findings.first_screen import Tile
 from overlaplab.findings.thresholds import LITTLE_GAIN, PIPELINE_PART, UNEVEN_STAGES
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, joined, ms, percent, rank_word
+from overlaplab.words import count, join_names, ms, percent, rank_word
 
 NO_PIPELINE = (
     "No stages of a pipeline are labelled in this run. No group that sends messages is described as a pipeline's."
@@ -33,7 +33,7 @@ def pipeline_lead(step: Mapping[Any, Any]) -> str:
     schedule_share = float(step["bubble"]) - sum(float(step[name]) for name in _PARTS)
     largest = sorted(_PARTS, key=lambda name: -float(step[name]))
     parts = [f"{_share(step[name])} {_PARTS[name]}" for name in largest if float(step[name]) >= PIPELINE_PART]
-    others = f", {joined(parts)}" if parts else ", and little else"
+    others = f", {join_names(parts)}" if parts else ", and little else"
     ideal = "" if _share(schedule_share) == _share(step["theory"]) else f" ({_share(step['theory'])} of an ideal step)"
     return f"{share} of the stages' time is bubble: {_share(schedule_share)} is the schedule's own{ideal}{others}."
 

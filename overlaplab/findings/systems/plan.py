@@ -10,7 +10,7 @@ from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
 from overlaplab.findings.runs import PREDICTED, note
 from overlaplab.simulate.predictions.planned import PlannedStep
-from overlaplab.words import amount, count, joined, ms, percent, shorten, size_exact
+from overlaplab.words import amount, count, join_names, ms, percent, shorten, size_exact
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
 
@@ -81,7 +81,7 @@ def require_planned(run: Run, plan: Plan) -> None:
     ]
     if other:
         remedy = "Record the planned one, or leave these options out to plan the recorded one."
-        raise OverlaplabError(f"is of another model than the plan: {joined(other)}", path=run.path, remedy=remedy)
+        raise OverlaplabError(f"is of another model than the plan: {join_names(other)}", path=run.path, remedy=remedy)
 
 
 def _value(number: int | str) -> str:

@@ -24,7 +24,7 @@ from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run, missing_ranks
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.advice.depths import best_depth, depths_played
 from overlaplab.simulate.advice.devices import best_setting, device_settings
 from overlaplab.simulate.advice.doubt import gains_miss_ns
@@ -89,7 +89,7 @@ def _bucket_rows(run: Run) -> Iterator[dict[str, Any]]:
     search = bucket_search(run)
     if search is None or search.best_cap is None:
         return
-    traits, manifest = traits_of(run.manifest), run.manifest
+    traits, manifest = strategy_traits(run.manifest), run.manifest
     cap = manifest.bucket_cap_mb if manifest and traits and traits.buckets else None
     has_first = manifest is not None and manifest.strategy not in (None, "torch-ddp")
     options: list[tuple[str, Sequence[Candidate], BucketsPlayed | None]] = []

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import traits_of
-from overlaplab.simulate.edits.gathers import with_earlier_gathers
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.player import Program, StuckError, play
+from overlaplab.simulate.programs import made_programs
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import as_good_as_the_best
 
@@ -32,7 +34,7 @@ class DepthPlayed:
 @once_per_run
 def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
     """Each depth beyond the recorded one, the smallest first, until nothing more changes."""
-    recorded, traits = plain_programs(run), traits_of(run.manifest)
+    recorded, traits = plain_programs(run), strategy_traits(run.manifest)
     if recorded is None or traits is None or traits.gathers != "units":
         return ()
     if run.manifest is None or run.manifest.prefetch is None:
@@ -40,12 +42,12 @@ def depths_played(run: Run) -> tuple[DepthPlayed, ...]:
     played: list[DepthPlayed] = []
     programs: Sequence[Program] = recorded.programs
     for depth in range(run.manifest.prefetch + 1, run.manifest.prefetch + 1 + _MAX_FURTHER_UNITS):
-        deeper = [with_earlier_gathers(program) for program in programs]
-        if all(list(moves) == list(before) for moves, before in zip(deeper, programs, strict=True)):
-            break
         try:
+            deeper = made_programs(run, Setting(prefetch=depth))
             spans = play(deeper).all_spans_ns()
-        except StuckError:
+        except (OverlaplabError, StuckError):
+            break
+        if all(list(moves) == list(before) for moves, before in zip(deeper, programs, strict=True)):
             break
         played.append(DepthPlayed(prefetch=depth, programs=deeper, spans_ns=spans))
         programs = deeper

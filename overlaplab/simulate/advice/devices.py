@@ -26,8 +26,9 @@ from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.predictions import device_what_if
+from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
+from overlaplab.simulate.predictions.device_answers import device_answer, option
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
@@ -40,8 +41,8 @@ _MAX_STRETCHES = 20_000
 """Stretches of computation of all ranks: a play takes some 0.2 s then, and a setting up to twenty, where kernels slow
 each other down. To play more would also read the traces of all ranks again."""
 
-_MAX_STRETCHES_WITH_CAPS = 4_000
-"""Stretches of computation where caps are played for the first screen, too: some seconds."""
+_MAX_STRETCHES_WITH_SETTINGS = 4_000
+"""Stretches of computation where caps or prefetch depths are played for the first screen as well: some seconds."""
 
 Times = npt.NDArray[np.int64]
 
@@ -65,13 +66,13 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     if _programs(run) is None:
         return ()
     try:
-        option = device_what_if.option(run)
-        sizes = gradient_sizes(run) if option == "bucket_cap_mb" else []
+        what = option(run)
+        sizes = gradient_sizes(run) if what == "bucket_cap_mb" else []
     except OverlaplabError:
         return ()
     settings: list[tuple[Setting, tuple[int, ...]]]
-    if option == "prefetch":
-        settings = [(Setting(prefetch=depth), ()) for depth in device_what_if.DEPTHS]
+    if what == "prefetch":
+        settings = [(Setting(prefetch=depth), ()) for depth in DEPTHS]
     else:
         settings = [
             (Setting(bucket_cap_mb=cap.cap_mb), tuple(sum(sizes[place] for place in names) for names in cap.buckets))
@@ -80,7 +81,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     played: list[SettingPlayed] = []
     for setting, held in settings:
         try:
-            answer = device_what_if.answer(run, setting)
+            answer = device_answer(run, setting)
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
@@ -88,13 +89,6 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         half_ns = gain_half_ns(step_ns, sure)
         played.append(SettingPlayed(setting=setting, sizes=held, spans_ns=answer.spans_ns, half_ns=half_ns))
     return tuple(played)
-
-
-def _sends_buckets(run: Run) -> bool:
-    try:
-        return device_what_if.option(run) == "bucket_cap_mb"
-    except OverlaplabError:
-        return False
 
 
 def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
@@ -133,11 +127,13 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
             prediction = predict_device(run, Setting(edits=(edit,)))
             waits = {"what": longest_wait(run)} if name == "device_waits" else {}
             yield name, about | waits, prediction.recorded_ns, prediction.predicted_ns
-    if _stretches(run) > _MAX_STRETCHES_WITH_CAPS or not _sends_buckets(run):
+    if _stretches(run) > _MAX_STRETCHES_WITH_SETTINGS:
         return
     if (best := best_setting(run, device_settings(run))) is not None:
         before = predict_device(run, Setting()).recorded_ns
-        yield "cap", {"setting": best.setting.bucket_cap_mb}, before, best.spans_ns
+        cap, depth = best.setting.bucket_cap_mb, best.setting.prefetch
+        name, setting = ("cap", cap) if depth is None else ("prefetch", float(depth))
+        yield name, {"setting": setting, "half_ns": best.half_ns}, before, best.spans_ns
 
 
 def edit_remedies(

@@ -46,7 +46,7 @@ from overlaplab.simulate.advice.units import best_units
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.edits import edited, host_works
+from overlaplab.simulate.programs.edits import apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -148,7 +148,7 @@ def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[
     works = [name for name, ns in host_works(programs).items() if ns > least_ns]
     for remedy, about, edit in edit_remedies(run, works, on_devices=False):
         with suppress(OverlaplabError):  # it does not apply
-            yield remedy, about, edited(run, programs, [edit], link)
+            yield remedy, about, apply_edits(run, programs, [edit], link)
     yield from _cuttings(run)
     if run.manifest is not None and run.manifest.strategy == "zero1":
         with suppress(OverlaplabError):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Launch, Program, StuckError, play
@@ -42,7 +42,7 @@ class CapPlayed:
 @once_per_run
 def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
     """The caps that were tried, the smallest first; none without a link, since T of other sizes is not known then."""
-    recorded, traits, manifest = plain_programs(run), traits_of(run.manifest), run.manifest
+    recorded, traits, manifest = plain_programs(run), strategy_traits(run.manifest), run.manifest
     if recorded is None or traits is None or traits.gradients != "reduce_scatter" or not traits.buckets:
         return ()
     if manifest is None or manifest.link is None:

@@ -24,7 +24,7 @@ from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.edit import Moved, RankEdit, last_dependency
-from overlaplab.vocabulary import FSDP2_ROOT, root_of
+from overlaplab.vocabulary import FSDP2_ROOT, root_number
 
 
 def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
@@ -38,7 +38,7 @@ def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
     editors = [_GatherEditor(trace) for trace in run.traces]
     if not editors or any(not editor.gathers for editor in editors):
         raise OverlaplabError("no all-gathers of torch's FSDP2 are recorded", path=run.path)
-    if any(root_of(gather.unit) is not None for editor in editors for gather in editor.gathers):
+    if any(root_number(gather.unit) is not None for editor in editors for gather in editor.gathers):
         what = "its modules are FSDP2 roots of their own, and FSDP2 gathers nothing ahead for another root"
         raise OverlaplabError(what, path=run.path, remedy="Call fully_shard on the module that contains them")
     if any(gather.shards is None and gather.free_ns is None for editor in editors for gather in editor.gathers):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from overlaplab.analyses.slowdown import slowdowns
 from overlaplab.events import Run, Trace, classify, once_per_run
-from overlaplab.events import Work as Counts
+from overlaplab.events import WorkKind as Counts
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.intervals import Intervals, clip, total, union
 from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, noted_times

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.analyses.systems.pipeline import pipeline
-from overlaplab.axes import axis_of
+from overlaplab.axes import find_axis
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Window, activity, once_per_run, step_windows
@@ -19,7 +19,7 @@ from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
-from overlaplab.intervals import Intervals, clip, subtract, total, union, within
+from overlaplab.intervals import Intervals, clip, lengths_within, subtract, total, union
 from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.hosts import Hosted, follow_moves
 from overlaplab.simulate.pipelines.layers import is_layer, labelled_layers, labels_within
@@ -131,7 +131,7 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
 def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[AveragedBucket, ...], ...]:
     """The buckets that each rank along the pipeline averages with its replicas, in order of launch."""
     rows = arrivals(run)
-    axes = rows["group_description"].map({text: axis_of(text) for text in rows["group_description"].unique()})
+    axes = rows["group_description"].map({text: find_axis(text) for text in rows["group_description"].unique()})
     averages = rows[(axes == "dp") & (rows["kind"] == "all_reduce") & (rows["last_ns"] != UNKNOWN_NS)]
     buckets = []
     for members in zip(*pipeline_places, strict=True):
@@ -171,7 +171,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
         step = table[table["stage"].isin(stages) & (table["step"] == window.step)].sort_values("start_ns")
         starts = step["begun_ns"].to_numpy(np.int64) + run.traces[0].origin_ns + offset
         ends = starts + step["took_ns"].to_numpy(np.int64)
-        idle = ends - starts - within(activity(trace).compute, starts, ends)
+        idle = ends - starts - lengths_within(activity(trace).compute, starts, ends)
         took, idles = _stage_times(run, plan, stages, step, ends - starts, idle)
         updates = labels_within(trace, window, "update")
         for label in updates:

@@ -13,13 +13,12 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, step_windows
+from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
@@ -36,12 +35,11 @@ from overlaplab.simulate.gpus.streams import (
     noted_times,
 )
 from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
-from overlaplab.simulate.predictions.error import Interval, prediction_interval
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
-from overlaplab.simulate.programs.edits import edited_on_devices
+from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
-from overlaplab.vocabulary import PREDICTED, label_text
+from overlaplab.vocabulary import PREDICTED, Rule, label_text
 
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
@@ -85,7 +83,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
     if link is not None:
         changed = replace(changed, programs=tuple(_retime_programs(run, changed, link)))
-    changed = edited_on_devices(run, changed, setting.edits)
+    changed = apply_device_edits(run, changed, setting.edits)
     after = _play_or_refuse(run, changed)
     if (beside := with_slowdowns(run, changed)) is not changed:
         changed, after = beside, _play_or_refuse(run, beside)
@@ -107,21 +105,14 @@ def _recorded_steps(run: Run) -> NDArray[np.int64]:
     return _spans(programs, _play_or_refuse(run, programs))
 
 
+def is_on_gpus(run: Run) -> bool:
+    """Whether hosts and streams are played, instead of ranks and a link."""
+    return any(rule_of(trace) is Rule.GPU for trace in run.traces)
+
+
 def device_manifest(run: Run) -> Manifest:
     """What run.json says; of anybody's run without one, how many ranks there are."""
     return run.manifest or Manifest(format_version=1, world_size=len(run.traces) + missing_ranks(run))
-
-
-def device_interval(
-    run: Run,
-    mean_ns: float,
-    replayed_ns: Sequence[float],
-    transfers_ns: int,
-    caps: pd.DataFrame,
-    far: Mapping[str, float],
-) -> Interval:
-    """Around a predicted mean step: see `DevicePrediction` and `prediction_interval`."""
-    return replace(prediction_interval(run, mean_ns, replayed_ns, caps, far), transfers_ns=transfers_ns)
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:

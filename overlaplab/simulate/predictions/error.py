@@ -77,18 +77,25 @@ def interval(
 
 
 def prediction_interval(
-    run: Run, step_ns: float, replayed: Sequence[float], caps: pd.DataFrame, far: Mapping[str, float]
+    run: Run,
+    step_ns: float,
+    replayed: Sequence[float],
+    caps: pd.DataFrame,
+    far: Mapping[str, float],
+    transfers_ns: int = 0,
 ) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
     `replayed`: the recorded run's steps, played unchanged, all of them. `caps`: rows of `recorded_caps`. `far`: what is
     extrapolated, see `extrapolations`; sizes of messages do not count behind a link, whose formula is of any size.
+    `transfers_ns`: that part of the interval.
     """
     by_formula = run.manifest is not None and run.manifest.link is not None
     repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
     doublings = sum(log2(times) for name, times in far.items() if not (by_formula and name == "bytes"))
     beyond_ns = round(_Z * EXTRAPOLATION_MISSES * doublings * step_ns)
-    return replace(replay_interval(run, step_ns, replayed, repeats), extrapolation_ns=beyond_ns)
+    sure = replay_interval(run, step_ns, replayed, repeats)
+    return replace(sure, transfers_ns=transfers_ns, extrapolation_ns=beyond_ns)
 
 
 def replay_interval(

@@ -8,12 +8,13 @@ import pandas as pd
 
 from overlaplab.costs.batch import Batch
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, rule_of
+from overlaplab.events import Run
 from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import Interval, recorded_caps
-from overlaplab.simulate.predictions.predict import manifests_beside, predict
+from overlaplab.simulate.predictions.predict import manifests_beside
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.vocabulary import Rule
 
 _MAX_RANKS = 100_000
 """More do not fit into memory at once."""
@@ -48,13 +49,12 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
         ranks=None if batch.ranks == len(run.traces) else batch.ranks,
         accumulate=None if batch.accumulate == recorded_accumulate else batch.accumulate,
     )
-    if manifest is None or any(rule_of(trace) is Rule.GPU for trace in run.traces):
-        prediction = predict(run, setting, recorded)
-        return PlannedStep(
-            run=run, step_ns=prediction.step_ns, interval=prediction.interval, extrapolated=prediction.extrapolated
-        )
-    program, result = what_if.play_setting(run, setting)
-    step_ns = what_if.mean_step_ns(run, result)
-    caps = recorded_caps(manifest, manifests_beside(run.path)) if recorded is None else recorded
-    far = what_if.setting_extrapolations(run, setting, program)
-    return PlannedStep(run=run, step_ns=step_ns, interval=what_if.interval(run, step_ns, caps, far), extrapolated=far)
+    answer = what_if.answer(run, Question(setting=setting))
+    if recorded is None:
+        recorded = recorded_caps(device_manifest(run), manifests_beside(run.path))
+    return PlannedStep(
+        run=run,
+        step_ns=answer.step_ns,
+        interval=what_if.interval(run, answer, recorded),
+        extrapolated=answer.extrapolated,
+    )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, rule_of, step_windows
+from overlaplab.events import Run, step_windows
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.assign import MIB
-from overlaplab.simulate.player import Launch, Played, Program, StuckError, play
-from overlaplab.simulate.predictions.device import device_interval, device_manifest, predict_device
+from overlaplab.simulate.player import Launch, Move, Played, Program, StuckError, play
+from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, predict_device
 from overlaplab.simulate.predictions.error import (
     Interval,
     extrapolations,
@@ -35,7 +37,6 @@ from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
-from overlaplab.vocabulary import Rule
 
 _OF_A_RECORDING = frozenset(
     {
@@ -64,69 +65,77 @@ class Prediction:
     """What lies far outside of what was recorded, and how many times as far; see `error.extrapolations`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Play:
+    """A run under a setting, and as it is; steps in ns, of shape (ranks, steps)."""
+
+    manifest: dict[str, Any]
+    """run.json of the predicted run, without the prediction's own fields."""
+    ranks: list[list[Event]]
+    predicted_ns: NDArray[np.int64]
+    replayed_ns: NDArray[np.int64]
+    moves: tuple[Iterable[Move], Iterable[Move]]
+    """All ranks' moves, as recorded and as predicted."""
+    transfers_ns: int = 0
+    """How much the mean step may be off because T of other sizes is."""
+
+
 def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
     """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`.
 
     `caps`: rows of `recorded_caps`; those of the recordings beside the run where not given.
     """
-    if any(rule_of(trace) is Rule.GPU for trace in run.traces):
-        return _predict_on_device(run, setting, caps)
-    if run.manifest is None:
-        run = replace(run, manifest=device_manifest(run))
+    manifest = device_manifest(run)
+    played = _play_on_gpus(run, setting) if is_on_gpus(run) else _play_on_cpus(replace(run, manifest=manifest), setting)
+    step_ns = mean_step_ns(run, played.predicted_ns)
+    if caps is None:
+        beside = manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()
+        caps = recorded_caps(manifest, beside)
+    far = extrapolations(manifest, setting, *played.moves)
+    sure = prediction_interval(run, step_ns, played.replayed_ns.mean(axis=0).tolist(), caps, far, played.transfers_ns)
+    return Prediction(
+        manifest=played.manifest | {"predicted": _prediction_fields(run, setting, step_ns, sure, far)},
+        ranks=played.ranks,
+        step_ns=round(step_ns),
+        recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
+        interval=sure,
+        extrapolated=far,
+    )
+
+
+def _play_on_cpus(run: Run, setting: Setting) -> _Play:
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
     before, after = _play_or_refuse(run, recorded), _play_or_refuse(run, programs)
     assert run.manifest is not None
-    step_ns = mean_step_ns(run, after.all_spans_ns())
-    if caps is None:
-        caps = recorded_caps(run.manifest, manifests_beside(run.path))
-    far = extrapolations(
-        run.manifest, setting, *(chain.from_iterable(rank_programs) for rank_programs in (recorded, programs))
-    )
-    error = prediction_interval(run, step_ns, before.all_spans_ns().mean(axis=0).tolist(), caps, far)
-    marked = _prediction_fields(run, setting, step_ns, error, far)
-    raw = _manifest(run, setting, programs[0]) | {"predicted": marked}
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
     numbers = [window.step for window in step_windows(run.traces[0])]
-    return Prediction(
-        manifest=raw,
+    return _Play(
+        manifest=_manifest(run, setting, programs[0]),
         ranks=played_events(programs, after, manifest, numbers, taken_ns=_taken_ns(run)),
-        step_ns=round(step_ns),
-        recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
-        interval=error,
-        extrapolated=far,
+        predicted_ns=after.all_spans_ns(),
+        replayed_ns=before.all_spans_ns(),
+        moves=(chain.from_iterable(recorded), chain.from_iterable(programs)),
     )
 
 
-def _predict_on_device(run: Run, setting: Setting, caps: pd.DataFrame | None) -> Prediction:
-    """Predict a run on GPUs, whoever recorded it: behind another link, or with other buckets of torch's DDP."""
+def _play_on_gpus(run: Run, setting: Setting) -> _Play:
+    """Of anybody's run: behind another link, with other buckets of torch's DDP, or other prefetching of its FSDP2."""
     prediction = predict_device(run, setting)
-    step_ns = mean_step_ns(run, prediction.predicted_ns)
-    manifest = device_manifest(run)
-    if caps is None:
-        caps = recorded_caps(manifest, manifests_beside(run.path) if run.manifest else ())
-    far = extrapolations(manifest, setting, *prediction.moves)
-    error = device_interval(
-        run, step_ns, prediction.recorded_ns.mean(axis=0).tolist(), prediction.transfers_ns, caps, far
-    )
     raw = {} if run.manifest is None else run.manifest.raw
-    fields = {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
+    fields: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
+    fields |= {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
     if setting.bucket_cap_mb is not None:
-        fields = {key: value for key, value in fields.items() if key != "buckets"} | {
-            "bucket_cap_mb": setting.bucket_cap_mb
-        }
-    world: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
-    link = {"link": asdict(replace(setting.link, world_size=len(run.traces)))} if setting.link else {}
-    return Prediction(
-        manifest=world
-        | fields
-        | link
-        | {"device": "cpu"}
-        | {"predicted": _prediction_fields(run, setting, step_ns, error, far)},
+        fields.pop("buckets", None)
+        fields["bucket_cap_mb"] = setting.bucket_cap_mb
+    if setting.link:
+        fields["link"] = asdict(replace(setting.link, world_size=len(run.traces)))
+    return _Play(
+        manifest=fields | {"device": "cpu"},
         ranks=[prediction.events(rank) for rank in range(len(run.traces))],
-        step_ns=round(step_ns),
-        recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
-        interval=error,
-        extrapolated=far,
+        predicted_ns=prediction.predicted_ns,
+        replayed_ns=prediction.recorded_ns,
+        moves=prediction.moves,
+        transfers_ns=prediction.transfers_ns,
     )
 
 

@@ -18,12 +18,12 @@ from math import inf
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.passes import bucket_labels
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.player import Program, StuckError
 from overlaplab.simulate.programs.buckets import find_recutting
-from overlaplab.simulate.programs.edits import edited
+from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
 from overlaplab.simulate.programs.options import Options, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
@@ -64,13 +64,13 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
         return pipeline_programs(run, setting)
     if run.manifest is not None and not run.manifest.axes.is_one_axis:
         return _behind_link(run, setting)
-    made = _made(run, setting)
-    if setting.ranks is None or len(made) == setting.ranks:
-        return made
+    programs = _edited_programs(run, setting)
+    if setting.ranks is None or len(programs) == setting.ranks:
+        return programs
     if setting.ranks > MOST_RANKS:
         raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
     try:
-        return with_further(made, setting.ranks)
+        return with_further(programs, setting.ranks)
     except StuckError as error:
         raise OverlaplabError(str(error), path=run.path) from None
 
@@ -93,23 +93,23 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
             path=run.path,
             remedy="overlaplab predict takes --link and --ranks of a parameter server",
         )
-    return _made(run, setting)
+    return _edited_programs(run, setting)
 
 
-def _made(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _edited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """With the setting's edits, which come last."""
-    made = _unedited(run, setting)
+    programs = _unedited_programs(run, setting)
     if not setting.edits:
-        return made
+        return programs
     link = setting.link or (run.manifest.link if run.manifest else None)
-    ranks = setting.ranks or (run.manifest.world_size if run.manifest else len(made))
-    return edited(run, made, setting.edits, link and replace(link, world_size=ranks))
+    ranks = setting.ranks or (run.manifest.world_size if run.manifest else len(programs))
+    return apply_edits(run, programs, setting.edits, link and replace(link, world_size=ranks))
 
 
-def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     manifest, programs, displaced = require_recorded(run, setting)
     if manifest.strategy is None:
-        return _of_unknown_strategy(run, setting, manifest, programs)
+        return _unnamed_programs(run, setting, manifest, programs)
     before, after = strategy_options(run, manifest, Setting()), strategy_options(run, manifest, setting)
     link = setting.link or manifest.link
     link = link and replace(link, world_size=after.ranks)
@@ -143,7 +143,7 @@ def _unedited(run: Run, setting: Setting) -> tuple[Program, ...]:
     )
 
 
-def _of_unknown_strategy(
+def _unnamed_programs(
     run: Run, setting: Setting, manifest: Manifest, programs: tuple[Program, ...]
 ) -> tuple[Program, ...]:
     """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
@@ -198,7 +198,7 @@ def _each_in_turn(run: Run, ranks: Sequence[Sequence[StepProfile]], count: int) 
 
 
 def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
-    """Of a mesh of several axes: the recorded moves, of which a link changes T alone, by each group's own size."""
+    """The recorded moves of a mesh of several axes: a link changes T alone, by each group's own size."""
     assert run.manifest is not None  # who calls has seen its mesh
     if setting != Setting(link=setting.link):
         raise OverlaplabError(
@@ -237,9 +237,9 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
 
 def is_served(run: Run, setting: Setting) -> bool:
     """Whether the first rank is a server, which none of the others works as."""
-    traits = TRAITS.get(setting.strategy) if setting.strategy else traits_of(run.manifest)
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
     return traits is not None and traits.gradients == "server"
 
 
 def _traits(manifest: Manifest) -> Traits:
-    return traits_of(manifest) or Traits()
+    return strategy_traits(manifest) or Traits()

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.passes import ddp_gradients
-from overlaplab.manifest import Link, Manifest, traits_of
+from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import without_launches
@@ -120,7 +120,7 @@ def find_recutting(run: Run) -> Recutting | None:
     """
     if missing_ranks(run):
         return None
-    recorded, traits = plain_programs(run), traits_of(run.manifest) or _ddp_traits(run)
+    recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _ddp_traits(run)
     if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
         return None
     if (order := _order(run, recorded)) is None:

@@ -22,7 +22,7 @@ from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]
-Asked: TypeAlias = tuple[str, str | None]
+EditChoice: TypeAlias = tuple[str, str | None]
 """An edit's name, and its value."""
 
 
@@ -44,7 +44,7 @@ class Edit:
     """Why it changes nothing."""
 
 
-def edit_of(remedy: str, setting: float | None, what: str | None) -> Asked | None:
+def edit_of_action(remedy: str, setting: float | None, what: str | None) -> EditChoice | None:
     """The edit that a row of `simulate.gains` plays; None of remedies that are another cap, depth or strategy."""
     match remedy:
         case "balance":
@@ -58,7 +58,7 @@ def edit_of(remedy: str, setting: float | None, what: str | None) -> Asked | Non
     return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
 
 
-def edited(run: Run, programs: Programs, edits: Sequence[Asked], link: Link | None) -> tuple[Program, ...]:
+def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link: Link | None) -> tuple[Program, ...]:
     """The programs, behind this link, with these edits in this order. Raises `OverlaplabError` for one that does not
     apply.
     """
@@ -66,19 +66,19 @@ def edited(run: Run, programs: Programs, edits: Sequence[Asked], link: Link | No
         apply = _edit(run, name, value).apply
         if apply is None:
             raise OverlaplabError(f"edit {name} is of runs on GPUs alone", path=run.path)
-        programs = _changed(run, name, apply(run, programs, value, link))
+        programs = _require_change(run, name, apply(run, programs, value, link))
     return tuple(programs)
 
 
-def edited_on_devices(run: Run, programs: DevicePrograms, edits: Sequence[Asked]) -> DevicePrograms:
-    """The programs of a run on GPUs with these edits in this order. Raises `OverlaplabError` as `edited` does."""
+def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditChoice]) -> DevicePrograms:
+    """The programs of a run on GPUs with these edits in this order. Raises `OverlaplabError` as `apply_edits` does."""
     for name, value in edits:
         apply = _edit(run, name, value).on_devices
         if apply is None:
-            known = ", ".join(name for name, edit in EDITS.items() if edit.on_devices)
+            playable = ", ".join(name for name, edit in EDITS.items() if edit.on_devices)
             what = f"edit {name} is not played of runs on GPUs"
-            raise OverlaplabError(what, path=run.path, remedy=f"Of these are played: {known}")
-        programs = replace(programs, programs=tuple(_changed(run, name, apply(run, programs, value))))
+            raise OverlaplabError(what, path=run.path, remedy=f"Of these are played: {playable}")
+        programs = replace(programs, programs=tuple(_require_change(run, name, apply(run, programs, value))))
     return programs
 
 
@@ -93,7 +93,7 @@ def _edit(run: Run, name: str, value: str | None) -> Edit:
     return edit
 
 
-def _changed(run: Run, name: str, changed: Programs | None) -> list[Program]:
+def _require_change(run: Run, name: str, changed: Programs | None) -> list[Program]:
     if changed is None:
         raise OverlaplabError(f"edit {name} does not apply: {EDITS[name].nothing}", path=run.path)
     return [tuple(moves) for moves in changed]
@@ -142,24 +142,24 @@ def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -
     return None if late is None or len(run.traces) < 2 else devices.balance(programs, late)
 
 
-def _no_pauses(_run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[list[Move]] | None:
+def _without_pauses(_run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[list[Move]] | None:
     paused = any(move.paused_ns for program in programs for move in program if isinstance(move, Work))
     return [without_pauses(program) for program in programs] if paused else None
 
 
 def _without_host_work(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]]:
-    known = host_works(programs)
-    if value not in known or value is None:
-        remedy = f"Known: {', '.join(known)}" if known else "None has a name: torch.profiler.record_function gives one"
+    works = host_works(programs)
+    if value not in works or value is None:
+        remedy = f"Known: {', '.join(works)}" if works else "None has a name: torch.profiler.record_function gives one"
         raise OverlaplabError(f"no host work between its passes is called {value}", path=run.path, remedy=remedy)
     return [without_host_work(program, value) for program in programs]
 
 
-def _left_out(_run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]] | None:
+def _leave_out(_run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]] | None:
     return collectives.left_out(programs, value)
 
 
-def _merged(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
     takes = (
         (lambda _kind, _bytes: None) if missing_ranks(run) else partial(takes_ns, transfers(run, run.traces[0], link))
     )
@@ -172,16 +172,16 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
         raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
     if missing_ranks(run):
         raise OverlaplabError("how long larger gathers take is not known with ranks missing", path=run.path)
-    known = transfers(run, run.traces[0], link)
-    if any(known.times_by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
+    times = transfers(run, run.traces[0], link)
+    if any(times.times_by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
         raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
-    return larger_units(programs, together, partial(takes_ns, known))
+    return larger_units(programs, together, partial(takes_ns, times))
 
 
 _FEWEST = 2
 
 
-def _by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
+def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
     cut = find_recutting(run)
     buckets = None if cut is None else cut.cut_by_arrival()
     if cut is None or buckets is None:
@@ -189,7 +189,7 @@ def _by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | 
     return replace(cut, alone=tuple(map(without_displaced, programs))).programs(buckets)
 
 
-def _halved(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
     if missing_ranks(run):
         return None
     took = transfers(run, run.traces[0], link)
@@ -208,8 +208,8 @@ EDITS = {
     ),
     "no-pause": Edit(
         remedy="no_pause",
-        apply=_no_pauses,
-        on_devices=lambda run, programs, _value: _no_pauses(run, programs.programs, None, None),
+        apply=_without_pauses,
+        on_devices=lambda run, programs, _value: _without_pauses(run, programs.programs, None, None),
         nothing="the host does not pause",
     ),
     "without-host-work": Edit(
@@ -237,12 +237,12 @@ EDITS = {
     ),
     "arrival-order": Edit(
         remedy="arrival_order",
-        apply=_by_arrival,
+        apply=_cut_by_arrival,
         nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
     "merge": Edit(
         remedy="merge",
-        apply=_merged,
+        apply=_merge,
         nothing="no such collectives follow each other between the passes",
     ),
     "async": Edit(
@@ -263,7 +263,7 @@ EDITS = {
     "leave-out": Edit(
         remedy="leave_out",
         value="KIND",
-        apply=_left_out,
+        apply=_leave_out,
         nothing="there is no such collective",
     ),
     "larger-units": Edit(
@@ -274,7 +274,7 @@ EDITS = {
     ),
     "half-bytes": Edit(
         remedy="half_the_bytes",
-        apply=_halved,
+        apply=_halve_bytes,
         on_devices=lambda run, programs, _value: devices.half_the_bytes(run, programs),
         nothing="how long its collectives of other sizes take is not known",
     ),

@@ -8,7 +8,7 @@ from math import prod
 
 from overlaplab.costs.memory import element_bytes
 from overlaplab.manifest import Manifest, Parameter
-from overlaplab.vocabulary import layer_of
+from overlaplab.vocabulary import layer_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class RecordedModel:
     @property
     def layers(self) -> list[int]:
         """The places in `uses` of the layers."""
-        return [place for place, unit in enumerate(self.uses) if layer_of(unit) is not None]
+        return [place for place, unit in enumerate(self.uses) if layer_number(unit) is not None]
 
     def stays_gathered(self, unit: str) -> bool:
         """Whether the unit stays gathered into the backward pass: from the last layer on (`by_block` in

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.manifest import Manifest, traits_of
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
@@ -47,7 +47,7 @@ def has_first_bucket(strategy: str, traits: Traits) -> bool:
 def strategy_options(run: Run, manifest: Manifest, setting: Setting) -> Options:
     """The recorded options, but for what is set. Raises `OverlaplabError` for an option that the strategy lacks."""
     strategy = setting.strategy or manifest.strategy or ""
-    traits = TRAITS.get(strategy) or (traits_of(manifest) if strategy == manifest.strategy else None)
+    traits = TRAITS.get(strategy) or (strategy_traits(manifest) if strategy == manifest.strategy else None)
     if traits is None:
         raise OverlaplabError(f"no strategy {strategy} is known", path=run.path, remedy=f"Known: {', '.join(TRAITS)}")
     _require(run, setting, strategy, traits)

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlaplab.simulate.programs.model import owned_elements, padded_elements
 from overlaplab.simulate.programs.strategy import Strategy
-from overlaplab.vocabulary import FSDP2_ROOT, layer_of
+from overlaplab.vocabulary import FSDP2_ROOT, layer_number
 
 IN_FLIGHT = 1
 """Units of zero3 whose gradients may wait for the network (engine/overlaplab_engine/strategies/zero3.py)."""
@@ -132,7 +132,9 @@ class TorchFSDP2(Units):
     def members(self, unit: str) -> Sequence[str]:
         if unit != FSDP2_ROOT:
             return self.model.units[unit]
-        return [name for each_unit, names in self.model.units.items() if layer_of(each_unit) is None for name in names]
+        return [
+            name for each_unit, names in self.model.units.items() if layer_number(each_unit) is None for name in names
+        ]
 
     def elements(self, unit: str) -> int:
         """See `Units`: each parameter is padded to equal numbers of rows."""
@@ -140,7 +142,7 @@ class TorchFSDP2(Units):
 
     def begin_forward(self) -> None:
         """See `Strategy`: the root is gathered first."""
-        self._order = [FSDP2_ROOT, *(unit for unit in self.model.uses if layer_of(unit) is not None)]
+        self._order = [FSDP2_ROOT, *(unit for unit in self.model.uses if layer_number(unit) is not None)]
         self._use(FSDP2_ROOT, self._order, "forward")
 
     def before_forward(self, unit: str) -> None:

@@ -13,7 +13,7 @@ from made.traces import event, gloo, launched, op, run_of, step
 import overlaplab
 from overlaplab.analyses import gathered_bytes, held_limit, scatters, schedule_steps, volume
 from overlaplab.findings import gathers_lead, schedule_notes
-from overlaplab.vocabulary import fsdp2_range, layer_of, root_of, unit_of_root
+from overlaplab.vocabulary import fsdp2_range, layer_number, root_number, unit_of_root
 
 Event = dict[str, Any]
 
@@ -402,9 +402,9 @@ def test_two_groups_of_one_name_are_not_one_unit(tmp_path: Path) -> None:
 )
 def test_names_of_units_of_several_roots(unit: str, root: int, name: str) -> None:
     assert unit_of_root(unit, root) == name
-    assert root_of(name) == root
-    assert layer_of(name) == layer_of(unit)
-    assert root_of(unit) is None
+    assert root_number(name) == root
+    assert layer_number(name) == layer_number(unit)
+    assert root_number(unit) is None
 
 
 @pytest.mark.parametrize(
@@ -434,4 +434,4 @@ def test_ranges_outside_the_schedule_are_ignored(name: str) -> None:
     [("layers.3", 3), ("12", 12), ("a.layers.3 [pg=4]", 3), ("layers.3.mlp", None), ("head", None), ("h3", None)],
 )
 def test_a_layer_is_what_ends_in_a_number(unit: str, layer: int | None) -> None:
-    assert layer_of(unit) == layer
+    assert layer_number(unit) == layer

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 import overlaplab
 from overlaplab import findings
-from overlaplab.dashboard.canvas import shown_lanes, state_of
+from overlaplab.dashboard.canvas import read_state, shown_lanes
 from overlaplab.findings import event_facts
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.event_details import event_details
@@ -138,7 +138,7 @@ def test_a_run_without_steps_is_one_window(opened, tmp_path: Path) -> None:
 def test_what_the_browser_tells_is_checked() -> None:
     def told(**more: object) -> tuple[object, object, object]:
         told = {"id": "a", "asked": [[5, 9], 3, 0], "window": [1, 2], "range": None, "event": None} | more
-        found = state_of(told, {"id": "a", "asked": [[5, 9], 3, 0]}, 10)
+        found = read_state(told, {"id": "a", "asked": [[5, 9], 3, 0]}, 10)
         return found.window, found.selected, found.mark
 
     assert told() == ((1, 2), None, None)
@@ -149,7 +149,7 @@ def test_what_the_browser_tells_is_checked() -> None:
     assert told(event=True) == ((1, 2), None, None)
     assert told(id="b") == ((5, 9), None, 3)
     assert told(asked=[[5, 9], 3, 1]) == ((5, 9), None, 3)  # before it was asked this
-    assert state_of(None, {"id": "a", "asked": [[5, 9], None, 0]}, 10).window == (5, 9)
+    assert read_state(None, {"id": "a", "asked": [[5, 9], None, 0]}, 10).window == (5, 9)
 
 
 def test_lanes_of_chosen_ranks(runs: Path) -> None:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from devices.live_bytes import LiveBytes
 from overlaplab_engine.config import Config, Dtype
-from overlaplab_engine.models.deferred import defer, hollow, materialise
+from overlaplab_engine.models.deferred import defer, hollow_like, materialise
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import by_block
 from overlaplab_engine.network import communicator
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies import class_of
 from overlaplab_engine.strategy_names import StrategyName
-from overlaplab_engine.train import build, model_of
+from overlaplab_engine.train import build, make_model
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import DATA_PARALLEL
 from ranks.phantom_trials import group_of
@@ -58,7 +58,7 @@ def test_a_deferred_parameter_takes_memory_when_it_is_materialised() -> None:
         assert (parameter == len(asked)).all()
         assert parameter.is_contiguous()
     assert asked == [("b.bias", (1000,)), ("a.weight", (1000, 1000)), ("a.bias", (1000,))]
-    assert hollow(torch.ones(3, dtype=torch.int64)).tolist() == [0, 0, 0]
+    assert hollow_like(torch.ones(3, dtype=torch.int64)).tolist() == [0, 0, 0]
 
 
 def test_what_a_parameter_begins_with_depends_on_its_name_and_the_seed_alone() -> None:
@@ -83,7 +83,7 @@ def test_what_a_parameter_begins_with_depends_on_its_name_and_the_seed_alone() -
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 def test_no_more_than_two_units_are_there_in_full_while_a_model_is_sharded(name: StrategyName, dtype: Dtype) -> None:
     config = config_of(name, dtype=dtype)
-    found = by_block(model_of(config))
+    found = by_block(make_model(config))
     unit = max(sum(p.nbytes for p in u.parameters.values()) for u in found)
     shards = sum(p.nbytes for u in found for p in u.parameters.values()) / 8
     if dtype is Dtype.BFLOAT16:
@@ -97,7 +97,7 @@ def test_no_more_than_two_units_are_there_in_full_while_a_model_is_sharded(name:
 
 def test_a_strategy_that_keeps_all_parameters_has_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(StrategyName.NAIVE)
-    found = [p.nbytes for p in model_of(config).parameters()]
+    found = [p.nbytes for p in make_model(config).parameters()]
     monkeypatch.setattr(communicator, "BROADCAST_BYTES", max(found))  # which is beside the parameters for a moment
     with group_of(8) as comm, LiveBytes() as live:
         kept = build(config, comm)
@@ -110,7 +110,7 @@ def test_a_strategy_that_keeps_all_parameters_has_them_once(monkeypatch: pytest.
 def every_strategy_begins_with_rank_0s_weights_of_the_seed(comm: Communicator, name: StrategyName) -> None:
     takes_16_bits = not class_of(name).traits.averages_parameters
     for more in ({}, {"tied": True}, *([{"dtype": Dtype.BFLOAT16}] * takes_16_bits)):
-        wanted = dict(model_of(config_of(name, **more, seed=4)).named_parameters())
+        wanted = dict(make_model(config_of(name, **more, seed=4)).named_parameters())
         strategy, _ = build(config_of(name, **more, seed=4 + comm.rank), comm)
         got = strategy.full_parameters()
         assert got.keys() == wanted.keys()

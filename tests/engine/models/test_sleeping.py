@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from overlaplab_engine.alarm import Alarm, blocked_ns, waited_ns, waiting
+from overlaplab_engine.alarm import Alarm, blocked_ns, note_wait, waited_ns
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Span
 from overlaplab_engine.models import sleeping
-from overlaplab_engine.models.sleeping import GRADIENT, MOST_OWED_NS, Clock, put_to_sleep, unit_times
+from overlaplab_engine.models.sleeping import GRADIENT, MOST_OWED_NS, SleepClock, put_to_sleep, unit_times
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import UnitPolicy, by_block, by_size
@@ -108,7 +108,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 @pytest.mark.parametrize("waited", [waited_ns, None])
 def test_a_sleep_that_ended_late_shortens_the_next(now: dict[str, int], waited: Callable[[], int] | None) -> None:
-    clock, span = Clock(waited), Span("sleep::x")
+    clock, span = SleepClock(waited), Span("sleep::x")
     now["late"] = 3_000
     clock.take(10_000, span)
     assert now["ns"] == 13_000
@@ -122,14 +122,14 @@ def test_a_sleep_that_ended_late_shortens_the_next(now: dict[str, int], waited: 
 
 def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> None:
     """But at most by half, and waits do not."""
-    clock, span = Clock(waited_ns), Span("sleep::x")
+    clock, span = SleepClock(waited_ns), Span("sleep::x")
     clock.take(10_000, span)
     now["ns"] += 7_000  # hooks and launches
     clock.take(10_000, span)
     assert now["ns"] == 10_000 + 7_000 + 5_000
     clock.take(10_000, span)
     assert now["ns"] == 30_000
-    with waiting():
+    with note_wait():
         now["ns"] += 50_000
     now["ns"] += 1_000
     clock.take(10_000, span)
@@ -138,7 +138,7 @@ def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> No
 
 def test_the_kernel_tells_waits_that_nobody_names() -> None:
     """What this thread computes shortens its next sleep; how long another one holds it up does not."""
-    clock, span, lock = Clock(blocked_ns), Span("sleep::x"), threading.Lock()
+    clock, span, lock = SleepClock(blocked_ns), Span("sleep::x"), threading.Lock()
     clock.take(1_000_000, span)
     begun_ns, ran_ns = time.perf_counter_ns(), time.thread_time_ns()
     while time.thread_time_ns() - ran_ns < 8_000_000:
@@ -156,7 +156,7 @@ def test_the_kernel_tells_waits_that_nobody_names() -> None:
 
 
 def test_who_cannot_tell_waits_makes_up_for_late_sleeps_alone(now: dict[str, int]) -> None:
-    clock, span = Clock(None), Span("sleep::x")
+    clock, span = SleepClock(None), Span("sleep::x")
     clock.take(10_000, span)
     now["ns"] += 3_000
     clock.take(10_000, span)
@@ -164,7 +164,7 @@ def test_who_cannot_tell_waits_makes_up_for_late_sleeps_alone(now: dict[str, int
 
 
 def test_a_machine_that_was_stopped_is_not_made_up_for(now: dict[str, int]) -> None:
-    clock, span = Clock(waited_ns), Span("sleep::x")
+    clock, span = SleepClock(waited_ns), Span("sleep::x")
     clock.take(100_000_000, span)
     now["ns"] += 900_000_000
     clock.take(100_000_000, span)
@@ -172,7 +172,7 @@ def test_a_machine_that_was_stopped_is_not_made_up_for(now: dict[str, int]) -> N
 
 
 def test_a_sleep_takes_no_core() -> None:
-    clock, span = Clock(waited_ns), Span("sleep::x")
+    clock, span = SleepClock(waited_ns), Span("sleep::x")
     wall, ran = time.perf_counter(), time.thread_time()
     for _ in range(20):
         clock.take(5_000_000, span)

@@ -20,21 +20,21 @@ from layouts import ZOO, build
 from overlaplab_engine import labels
 from overlaplab_engine.cli import AUTO_LINK, _link, main
 from overlaplab_engine.config import Config, Device, Dtype
-from overlaplab_engine.devices import on_gpus
+from overlaplab_engine.devices import should_use_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.models.transformer import Transformer
-from overlaplab_engine.models.units import Unit, by_block, by_size, policy, reads_parameters_in_backward, units_of
-from overlaplab_engine.network.carrier import clock_offset_ns
+from overlaplab_engine.models.units import Unit, by_block, by_size, form_units, policy, reads_parameters_in_backward
+from overlaplab_engine.network.carrier import ClockExchange, clock_offset_ns
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.network.process_group import _gloo, _gloo_device
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.facts import hardware_of_rank
-from overlaplab_engine.recording.trace_file import clear, whole
+from overlaplab_engine.recording.trace_file import atomic_path, clear
 from overlaplab_engine.strategies.gradients.buckets import InOrder, assign
-from overlaplab_engine.strategies.sharding.absent import absent, present
+from overlaplab_engine.strategies.sharding.absent import mark_absent, mark_present
 from overlaplab_engine.strategies.sharding.shards import Layout
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _device
@@ -127,7 +127,6 @@ def test_what_is_no_link_is_refused(spec: str) -> None:
         Link.parse(spec)
 
 
-# Asked at, rank 0's answer, got it at.
 @pytest.mark.parametrize(
     ("exchanges", "offset"),
     [
@@ -140,7 +139,7 @@ def test_what_is_no_link_is_refused(spec: str) -> None:
     ],
 )
 def test_a_clocks_offset(exchanges: list[tuple[int, int, int]], offset: int) -> None:
-    assert clock_offset_ns(exchanges) == offset
+    assert clock_offset_ns([ClockExchange(*times) for times in exchanges]) == offset
 
 
 # Buckets
@@ -169,7 +168,7 @@ def test_launches_are_in_order_and_as_early_as_can_be(arrival: list[int]) -> Non
     launched: list[int] = []
     launcher = InOrder(7, lambda number: launched.append(number) or number)
     for seen, number in enumerate(arrival, start=1):
-        launcher.ready(number)
+        launcher.mark_ready(number)
         ready = set(arrival[:seen])
         assert launched == [n for n in range(7) if all(m in ready for m in range(n + 1))]
     assert launcher.handles == list(range(7))
@@ -183,16 +182,16 @@ def test_launches_are_in_order_and_as_early_as_can_be(arrival: list[int]) -> Non
 
 def test_the_concatenated_batch_is_the_ranks_batches() -> None:
     batches = Batches(seed=1, vocab=50, seq=4, batch=3)
-    tokens, targets = batches.of_all(5, 1, 2)
+    tokens, targets = batches.global_batch(5, 1, 2)
     assert tokens.shape == targets.shape == (6, 4)
     for rank in range(2):
-        mine, wanted = batches.of_rank(5, 1, rank)
+        mine, wanted = batches.rank_batch(5, 1, rank)
         assert torch.equal(tokens[3 * rank : 3 * rank + 3], mine)
         assert torch.equal(targets[3 * rank : 3 * rank + 3, :-1], mine[:, 1:])
         assert torch.equal(targets[3 * rank : 3 * rank + 3], wanted)
     assert not torch.equal(tokens[:3], tokens[3:])
-    assert not torch.equal(tokens, batches.of_all(6, 1, 2)[0])
-    assert not torch.equal(tokens, batches.of_all(5, 0, 2)[0])
+    assert not torch.equal(tokens, batches.global_batch(6, 1, 2)[0])
+    assert not torch.equal(tokens, batches.global_batch(5, 0, 2)[0])
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -259,7 +258,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", ZOO)
 def test_blocks_are_found_at_any_depth(layout: str) -> None:
     model = build(layout)
-    units = units_of(model, by_block)
+    units = form_units(model, by_block)
     assert " ".join(unit.name + "*" * unit.kept for unit in units) == LAYOUTS[layout]
     assert all(type(module).forward is not nn.Module.forward for unit in units for module in unit.modules)
     assert len(units[0].modules) == (2 if layout == "nanogpt" else 1), "a tied weight's modules form one unit"
@@ -282,7 +281,7 @@ class Counted(nn.Module):
 @pytest.mark.parametrize("min_parameters", [1, 50, 100, 300, 2000, 10**6])
 def test_units_by_size_are_those_of_fsdp(layout: str, min_parameters: int) -> None:
     """The oracle is torch's: `_recursive_wrap` with `size_based_auto_wrap_policy`, and the root around it all."""
-    found = [unit for unit in units_of(build(layout), by_size(min_parameters)) if unit.name != "root"]
+    found = [unit for unit in form_units(build(layout), by_size(min_parameters)) if unit.name != "root"]
     model = build(layout)
     by_fsdp = partial(size_based_auto_wrap_policy, min_num_params=min_parameters)
     _recursive_wrap(model, by_fsdp, Counted, set(), set(), only_wrap_children=True)
@@ -312,17 +311,20 @@ def test_a_policy_that_is_none_is_refused(text: str, message: str) -> None:
 
 def test_a_policy_must_place_each_parameter_once() -> None:
     model = nn.Linear(2, 2)
-    whole = dict(model.named_parameters())
-    bias = {"bias": whole["bias"]}
+    atomic_path = dict(model.named_parameters())
+    bias = {"bias": atomic_path["bias"]}
     for parts, message in [
         ([bias], "parameter weight is in no unit: check the unit policy"),
-        ([whole, bias], "parameter bias is in two units, 0 and 1: check the policy"),
-        ([{**whole, "scale": whole["bias"]}], "unit 0 has scale, which is no parameter of the model: check the unit"),
+        ([atomic_path, bias], "parameter bias is in two units, 0 and 1: check the policy"),
+        (
+            [{**atomic_path, "scale": atomic_path["bias"]}],
+            "unit 0 has scale, which is no parameter of the model: check the unit",
+        ),
     ]:
         with pytest.raises(EngineError, match=f"^{message}"):
-            units_of(model, lambda m, parts=parts: [Unit(str(i), [m], part) for i, part in enumerate(parts)])
+            form_units(model, lambda m, parts=parts: [Unit(str(i), [m], part) for i, part in enumerate(parts)])
     with pytest.raises(EngineError, match=r"^two units are called a: check the unit policy$"):
-        units_of(model, lambda m: [Unit("a", [m], whole), Unit("a", [m], {})])
+        form_units(model, lambda m: [Unit("a", [m], atomic_path), Unit("a", [m], {})])
 
 
 # Absent parameters
@@ -354,11 +356,11 @@ LOOKS: dict[str, Callable[[nn.Parameter], Any]] = {
 @pytest.mark.parametrize("name", [*READS, *LOOKS])
 def test_who_reads_an_absent_parameter_is_noticed(name: str) -> None:
     parameter, read = nn.Parameter(torch.ones(2, 2)), []
-    absent([parameter], lambda: (read.append(1), present([parameter])))
+    mark_absent([parameter], lambda: (read.append(1), mark_present([parameter])))
     assert type(parameter) is not nn.Parameter
     (READS | LOOKS)[name](parameter)
     assert len(read) == (name in READS)
-    present([parameter])
+    mark_present([parameter])
     assert type(parameter) is nn.Parameter
     READS["a function"](parameter)
     assert len(read) == (name in READS)
@@ -377,10 +379,10 @@ def test_flat_shards_hold_everything_once(world_size: int) -> None:
     views = layouts[0].views(full)
     assert [v.shape for v in views] == shapes
     assert torch.equal(torch.cat([v.flatten() for v in views]), full[:12])
-    assert torch.equal(torch.cat([layout.own(full) for layout in layouts]), full)
+    assert torch.equal(torch.cat([layout.local_chunk(full) for layout in layouts]), full)
     pieces: dict[int, list[float]] = {}
     for layout in layouts:
-        for number, part in layout.pieces(layout.own(full)):
+        for number, part in layout.pieces(layout.local_chunk(full)):
             pieces.setdefault(number, []).extend(part.tolist())
     assert pieces == {i: v.flatten().tolist() for i, v in enumerate(views) if v.numel()}
 
@@ -413,10 +415,10 @@ def test_bfloat16_parameters_have_fp32_masters() -> None:
 
 def test_a_file_that_exists_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    with pytest.raises(ZeroDivisionError), whole(path) as temporary:
+    with pytest.raises(ZeroDivisionError), atomic_path(path) as temporary:
         temporary.write_text("{") and 1 / 0
     assert list(tmp_path.iterdir()) == []
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text("{}")
         assert not path.exists()
     assert path.read_text() == "{}"
@@ -522,7 +524,7 @@ def test_where_ranks_compute(
     device: Device, gpus: int, ranks_here: int, ranks: int, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert on_gpus(device, ranks_here, ranks) is wanted
+    assert should_use_gpus(device, ranks_here, ranks) is wanted
     assert _link("auto", wanted) == (None if wanted else AUTO_LINK)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from overlaplab_engine.cli import _hsdp, _needed
+from overlaplab_engine.cli import _hsdp, _ranks_needed
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.mesh import Mesh
 
@@ -66,11 +66,11 @@ def test_what_cannot_be_is_one_line(ranks: int, sizes: dict[str, int], message: 
 
 def test_the_command_line() -> None:
     sizes = {"dp": None, "pp": None, "tp": None, "hsdp": None, "stages": None, "schedule": "gpipe"}
-    assert _needed(sizes) == 1
-    assert _needed(sizes | {"dp": 2, "tp": 2}) == 4
-    assert _needed(sizes | {"hsdp": _hsdp("2x3"), "pp": 2}) == 12
-    assert _needed(sizes | {"dp": 2, "stages": "3"}) == 6
-    assert _needed(sizes | {"stages": "4", "schedule": "interleaved-1f1b"}) == 2
+    assert _ranks_needed(sizes) == 1
+    assert _ranks_needed(sizes | {"dp": 2, "tp": 2}) == 4
+    assert _ranks_needed(sizes | {"hsdp": _hsdp("2x3"), "pp": 2}) == 12
+    assert _ranks_needed(sizes | {"dp": 2, "stages": "3"}) == 6
+    assert _ranks_needed(sizes | {"stages": "4", "schedule": "interleaved-1f1b"}) == 2
     with pytest.raises(EngineError, match="--hsdp '2' is not REPLICASxSHARDS such as 2x2"):
         _hsdp("2")
 

@@ -5,14 +5,15 @@ import time
 
 import torch
 from overlaplab_engine.alarm import waited_ns
-from overlaplab_engine.network.communicator import Work, _Together
+from overlaplab_engine.network.communicator import Work
 from overlaplab_engine.network.messages import _NotedWork
+from overlaplab_engine.network.process_group import AllWorks
 
 
 def test_who_waits_for_messages_through_the_communicator_waits_once() -> None:
     """Else a sleeping device would owe the wait, and sleep it again."""
     futures = [torch.futures.Future[list[torch.Tensor]]() for _ in range(2)]
-    work = Work(_Together([_NotedWork(future) for future in futures]), (), lambda: None)
+    work = Work(AllWorks([_NotedWork(future) for future in futures]), (), lambda: None)
     for future in futures:
         threading.Timer(0.05, future.set_result, ([],)).start()
     before, since = waited_ns(), time.perf_counter_ns()

@@ -61,7 +61,7 @@ def off_from_one_process(comm: Communicator, name: StrategyName, steps: int = 4,
     for step in range(steps):
         train_step(strategy, optimizer, BATCHES, step, accumulate=1, clip_norm=None)
         alone.zero_grad()
-        alone(*place(BATCHES.of_rank(step, 0, 0), comm.device)).backward()
+        alone(*place(BATCHES.rank_batch(step, 0, 0), comm.device)).backward()
         alone_optimizer.step()
     strategy.settle()
     got = strategy.full_parameters()

@@ -21,7 +21,7 @@ def test_what_is_free_first_is_booked() -> None:
     assert wire.book("d", 0, 101) == 200
     assert wire.book("b", 400, 50) == 400  # moved
     assert wire.book("e", 0, 40) == 150  # where it was
-    wire.took("e", 150, 195)  # later than it had booked
+    wire.correct_booking("e", 150, 195)  # later than it had booked
     assert wire.book("f", 0, 6) == 301
     assert wire.book("g", 0, 5) == 195
 

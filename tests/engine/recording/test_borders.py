@@ -48,7 +48,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def observed(model: nn.Module, units: list[Unit]) -> UnitBorders:
     borders = UnitBorders(units, lambda: 0)
-    label_gradients(dict(model.named_parameters()), came=borders.gradient_came)
+    label_gradients(dict(model.named_parameters()), call=borders.gradient_came)
     return borders.register()
 
 
@@ -62,7 +62,7 @@ def test_units_follow_each_other_forward_and_backward(marks: list[str], checkpoi
     borders = observed(model, by_block(model))
     for _ in range(2):
         marks.clear()
-        with borders.measuring() as times:
+        with borders.measure_times() as times:
             model(TOKENS, TOKENS).backward()
         assert uses(marks) == FORWARD + BACKWARD
         assert list(times) == [tuple(mark.split()[1:]) for mark in uses(marks) if mark.startswith("last")]
@@ -103,7 +103,7 @@ def test_of_nested_units_the_inner_one_counts(marks: list[str], monkeypatch: pyt
     borders = observed(model, [Unit("root", [model], {"own": model.own}), inner])
     now = iter(range(0, 10_000, 100))
     monkeypatch.setattr(room.time, "perf_counter_ns", lambda: next(now))
-    with borders.measuring() as times:
+    with borders.measure_times() as times:
         model(torch.ones(1, 2))
     assert times == {("inner", "forward"): 100, ("root", "forward"): 200}
     assert marks == [
@@ -123,7 +123,7 @@ def test_after_an_exception_everything_begins_anew(marks: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         output.sum().backward()
     marks.clear()
-    with borders.measuring() as times:
+    with borders.measure_times() as times:
         model(torch.ones(1, 2)).sum().backward()
     assert uses(marks) == [
         f"{edge}_use root {phase}" for phase in ("forward", "backward") for edge in ("first", "last")

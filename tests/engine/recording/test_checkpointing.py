@@ -7,7 +7,7 @@ import torch
 from overlaplab_engine.config import Config
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.transformer import Layer, Transformer
-from overlaplab_engine.recording.memory import keeping
+from overlaplab_engine.recording.memory import count_saved
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -50,7 +50,7 @@ def test_the_layers_forward_passes_run_again(every: int) -> None:
 @pytest.mark.parametrize("every", EVERY)
 def test_what_is_kept_is_what_torch_tracks(every: int) -> None:
     model = Transformer(**SHAPE, checkpointing=every)
-    with keeping(model) as kept:
+    with count_saved(model) as kept:
         model(TOKENS, TOKENS).backward()
     tracker = MemTracker()
     tracker.track_external(model)

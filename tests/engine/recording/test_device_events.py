@@ -35,7 +35,7 @@ def test_what_runs_on_a_device(line: str, expected: bool) -> None:
 
 def refused(error: str, call: str = "cbapi_->getCuptiStatus()") -> Probe:
     said = KINETO.format(line=1, call=call, error=error, code=1) + NOTICES
-    return Probe(seen=False, supported=True, said=said)
+    return Probe(seen=False, supported=True, stderr=said)
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def refused(error: str, call: str = "cbapi_->getCuptiStatus()") -> Probe:
             "CUPTI reports CUPTI_ERROR_NOT_INITIALIZED; check that LD_LIBRARY_PATH has no other CUDA's libcupti",
         ),
         (
-            Probe(seen=False, supported=False, said=NOTICES),
+            Probe(seen=False, supported=False, stderr=NOTICES),
             "this build of torch cannot profile GPUs (torch.profiler.supported_activities() has no CUDA); install one "
             "with CUDA and CUPTI, see https://pytorch.org/get-started/locally",
         ),
         (
-            Probe(seen=True, supported=True, said=NOTICES),
+            Probe(seen=True, supported=True, stderr=NOTICES),
             "an operation in a separate process is seen, so either nothing ran there in the recorded steps, or "
             "another profiler was active in the recording process",
         ),
         (
-            Probe(seen=False, supported=True, said=NOTICES),
+            Probe(seen=False, supported=True, stderr=NOTICES),
             "the reason is unknown; `overlaplab doctor` checks this machine",
         ),
         (
-            Probe(seen=False, supported=True, said="", failure="torch.OutOfMemoryError: CUDA out of memory."),
+            Probe(seen=False, supported=True, stderr="", failure="torch.OutOfMemoryError: CUDA out of memory."),
             "the reason is unknown (looking for it failed: torch.OutOfMemoryError: CUDA out of memory.); "
             "`overlaplab doctor` checks this machine",
         ),
@@ -86,7 +86,7 @@ def test_a_process_of_its_own_profiles_one_operation() -> None:
     found = probe("cpu")
     gpu = torch.cuda.is_available()
     assert (found.seen, found.supported, found.failure) == (False, gpu, None)
-    assert "Completed Stage: Collection" in found.said
+    assert "Completed Stage: Collection" in found.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -104,8 +104,8 @@ torch.AcceleratorError: CUDA error: no kernel image is available for execution o
 Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 """
     wanted = "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"
-    assert device_events._raised(said) == wanted
-    assert device_events._raised("Killed\n") is None
+    assert device_events._error_line(said) == wanted
+    assert device_events._error_line("Killed\n") is None
 
 
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

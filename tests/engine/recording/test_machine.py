@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from overlaplab_engine.recording.machine import MachineStep, Reading, between, marked
+from overlaplab_engine.recording.machine import MachineStep, Reading, machine_step, mark_busy
 
 MS = 1_000_000
 STEP = MachineStep(
@@ -24,13 +24,13 @@ def two_ranks(**changes: int | None) -> list[MachineStep]:
 
 
 def test_what_the_ranks_did_not_use_others_did() -> None:
-    rows = marked(two_ranks())
+    rows = mark_busy(two_ranks())
     assert [row.foreign_ns for row in rows] == [10 * MS, 10 * MS]
     assert not any(row.busy for row in rows)  # 10 % of the step, by the link's threads
-    apart = marked(two_ranks(), {0: "a", 1: "b"})
+    apart = mark_busy(two_ranks(), {0: "a", 1: "b"})
     assert [row.foreign_ns for row in apart] == [290 * MS, 290 * MS]
     assert all(row.busy for row in apart)
-    assert marked([replace(STEP, used_ns=600 * MS)])[0].foreign_ns == 0  # ticks are coarse
+    assert mark_busy([replace(STEP, used_ns=600 * MS)])[0].foreign_ns == 0  # ticks are coarse
 
 
 @pytest.mark.parametrize(
@@ -47,25 +47,25 @@ def test_what_the_ranks_did_not_use_others_did() -> None:
     ],
 )
 def test_the_rule(changes: dict[str, int | None], busy: bool) -> None:
-    assert [row.busy for row in marked(two_ranks(**changes))] == [busy, busy]
+    assert [row.busy for row in mark_busy(two_ranks(**changes))] == [busy, busy]
 
 
 def test_short_steps_go_by_what_others_used_in_all() -> None:
     """60 ms are 2 × 2 ticks: one of them looks as if others had used all, and together they did not."""
     short = replace(STEP, took_ns=60 * MS, ran_ns=50 * MS, delayed_ns=6 * MS, used_ns=60 * MS, busy_ns=60 * MS)
     rows = [replace(short, step=step, busy_ns=(120 if step == 3 else 60) * MS) for step in range(2, 8)]
-    assert [row.foreign_ns for row in marked(rows)] == [0, 60 * MS, 0, 0, 0, 0]
-    assert not any(row.busy for row in marked(rows))
-    assert all(row.busy for row in marked([replace(row, busy_ns=100 * MS) for row in rows]))
+    assert [row.foreign_ns for row in mark_busy(rows)] == [0, 60 * MS, 0, 0, 0, 0]
+    assert not any(row.busy for row in mark_busy(rows))
+    assert all(row.busy for row in mark_busy([replace(row, busy_ns=100 * MS) for row in rows]))
 
 
 def test_the_kernel_is_read() -> None:
-    since = Reading.now()
+    since = Reading.take()
     total = 0
     while total < 3_000_000:
         total += 1
-    until = Reading.now()
-    row = between(1, 4, since, until)
+    until = Reading.take()
+    row = machine_step(1, 4, since, until)
     assert (row.rank, row.step, row.took_ns) == (1, 4, until.at_ns - since.at_ns)
     assert 0 < row.used_ns <= row.took_ns * 1.2
     assert row.cores >= 1

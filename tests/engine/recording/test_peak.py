@@ -9,7 +9,7 @@ import torch
 from overlaplab_engine.config import Bytes, Config
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.network.host_link import on_host
+from overlaplab_engine.network.host_link import host_allocation
 from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.strategies import class_of
 from overlaplab_engine.strategy_names import StrategyName
@@ -97,7 +97,7 @@ def test_what_another_thread_frees_counts_no_longer() -> None:
 def test_the_hosts_memory_does_not_count() -> None:
     with Peak() as peak:
         moved, stays = torch.zeros(100), torch.zeros(10)
-        with on_host():
+        with host_allocation():
             landed = torch.zeros(1000)
         landed += 1
         assert peak.most == 440
@@ -130,16 +130,16 @@ def test_the_peak_is_that_of_the_profiler() -> None:
 def test_the_largest_batch_is_that_of_trying_all(limit: int) -> None:
     tried: list[int] = []
 
-    def peak_of(batch: int) -> int:
+    def measure_peak(batch: int) -> int:
         tried.append(batch)
         return 5 + 3 * batch * (1 if batch < 40 else 2)
 
     fits = [batch for batch in range(1, 200) if 5 + 3 * batch * (1 if batch < 40 else 2) <= limit]
     if not fits:
         with pytest.raises(EngineError, match=rf"--memory-limit {limit} B: one sample per rank already takes 8 B"):
-            largest_batch(peak_of, limit)
+            largest_batch(measure_peak, limit)
         return
-    assert largest_batch(peak_of, limit) == (fits[-1], peak_of(fits[-1]))
+    assert largest_batch(measure_peak, limit) == (fits[-1], measure_peak(fits[-1]))
     assert len(tried) == len({*tried}) + 1  # the assertion asked once more
 
 

@@ -111,7 +111,7 @@ def test_afterwards_the_model_is_as_before(tmp_path: Path, model: nn.Module) -> 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of what torch.compile imports
 def test_a_compiled_model_keeps_its_names(model: nn.Module) -> None:
-    plain, compiled = Subject.of(model), Subject.of(torch.compile(model))
+    plain, compiled = Subject.inspect(model), Subject.inspect(torch.compile(model))
     assert [root.module for root in compiled.roots] == [model]
     assert [unit.parameters.keys() for unit in compiled.units] == [unit.parameters.keys() for unit in plain.units]
 
@@ -430,7 +430,7 @@ def test_buckets_are_those_launched_last(model: nn.Module) -> None:
     found = BucketLabels(dict(model.named_parameters()))
     for buckets in ([(0, 1), (1, 2), (2, 4)], [(0, 3), (3, 4)]):
         for number, (start, end) in enumerate(buckets):
-            with found.launching(Bucket(number, held[start:end])):
+            with found.label_launch(Bucket(number, held[start:end])):
                 pass
         assert [names for _, names in found.buckets.values()] == [NAMES[start:end] for start, end in buckets]
     assert found.buckets == {0: (4 * (32 + 8 + 16), NAMES[:3]), 1: (4 * 2, NAMES[3:])}

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 from overlaplab_engine.labels import Word, parse
-from ports import free_port
 from ranks.warm_ranks import WarmProcess, run_warm
 
 import overlaplab
 from overlaplab.analyses import delays
+from overlaplab.ports import free_port
 from overlaplab.traits import TRAITS
 
 SMALL = [

@@ -48,7 +48,7 @@ class Trial:
 
     comm: Communicator
     model: nn.Module
-    inputs: Callable[[int, int, int], tuple[Any, ...]] = BATCHES.of_rank  # step, microbatch, rank
+    inputs: Callable[[int, int, int], tuple[Any, ...]] = BATCHES.rank_batch  # step, microbatch, rank
     accumulate: int = 1
     clip: float | None = None
     send_all: bool = True
@@ -389,7 +389,7 @@ def shards_are_all_that_is_held(comm: Communicator) -> None:
     assert [ref() for ref in whole] == [None] * len(whole)
     optimizer = AdamW(strategy.optimized(), lr=1e-3)
     for step in range(2):
-        strategy.backward(strategy(*BATCHES.of_rank(step, 0, comm.rank)))
+        strategy.backward(strategy(*BATCHES.rank_batch(step, 0, comm.rank)))
         optimizer.step()
         strategy.updated()
     if comm.world_size != 3:  # where there is padding
@@ -468,8 +468,8 @@ def units_by_size(comm: Communicator, least: int) -> None:
     strategy = make(StrategyName.TORCH_FSDP2, copy.deepcopy(model), comm, Options(units=by_size(least)))
     wrapped = {name for name, module in strategy.model.named_modules() if isinstance(module, FSDPModule)}
     assert wrapped == {unit.name if unit.name != "root" else "" for unit in by_size(least)(model)} | {""}
-    loss = strategy(*BATCHES.of_rank(0, 0, comm.rank))
-    assert torch.equal(loss, model(*BATCHES.of_rank(0, 0, comm.rank)))
+    loss = strategy(*BATCHES.rank_batch(0, 0, comm.rank))
+    assert torch.equal(loss, model(*BATCHES.rank_batch(0, 0, comm.rank)))
 
 
 @scenario()

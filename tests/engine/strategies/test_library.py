@@ -15,6 +15,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, Strategy, make
+from overlaplab_engine.strategies.sharding.sharded_unit import ShardState
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import (
@@ -157,7 +158,10 @@ def units_between_containers_are_freed(comm: Communicator) -> None:
     held: list[int] = []
     for unit in strategy.sharded_units:
         send = unit.empty_gradients
-        unit.empty_gradients = lambda send=send: (held.append(sum(u.held for u in strategy.sharded_units)), send())[1]
+        unit.empty_gradients = lambda send=send: (
+            held.append(sum(u.state is not ShardState.SHARDED for u in strategy.sharded_units)),
+            send(),
+        )[1]
     strategy.backward(strategy(batch={"x": inputs(0, comm.rank).requires_grad_()}, scale=1.0)["loss"])
     assert held == [3, 3, 3, 0, 0, 0], "keyed.2 to keyed.0 while the three that were given `Found` are held, then those"
 
@@ -286,7 +290,7 @@ def any_optimizer_with_groups_and_a_schedule(comm: Communicator, name: StrategyN
 @scenario(*SHARDED, StrategyName.TORCH_FSDP2)
 def optimizers_of_whole_parameters(comm: Communicator, name: StrategyName) -> None:
     strategy = make(name, transformer(), comm, Options())
-    strategy.backward(strategy(*BATCHES.of_rank(0, 0, comm.rank)))
+    strategy.backward(strategy(*BATCHES.rank_batch(0, 0, comm.rank)))
     optimizers = [kind(strategy.optimized()) for kind in (torch.optim.LBFGS, torch.optim.Adafactor)]
     require_whole_parameters(optimizers)
     matrices = [tensor for tensor in strategy.optimized() if tensor.dim() == 2]
@@ -306,7 +310,7 @@ def optimizers_of_whole_parameters_replicated(comm: Communicator, name: Strategy
 def main_grad_needs_an_optimizer_that_reads_it(comm: Communicator, name: StrategyName) -> None:
     strategy = make(name, transformer(dtype=torch.bfloat16), comm, Options(main_grad=True))
     optimizer = torch.optim.AdamW(strategy.optimized())
-    strategy.backward(strategy(*BATCHES.of_rank(0, 0, comm.rank)))
+    strategy.backward(strategy(*BATCHES.rank_batch(0, 0, comm.rank)))
     with pytest.raises(EngineError, match=r"^AdamW reads \.grad, and main_grad leaves none; use overlaplab_engine"):
         optimizer.step()
 
@@ -322,7 +326,7 @@ def main_grad_beside_fp32_parameters(comm: Communicator, name: StrategyName) -> 
     ).to(torch.bfloat16)
     strategy = make(name, model, comm, Options(main_grad=True))
     optimizer = AdamW(strategy.optimized(), lr=0.1)
-    strategy.backward(strategy(*BATCHES.of_rank(0, 0, comm.rank)))
+    strategy.backward(strategy(*BATCHES.rank_batch(0, 0, comm.rank)))
     before = {n: p.clone() for n, p in strategy.full_parameters().items()}
     optimizer.step()
     strategy.updated()
@@ -337,7 +341,7 @@ def main_grad_beside_fp32_parameters(comm: Communicator, name: StrategyName) -> 
 @scenario(*OURS)
 def the_norm_of_bf16_gradients_is_exact(comm: Communicator, name: StrategyName) -> None:
     strategy = make(name, transformer(dtype=torch.bfloat16), comm, Options())
-    strategy.backward(strategy(*BATCHES.of_rank(0, 0, comm.rank)))
+    strategy.backward(strategy(*BATCHES.rank_batch(0, 0, comm.rank)))
     grads = [g.double() for g in gradients(strategy).values()]
     want = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
     norm = strategy.clip(0.5 * float(want))
@@ -403,7 +407,7 @@ def states(comm: Communicator, name: StrategyName) -> None:
     optimizer = sgd(strategy.named_optimized())
     for step in range(2):
         strategy.zero_grad()
-        strategy.backward(strategy(*BATCHES.of_rank(step, 0, comm.rank)))
+        strategy.backward(strategy(*BATCHES.rank_batch(step, 0, comm.rank)))
         optimizer.step()
         strategy.updated()
         if name is StrategyName.ZERO3:
@@ -420,9 +424,9 @@ def states(comm: Communicator, name: StrategyName) -> None:
     assert torch.equal(state["head.output.weight"], state["embedding.tokens.weight"])
     alone.load_state_dict(state)
     strategy.settle()
-    want = comm.gather_objects(float(alone(*BATCHES.of_rank(9, 0, 0)).detach()))
+    want = comm.gather_objects(float(alone(*BATCHES.rank_batch(9, 0, 0)).detach()))
     with torch.no_grad():
-        got = float(strategy(*BATCHES.of_rank(9, 0, 0)))
+        got = float(strategy(*BATCHES.rank_batch(9, 0, 0)))
     assert abs(got - want[0]) <= 1e-12
     assert len(set(want)) == 1
 
@@ -432,7 +436,7 @@ def a_state_loaded_between_updates(comm: Communicator, name: StrategyName) -> No
     model = transformer()
     strategy = make(name, model, comm, Options(bucket_cap_mb=SMALL_CAP_MB))
     start = {key: value.clone() for key, value in model.state_dict().items()}
-    strategy.backward(strategy(*BATCHES.of_rank(0, 0, comm.rank)))
+    strategy.backward(strategy(*BATCHES.rank_batch(0, 0, comm.rank)))
     sgd(strategy.named_optimized()).step()
     strategy.updated()
     model.load_state_dict(start)

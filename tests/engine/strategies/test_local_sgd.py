@@ -56,7 +56,7 @@ def trained_in_turn(ranks: int, options: Options, accumulate: int = 1) -> list[n
         for rank, model in enumerate(models):
             model.zero_grad()
             for microbatch in range(accumulate):
-                (model(*BATCHES.of_rank(step, microbatch, rank)) / accumulate).backward()
+                (model(*BATCHES.rank_batch(step, microbatch, rank)) / accumulate).backward()
         if late is not None:
             take_over(models, late)
             late = None
@@ -108,7 +108,7 @@ def in_every_step_it_is_sgd_with_mean_gradients(comm: Communicator) -> None:
     optimizer = sgd(alone.parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
-        alone(*BATCHES.of_all(step, 0, comm.world_size)).backward()
+        alone(*BATCHES.global_batch(step, 0, comm.world_size)).backward()
         optimizer.step()
     require_equal(trained(comm, Options(), sgd).model.parameters(), alone.parameters())
 

@@ -19,7 +19,7 @@ from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, Strategy, class_of
-from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel, whole
+from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel, gather_whole
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios
@@ -59,8 +59,8 @@ def made(comm: Communicator, words: str, tp: int = 2, **more: Any) -> tuple[Stra
 def gradients(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """Put together where they are cut."""
     if isinstance(strategy, TorchTensorParallel):
-        return {name: whole(p.grad) for name, p in strategy.model.named_parameters()}
-    return {name: strategy.whole(name, p.grad) for name, p in strategy.model.named_parameters()}
+        return {name: gather_whole(p.grad) for name, p in strategy.model.named_parameters()}
+    return {name: strategy.gather_whole(name, p.grad) for name, p in strategy.model.named_parameters()}
 
 
 def train(strategy: Strategy, alone: nn.Module, *, steps: int = 4, accumulate: int = 1, clip: float | None) -> None:
@@ -72,8 +72,8 @@ def train(strategy: Strategy, alone: nn.Module, *, steps: int = 4, accumulate: i
         alone.zero_grad()
         for m in range(accumulate):
             with nullcontext() if m == accumulate - 1 else strategy.no_sync():
-                strategy.backward(strategy(*BATCHES.of_rank(step, m, data.rank)) / accumulate, m)
-            (alone(*BATCHES.of_all(step, m, data.world_size)) / accumulate).backward()
+                strategy.backward(strategy(*BATCHES.rank_batch(step, m, data.rank)) / accumulate, m)
+            (alone(*BATCHES.global_batch(step, m, data.world_size)) / accumulate).backward()
         if clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), clip)
             torch.testing.assert_close(strategy.clip(clip), norm, rtol=1e-12, atol=0)
@@ -100,7 +100,7 @@ def checkpointing(comm: Communicator, words: str) -> None:
 def two_all_reduces_per_layer_and_pass(comm: Communicator, name: StrategyName) -> None:
     strategy, _ = made(comm, f"{name} whole")
     with CommDebugMode() as forward:
-        loss = strategy(*BATCHES.of_rank(0, 0, strategy.comm.rank))
+        loss = strategy(*BATCHES.rank_batch(0, 0, strategy.comm.rank))
     assert counted(forward) == {"all_reduce": 2 * LAYERS}
     with strategy.no_sync(), CommDebugMode() as backward:
         strategy.backward(loss)
@@ -112,7 +112,7 @@ def a_gather_and_a_scatter_in_the_place_of_each(comm: Communicator, name: Strate
     """And one gather more in each pass: before the head, and after the embedding."""
     strategy, _ = made(comm, f"{name} cut")
     with CommDebugMode() as forward:
-        loss = strategy(*BATCHES.of_rank(0, 0, strategy.comm.rank))
+        loss = strategy(*BATCHES.rank_batch(0, 0, strategy.comm.rank))
     assert counted(forward) == {"all_gather": 2 * LAYERS + 1, "reduce_scatter": 2 * LAYERS}
     with strategy.no_sync(), CommDebugMode() as backward:
         strategy.backward(loss)
@@ -173,7 +173,7 @@ def nothing(call: Any, after: int) -> Any:
 @scenario(*TENSOR)
 def optimizers_of_whole_parameters(comm: Communicator, name: StrategyName) -> None:
     strategy, _ = made(comm, f"{name} whole")
-    strategy.backward(strategy(*BATCHES.of_rank(0, 0, strategy.comm.rank)))
+    strategy.backward(strategy(*BATCHES.rank_batch(0, 0, strategy.comm.rank)))
     cut = [tensor for named, tensor in strategy.named_optimized() if named.endswith("qkv.weight")]
     require_whole_parameters(kind(cut) for kind in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon))
 
@@ -185,12 +185,13 @@ def optimizers_of_whole_parameters(comm: Communicator, name: StrategyName) -> No
 def hsdp(comm: Communicator, name: str) -> None:
     data = comm.along(Mesh.of(4, hsdp=(2, 2)), timeout_s=120)
     assert data is comm
-    assert data.replicas is not None
+    replicas = data.axis("replicate")
+    assert replicas is not None
     trial = transformer_trial(data, StrategyName(name), accumulate=2, clip=0.01)
     held = sum(len(flat.shard) for flat in trial.strategy.flats)
     assert held == pytest.approx(sum(p.numel() for p in trial.alone.parameters()) / 2, abs=len(trial.strategy.flats))
     trial.run()
-    assert data.shards.counts[Kind.REDUCE_SCATTER] == data.replicas.counts[Kind.ALL_REDUCE] > 0
+    assert data.shards.counts[Kind.REDUCE_SCATTER] == replicas.counts[Kind.ALL_REDUCE] > 0
     assert data.counts[Kind.REDUCE_SCATTER] == data.counts[Kind.ALL_GATHER] == 0
 
 
@@ -203,7 +204,7 @@ def hsdp_of_torch(comm: Communicator) -> None:
     for step in range(3):
         for strategy, optimizer in zip((ours, theirs), optimizers, strict=True):
             strategy.zero_grad()
-            strategy.backward(strategy(*BATCHES.of_rank(step, 0, data.rank)))
+            strategy.backward(strategy(*BATCHES.rank_batch(step, 0, data.rank)))
             optimizer.step()
             strategy.updated()
     wanted = theirs.full_parameters()
@@ -215,8 +216,9 @@ def hsdp_of_torch(comm: Communicator) -> None:
 def mutant_replicas_do_not_average(comm: Communicator) -> None:
     data = comm.along(Mesh.of(4, hsdp=(2, 2)), timeout_s=120)
     trial = transformer_trial(data, StrategyName.ZERO3)
-    assert data.replicas is not None
-    data.replicas.all_reduce_mean = lambda tensor: data.shards.all_reduce_max(torch.zeros(1))
+    replicas = data.axis("replicate")
+    assert replicas is not None
+    replicas.all_reduce_mean = lambda tensor: data.shards.all_reduce_max(torch.zeros(1))
     expect_failure(comm, lambda: trial.step(0))
 
 

@@ -47,7 +47,7 @@ def backward(strategy: Strategy, step: int, microbatches: int, send_all: bool) -
     losses = []
     for m in range(microbatches):
         with nullcontext() if send_all or m == microbatches - 1 else strategy.no_sync():
-            loss = strategy(*BATCHES.of_rank(step, m, strategy.comm.rank)) / microbatches
+            loss = strategy(*BATCHES.rank_batch(step, m, strategy.comm.rank)) / microbatches
             strategy.backward(loss, m)
         losses.append(loss.detach())
     return torch.stack(losses)
@@ -105,7 +105,7 @@ def as_one_process(comm: Communicator) -> None:
         for rank in range(comm.world_size):
             for m in range(2):
                 alone.zero_grad()
-                (alone(*BATCHES.of_rank(step, m, rank)) / 2).backward()
+                (alone(*BATCHES.rank_batch(step, m, rank)) / 2).backward()
                 for name, p in alone.named_parameters():
                     sums[name] += p.grad.float()
         want = torch.cat([sums[name].double().flatten() / comm.world_size for name in sorted(sums)])

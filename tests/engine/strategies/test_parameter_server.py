@@ -44,7 +44,7 @@ def trained(
     with patch.object(labels, "span", noted):
         for step in range(STEPS):
             strategy.zero_grad()
-            strategy.backward(strategy(*BATCHES.of_rank(step, 0, comm.rank)))
+            strategy.backward(strategy(*BATCHES.rank_batch(step, 0, comm.rank)))
             strategy.update(optimizer.step)
             strategy.updated()
             if comm.rank == slow:
@@ -62,7 +62,7 @@ def require_as_one_process(comm: Communicator, applied: list[tuple[int, int]], g
         assert staleness == len(versions) - 1 - given[worker]
         worker_.load_state_dict(versions[given[worker]])
         worker_.zero_grad()
-        worker_(*BATCHES.of_rank(done[worker], 0, worker)).backward()
+        worker_(*BATCHES.rank_batch(done[worker], 0, worker)).backward()
         for p, computed in zip(server.parameters(), worker_.parameters(), strict=True):
             p.grad = computed.grad
         optimizer.step()
@@ -104,7 +104,7 @@ def goes_on_after_all_have_met(comm: Communicator) -> None:
     optimizer = AdamW(strategy.optimized(), lr=1e-3)
     seen = []
     for step in range(2):
-        strategy.backward(strategy(*BATCHES.of_rank(step, 0, comm.rank)))
+        strategy.backward(strategy(*BATCHES.rank_batch(step, 0, comm.rank)))
         strategy.update(optimizer.step)
         strategy.updated()
         seen.append([p.clone() for p in strategy.full_parameters().values()])

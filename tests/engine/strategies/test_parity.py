@@ -94,7 +94,7 @@ def tied_weights_clipped(comm: Communicator, name: StrategyName) -> None:
 @scenario(*STRATEGIES)
 def float32(comm: Communicator, name: StrategyName) -> None:
     model = transformer(dtype=torch.float32)
-    trial = Trial(comm, name, model, BATCHES.of_rank, lambda s, m: BATCHES.of_all(s, m, comm.world_size))
+    trial = Trial(comm, name, model, BATCHES.rank_batch, lambda s, m: BATCHES.global_batch(s, m, comm.world_size))
     for step in range(3):
         trial.strategy.zero_grad()
         trial.alone.zero_grad()
@@ -110,7 +110,7 @@ def float32(comm: Communicator, name: StrategyName) -> None:
 def bfloat16_main_grad(comm: Communicator, name: StrategyName) -> None:
     """Against one process that runs each rank's microbatches in turn and averages in fp32."""
     model = transformer(dtype=torch.bfloat16)
-    trial = Trial(comm, name, model, BATCHES.of_rank, accumulate=2, main_grad=True)
+    trial = Trial(comm, name, model, BATCHES.rank_batch, accumulate=2, main_grad=True)
     for step in range(3):
         trial.strategy.zero_grad()
         trial.alone.load_state_dict(trial.strategy.full_parameters())
@@ -119,7 +119,7 @@ def bfloat16_main_grad(comm: Communicator, name: StrategyName) -> None:
         for rank in range(comm.world_size):
             for m in range(2):
                 trial.alone.zero_grad()
-                (trial.alone(*BATCHES.of_rank(step, m, rank)) / 2).backward()
+                (trial.alone(*BATCHES.rank_batch(step, m, rank)) / 2).backward()
                 for total, p in zip(sums, trial.alone.parameters(), strict=True):
                     total += p.grad.float()
         off = norm_off(trial.strategy, [total / comm.world_size for total in sums])
@@ -202,7 +202,7 @@ def uneven_inputs(comm: Communicator, name: StrategyName) -> None:
 def a_scaled_loss(comm: Communicator, name: StrategyName) -> None:
     """What a gradient scaler does: a loss times a power of two, and gradients divided by it."""
     trial = transformer_trial(comm, name)
-    trial.strategy.backward(trial.strategy(*BATCHES.of_rank(0, 0, comm.rank)) * 1024)
+    trial.strategy.backward(trial.strategy(*BATCHES.rank_batch(0, 0, comm.rank)) * 1024)
     trial.backward_alone(0)
     got = {n: None if g is None else g / 1024 for n, g in gradients(trial.strategy).items()}
     compare64(got, trial.alone)
@@ -311,7 +311,7 @@ def exception_in_no_sync(comm: Communicator, name: StrategyName) -> None:
     trial = transformer_trial(comm, name, accumulate=2)
     for step in range(4):
         if step == 2:
-            loss = trial.strategy(*BATCHES.of_rank(step, 0, comm.rank))
+            loss = trial.strategy(*BATCHES.rank_batch(step, 0, comm.rank))
             with pytest.raises(RuntimeError, match="second time"), trial.strategy.no_sync():
                 trial.strategy.backward(loss), loss.backward()
         trial.step(step)
@@ -326,14 +326,14 @@ def exception_caught_inside_no_sync(comm: Communicator, name: StrategyName) -> N
     trial.strategy.zero_grad()
     trial.alone.zero_grad()
     with trial.strategy.no_sync():
-        loss = trial.strategy(*BATCHES.of_rank(2, 0, comm.rank))
+        loss = trial.strategy(*BATCHES.rank_batch(2, 0, comm.rank))
         trial.strategy.backward(loss)
         with pytest.raises(RuntimeError, match="second time"):
             trial.strategy.backward(loss)
-        trial.strategy.backward(trial.strategy(*BATCHES.of_rank(2, 0, comm.rank)) / 2)
-        (trial.alone(*BATCHES.of_rank(2, 0, comm.rank)) / 2).backward()
+        trial.strategy.backward(trial.strategy(*BATCHES.rank_batch(2, 0, comm.rank)) / 2)
+        (trial.alone(*BATCHES.rank_batch(2, 0, comm.rank)) / 2).backward()
         compare64(local_gradients(trial.strategy), trial.alone)
-    trial.strategy.backward(trial.strategy(*BATCHES.of_rank(2, 1, comm.rank)) / 2, 1)
+    trial.strategy.backward(trial.strategy(*BATCHES.rank_batch(2, 1, comm.rank)) / 2, 1)
     trial.alone.zero_grad()
     trial.backward_alone(2)
     compare64(gradients(trial.strategy), trial.alone)

@@ -38,7 +38,7 @@ def trains_as_one_process(comm: Communicator, mesh: Mesh, schedule: Schedule, mi
         strategy.zero_grad()
         alone.zero_grad()
         got = strategy.passes(BATCHES, step, microbatches)
-        every = [BATCHES.of_rank(step, m, rank) for rank in range(mesh.dp) for m in range(microbatches)]
+        every = [BATCHES.rank_batch(step, m, rank) for rank in range(mesh.dp) for m in range(microbatches)]
         losses = [alone(*one) / len(every) for one in every]
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         whole = {name: p.grad for name, p in alone.named_parameters()}

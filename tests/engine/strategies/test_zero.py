@@ -18,7 +18,7 @@ from overlaplab_engine.network.link import Kind
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategies import Options, make
-from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit
+from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit, ShardState
 from overlaplab_engine.strategies.zero3 import Zero3
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.arrivals import Delayed, Late
@@ -74,7 +74,7 @@ def deep(layers: int, tied: bool = False, checkpointing: bool = False) -> Transf
 
 
 def pass_through(strategy: Zero3, microbatch: int = 0, microbatches: int = 1) -> None:
-    batch = BATCHES.of_rank(0, microbatch, strategy.comm.rank)
+    batch = BATCHES.rank_batch(0, microbatch, strategy.comm.rank)
     strategy.backward(strategy(*batch) / microbatches, microbatch)
 
 
@@ -221,9 +221,9 @@ def a_module_used_twice_is_gathered_per_use(comm: Communicator) -> None:
 def without_gradients_nothing_is_kept(comm: Communicator) -> None:
     strategy = Watched(deep(4), comm, Options(prefetch=2))
     with torch.no_grad():
-        strategy(*BATCHES.of_rank(0, 0, comm.rank))
+        strategy(*BATCHES.rank_batch(0, 0, comm.rank))
     assert strategy.held[-1][1] == 0
-    strategy(*BATCHES.of_rank(0, 0, comm.rank))  # and no backward pass
+    strategy(*BATCHES.rank_batch(0, 0, comm.rank))  # and no backward pass
     assert strategy.held[-1][1] == 1
     strategy.updated()
     assert strategy.held[-1][1] == 0, "what it held would be stale"
@@ -320,7 +320,7 @@ def an_exception_in_forward_leaves_nothing_held(comm: Communicator) -> None:
     hook = strategy.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            strategy(*BATCHES.of_rank(0, 0, comm.rank))
+            strategy(*BATCHES.rank_batch(0, 0, comm.rank))
         assert strategy.held[-1][1] == 0
     hook.remove()
     pass_through(strategy)
@@ -447,7 +447,7 @@ def bytes_held(comm: Communicator, name: StrategyName) -> None:
         optimizer = AdamW(strategy.optimized(), lr=1e-3)
         for step in range(2):
             strategy.zero_grad()
-            strategy.backward(strategy(*BATCHES.of_rank(step, 0, comm.rank)))
+            strategy.backward(strategy(*BATCHES.rank_batch(step, 0, comm.rank)))
             optimizer.step()
             strategy.updated()
         strategy.settle()
@@ -472,13 +472,13 @@ def param_gather_in_the_next_forward(comm: Communicator, name: StrategyName) -> 
         options = Options(bucket_cap_mb=0.004, overlap_param_gather=overlap)
         strategy = make(name, transformer(), comm, options)
         optimizer = AdamW(strategy.optimized(), lr=1e-3)
-        strategy.backward(strategy(*BATCHES.of_rank(0, 0, comm.rank)))
+        strategy.backward(strategy(*BATCHES.rank_batch(0, 0, comm.rank)))
         optimizer.step()
         strategy.updated()
         left: list[int] = []
         for layer in strategy.model.layers:
-            layer.register_forward_pre_hook(lambda *_, s=strategy, left=left: left.append(len(s._gathering)))
-        strategy(*BATCHES.of_rank(1, 0, comm.rank))
+            layer.register_forward_pre_hook(lambda *_, s=strategy, left=left: left.append(len(s._gathers)))
+        strategy(*BATCHES.rank_batch(1, 0, comm.rank))
         if overlap:
             assert left == sorted(left, reverse=True)
             assert left[0] > left[-1] > 0
@@ -490,7 +490,7 @@ def param_gather_in_the_next_forward(comm: Communicator, name: StrategyName) -> 
 @scenario(*PARTITIONED)
 def gradients_not_zeroed_add_up(comm: Communicator, name: StrategyName) -> None:
     strategy = make(name, transformer(), comm, Options(bucket_cap_mb=0.004))
-    batch = BATCHES.of_rank(0, 0, comm.rank)
+    batch = BATCHES.rank_batch(0, 0, comm.rank)
     strategy.backward(strategy(*batch))
     once = {n: g.clone() for n, g in gradients(strategy).items()}
     strategy.backward(strategy(*batch))
@@ -508,7 +508,7 @@ def mutant_one_gather_skipped(comm: Communicator) -> None:
     def skip(to: Communicator) -> None:
         unit.full.untyped_storage().resize_(unit.full.nbytes)
         unit.full.zero_()
-        unit.held, unit.work = True, Done()
+        unit.state, unit._gather = ShardState.GATHERING, Done()
 
     unit.gather = skip
     with pytest.raises(AssertionError, match="off by"):

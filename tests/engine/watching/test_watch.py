@@ -26,7 +26,6 @@ from overlaplab_engine.watching.bursts import Bursts
 from overlaplab_engine.watching.passes import called_modules
 from overlaplab_engine.watching.waits import METHODS, Waits
 from overlaplab_engine.watching.watch import Watch
-from ports import free_port
 from ranks.warm_ranks import run_warm
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +34,7 @@ from torch.profiler import profile
 import overlaplab
 from overlaplab.analyses.watched.steps import watched_steps
 from overlaplab.load.watched import CellKind, WatchedRank, load_watched
+from overlaplab.ports import free_port
 
 
 @pytest.fixture

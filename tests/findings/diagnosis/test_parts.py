@@ -8,7 +8,7 @@ from samples import sample_tables
 
 from overlaplab import findings
 from overlaplab.causes import Cause
-from overlaplab.findings.diagnosis.parts import by_unit_kind
+from overlaplab.findings.diagnosis.parts import split_by_unit_kind
 from overlaplab.findings.loops import Loop
 from overlaplab.traits import UNITS
 
@@ -19,7 +19,7 @@ def test_gathers_of_layers_of_other_units_and_reductions_are_apart() -> None:
         kind=["all_gather", "reduce_scatter", "all_gather", "all_gather", "all_gather", "all_reduce"],
         what=["layers.1", "layers.0", "embedding", "layers.0", "parameters of bucket 3", None],
     )
-    found = {kind: (own["exposed_ns"] // MS).tolist() for kind, own in by_unit_kind(rows)}
+    found = {kind: (own["exposed_ns"] // MS).tolist() for kind, own in split_by_unit_kind(rows)}
     assert found == {
         "layers' gathers": [5, 2],
         "reduce-scatters": [4],
@@ -32,7 +32,7 @@ def test_gathers_of_layers_of_other_units_and_reductions_are_apart() -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", None])
 def test_what_is_of_one_kind_has_no_name(kind: str | None) -> None:
     rows = exposed_rows((0, 1, "tail", 5, None), (0, 1, "tail", 4, None), kind=kind)
-    assert [name for name, _ in by_unit_kind(rows)] == [""]
+    assert [name for name, _ in split_by_unit_kind(rows)] == [""]
 
 
 def test_each_part_has_its_own_remedy() -> None:

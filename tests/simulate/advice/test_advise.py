@@ -15,6 +15,7 @@ from samples import sample_run
 import overlaplab
 from overlaplab.simulate import OPTIONS, advise, best_cap_mb, fits, gains_miss_ns
 from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import find_recutting
@@ -137,6 +138,7 @@ def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
     assert half_ns == pytest.approx(1.96 * 0.031 * measured_ns, rel=1e-3)
     predicted = predict(run, Setting(bucket_cap_mb=2.0))
     assert gain_half_ns(predicted.recorded_step_ns, predicted.interval) == pytest.approx(half_ns, rel=1e-3)
-    sure = what_if.interval(run, predicted.step_ns, recorded_caps(run.manifest, []), {}) if run.manifest else None
+    answer = what_if.answer(run, Question(setting=Setting(bucket_cap_mb=2.0)))
+    sure = what_if.interval(run, answer, recorded_caps(run.manifest, [])) if run.manifest else None
     assert sure is not None
     assert gain_half_ns(measured_ns, sure) == pytest.approx(half_ns, rel=1e-3)

@@ -6,6 +6,10 @@ from samples import sample_run
 
 import overlaplab
 from overlaplab.simulate.advice.depths import best_depth, depths_played
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns
 
 
 def test_a_deeper_prefetch_gains_where_gathers_were_late() -> None:
@@ -16,6 +20,14 @@ def test_a_deeper_prefetch_gains_where_gathers_were_late() -> None:
     gained = {run.path: _gain(run) for run in (late, ahead)}
     assert gained[late.path] > 5 * max(gained[ahead.path], 0.001)
     assert best_depth(sample_run("bucketed")) is None
+
+
+def test_a_depth_takes_as_long_as_what_if_says() -> None:
+    run = sample_run("zero3-serial")
+    depths = depths_played(run)
+    assert len(depths) == 4
+    expected = what_if.steps_by_depth(run, Question(setting=Setting()), [depth.prefetch for depth in depths])
+    assert [round(mean_step_ns(run, depth.spans_ns)) for depth in depths] == expected["step_ns"].tolist()
 
 
 def _gain(run: overlaplab.Run) -> float:

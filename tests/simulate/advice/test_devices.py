@@ -12,7 +12,7 @@ from made.traces import run_of
 from samples import sample_run
 
 import overlaplab
-from overlaplab.simulate import advise, remedies
+from overlaplab.simulate import advise, gains, remedies
 from overlaplab.simulate.advice import devices
 from overlaplab.simulate.advice.devices import device_remedies, device_settings
 from overlaplab.simulate.predictions.predict import predict
@@ -73,7 +73,11 @@ def test_depths_of_fsdp2(tmp_path: Path) -> None:
     table = advise(run)
     assert table["prefetch"].tolist() == [1, 2, 3, 4]
     assert table["replayed"].all()
-    assert table.loc[table["best"], "gain_ns"].iloc[0] > 0
+    best = table[table["best"]].iloc[0]
+    assert best["gain_ns"] > 0
+    remedy = gains(run).set_index("remedy").loc["prefetch"]
+    assert remedy["setting"] == best["prefetch"]
+    assert (remedy["gain_ns"], remedy["half_ns"]) == (best["gain_ns"], best["half_ns"])
 
 
 def test_what_would_take_long_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

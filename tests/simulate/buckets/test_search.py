@@ -14,13 +14,14 @@ from samples import TRACES, sample_run
 import overlaplab
 from overlaplab.findings import advice_refused
 from overlaplab.folders import run_folders
-from overlaplab.manifest import traits_of
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import advise, best_cap_mb, bound, gains, remedies
 from overlaplab.simulate.buckets import search as module
 from overlaplab.simulate.buckets.least import least_steps
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import Recutting, find_recutting
 from overlaplab.simulate.programs.setting import Setting
@@ -79,11 +80,11 @@ def test_a_cap_has_one_figure_whoever_is_asked(name: str) -> None:
     row = rows[(rows["option"] == "cap") & rows["best"]].iloc[0]
     assert (row["bucket_cap_mb"], row["step_ns"]) == (cap_mb, expected)
     assert run.manifest is not None
-    if (traits := traits_of(run.manifest)) is not None and traits.buckets:
+    if (traits := strategy_traits(run.manifest)) is not None and traits.buckets:
         has_first = (run.manifest.raw or {}).get("first_bucket_mb") is not None
         setting = Setting(bucket_cap_mb=cap_mb, first_bucket_mb=cap_mb if has_first else None)
         assert predict(run, setting).step_ns == expected
-        assert what_if.mean_step_ns(run, what_if.play_setting(run, setting)[1]) == expected
+        assert what_if.answer(run, Question(setting=setting)).step_ns == expected
 
 
 def test_the_sweeps_recordings_agree_on_the_best_cap() -> None:

@@ -21,13 +21,13 @@ from overlaplab.analyses import slowdowns
 from overlaplab.analyses.transfer_lines import fitted_lines
 from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
-from overlaplab.sections.what_if import caps_tried
-from overlaplab.sections.what_if_device import device_parts
+from overlaplab.sections.what_if import caps_tried, what_if_parts
 from overlaplab.simulate import gains
 from overlaplab.simulate.advice.devices import device_settings
 from overlaplab.simulate.gpus.buckets import is_of_one_size
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.device import predict_device
-from overlaplab.simulate.predictions.device_what_if import option_or_why
+from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.predictions.what_if import why_not
 from overlaplab.simulate.programs.setting import Setting
@@ -115,7 +115,7 @@ def test_of_one_size_the_default_cap_is_played_alone(made: Make) -> None:
     best = gains(run).set_index("remedy").loc["cap"]
     assert best["setting"] == 25
     assert caps_tried(run) == [25.0, 50.0, 100.0]
-    assert "bucket_cap_mb=25" in device_parts(run, Setting(), NONE_RECORDED, None).advice
+    assert "bucket_cap_mb=25" in what_if_parts(run, Question(setting=Setting()), NONE_RECORDED, None).advice
     with pytest.raises(OverlaplabError, match="below 25 MiB"):
         predict_device(run, Setting(bucket_cap_mb=10.0))
     with pytest.raises(OverlaplabError, match="below 25 MiB"):
@@ -179,7 +179,9 @@ def test_the_page_what_if_plays_actions_and_says_why_it_plays_no_caps(made: Make
     ):
         assert why_not(run) is None
         assert why in str(option_or_why(run))
-        parts = device_parts(run, Setting(edits=(("no-launch-overhead", None),)), NONE_RECORDED, None)
+        parts = what_if_parts(
+            run, Question(setting=Setting(edits=(("no-launch-overhead", None),))), NONE_RECORDED, None
+        )
         assert (parts.over, parts.growing) == ([], [])
         assert "step" in parts.headline
 

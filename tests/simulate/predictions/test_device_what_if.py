@@ -9,8 +9,9 @@ from made.fsdp import fsdp
 from made.traces import run_of
 
 from overlaplab import Run
-from overlaplab.sections.what_if_device import device_parts
-from overlaplab.simulate.predictions import device_what_if
+from overlaplab.sections.what_if import what_if_parts
+from overlaplab.simulate.predictions import device_answers, what_if
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.predictions.predict import predict
@@ -43,20 +44,20 @@ def test_figures_are_those_of_predict(
     run: str, what: str, settings: list[Setting], request: pytest.FixtureRequest
 ) -> None:
     own = request.getfixturevalue(run)
-    assert device_what_if.option(own) == what
+    assert device_answers.option(own) == what
     for setting in settings:
-        found, expected = device_what_if.answer(own, setting), predict(own, setting)
-        assert round(found.mean_ns) == expected.step_ns
-        assert device_what_if.interval(own, found, NONE_RECORDED) == expected.interval
-        assert found.far == expected.extrapolated
+        found, expected = what_if.answer(own, Question(setting=setting)), predict(own, setting)
+        assert found.step_ns == expected.step_ns
+        assert what_if.interval(own, found, NONE_RECORDED) == expected.interval
+        assert found.extrapolated == expected.extrapolated
 
 
 def test_curves(ddp: Run, fsdp2: Run) -> None:
-    caps = device_what_if.steps_by_cap(ddp, Setting(), [1.0, 64.0])
+    caps = what_if.steps_by_cap(ddp, Question(setting=Setting()), [1.0, 64.0])
     expected = [predict(ddp, Setting(bucket_cap_mb=cap)).step_ns for cap in (1.0, 64.0)]
     assert (caps["bucket_cap_mb"].tolist(), caps["step_ns"].tolist()) == ([1.0, 64.0], expected)
     assert expected[0] < expected[1]
-    depths = device_what_if.steps_by_depth(fsdp2, Setting())
+    depths = what_if.steps_by_depth(fsdp2, Question(setting=Setting()))
     assert depths["prefetch"].tolist() == [1, 2, 3, 4]
     assert depths["step_ns"].iloc[0] < predict(fsdp2, Setting()).step_ns
 
@@ -65,16 +66,15 @@ def test_a_gain_is_as_certain_as_predict_says(ddp: Run) -> None:
     """By the recorded step, not by the predicted one."""
     setting = Setting(bucket_cap_mb=64.0)
     expected = predict(ddp, setting)
-    parts = device_parts(ddp, setting, NONE_RECORDED, None)
+    parts = what_if_parts(ddp, Question(setting=setting), NONE_RECORDED, None)
     half_ns = gain_half_ns(expected.recorded_step_ns, expected.interval)
     assert half_ns != gain_half_ns(expected.step_ns, expected.interval)
     assert any(f"lies within ± {ms(half_ns)}" in note for note in parts.notes), parts.notes
 
 
 def test_a_setting_is_played_once(ddp: Run) -> None:
-    assert device_what_if.answer(ddp, Setting(bucket_cap_mb=3.0)) is device_what_if.answer(
-        ddp, Setting(bucket_cap_mb=3.0)
-    )
+    question = Question(setting=Setting(bucket_cap_mb=3.0))
+    assert what_if.answer(ddp, question) is what_if.answer(ddp, question)
 
 
 def test_lanes_in_literals() -> None:
@@ -88,7 +88,7 @@ def test_lanes_in_literals() -> None:
         Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 8_000, 12_000),
         Event(COMPUTES, "predicted::c", 13_000, 15_000),
     ]
-    assert device_what_if.lanes(events, 1).values.tolist() == [
+    assert device_answers.device_lanes(events, 1).values.tolist() == [
         ["rank", "", False, 0, 4_000],
         ["rank", "", False, 8_000, 10_000],
         ["link", "all_reduce", False, 3_000, 4_000],

@@ -15,6 +15,7 @@ from samples import sample_run
 from overlaplab.events import Run
 from overlaplab.manifest import Link, Manifest
 from overlaplab.simulate.player import End, Launch
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import (
     DIFFERENCES_MISS,
     REPEATS_DIFFER,
@@ -104,7 +105,7 @@ def test_predicted_differences_miss_recorded_ones_by_what_is_said() -> None:
 
 def _missed(run: Run, own: float, means: dict[float, float]) -> list[float]:
     """The predicted less the recorded difference between the run's cap and each other, as shares of its step."""
-    table = steps_by_cap(run, Setting(), [cap for cap in means if cap != own])
+    table = steps_by_cap(run, Question(setting=Setting()), [cap for cap in means if cap != own])
     step_ns = fmean(measured_steps(run))
     return [row["step_ns"] / step_ns - means[row["bucket_cap_mb"]] / means[own] for row in table.to_dict("records")]
 

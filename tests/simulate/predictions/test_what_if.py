@@ -16,7 +16,8 @@ from overlaplab.events import Run
 from overlaplab.manifest import Link
 from overlaplab.simulate import advise
 from overlaplab.simulate.player import End, Launch, Program, Wait, Work, play
-from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions import what_if, wide_answers
+from overlaplab.simulate.predictions.answer import Question, StepPlace, median_step
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import programs_of
@@ -32,7 +33,7 @@ def linked(run: Run) -> Link:
     return run.manifest.link
 
 
-def median_step(programs: tuple[Program, ...]) -> int:
+def median_span_ns(programs: tuple[Program, ...]) -> int:
     result = play(programs)
     return median_low(span for rank in range(len(programs)) for span in result.spans_ns(rank))
 
@@ -40,11 +41,11 @@ def median_step(programs: tuple[Program, ...]) -> int:
 @pytest.mark.parametrize("name", ["bucketed", "zero2", "zero3", "ring"])
 def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
     run = sample_run(name)
-    measured = what_if.measured_step(run)
-    found = what_if.typical_step(what_if.play_setting(run, Setting())[1])
-    assert found.span_ns == pytest.approx(measured.span_ns, rel=0.001)
+    measured = what_if.measured_span_ns(run)
+    found = what_if.answer(run, Question(setting=Setting()))
+    assert found.median_span_ns == pytest.approx(measured, rel=0.001)
     spans = overlaplab.summary(run)["span_ns"]
-    assert measured.span_ns == median_low(spans)
+    assert measured == median_low(spans)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,8 @@ def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
 )
 def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(setting: Setting) -> None:
     run = sample_run("bucketed")
-    expected = median_step(programs_of(run, setting))
-    assert what_if.typical_step(what_if.play_setting(run, setting)[1]).span_ns == pytest.approx(expected, rel=1e-4)
+    expected = median_span_ns(programs_of(run, setting))
+    assert what_if.answer(run, Question(setting=setting)).median_span_ns == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
     run = sample_run(name)
     result = play(programs_of(run, setting))
-    found = what_if.play_setting(run, setting)[1]
+    found = wide_answers.play_question(run, Question(setting=setting))[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
     assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]
 
@@ -86,7 +87,9 @@ def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
     run = sample_run("bucketed")
     link = linked(run)
     faster = replace(link, bandwidth_gbps=4.0, latency_us=10.0)
-    before, after = (what_if.play_setting(run, Setting(link=other))[0] for other in (None, faster))
+    before, after = (
+        wide_answers.play_question(run, Question(setting=Setting(link=other)))[0] for other in (None, faster)
+    )
     for old, new in zip(before.moves, after.moves, strict=True):
         if isinstance(old, Launch) and isinstance(new, Launch) and old.role == "bucket":
             beyond = old.transfer_ns - transfer_ns("all_reduce", old.bytes, link)
@@ -96,7 +99,7 @@ def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
 def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
     run = sample_run("bucketed")
     ring, chosen = (
-        what_if.typical_step(what_if.play_setting(run, Setting(ranks=10_000), algorithm=how)[1]).span_ns
+        what_if.answer(run, Question(setting=Setting(ranks=10_000), algorithm=how)).median_span_ns
         for how in ("ring", "auto")
     )
     assert ring > 100e9  # 7 buckets of 20 s
@@ -105,10 +108,10 @@ def test_ten_thousand_ranks_do_not_queue_messages_around_a_ring() -> None:
 
 def test_by_cap_and_ranks() -> None:
     run = sample_run("bucketed")
-    caps = what_if.steps_by_cap(run, Setting(), [0.25, 4.0, 64.0])
+    caps = what_if.steps_by_cap(run, Question(setting=Setting()), [0.25, 4.0, 64.0])
     assert caps["buckets"].tolist() == [34, 7, 1]
     assert caps["step_ns"].iloc[1] == pytest.approx(overlaplab.summary(run)["span_ns"].mean(), rel=0.001)
-    ranks = what_if.steps_by_ranks(run, Setting(bucket_cap_mb=1.0), [2, 8, 64])
+    ranks = what_if.steps_by_ranks(run, Question(setting=Setting(bucket_cap_mb=1.0)), [2, 8, 64])
     assert ranks["step_ns"].is_monotonic_increasing
     assert ranks["throughput"].tolist() == pytest.approx((ranks["step_ns"].iloc[0] / ranks["step_ns"]).tolist())
     assert ranks["held_bytes"].nunique() == 1
@@ -116,19 +119,25 @@ def test_by_cap_and_ranks() -> None:
 
 def test_no_cap_beats_the_best_buckets_found() -> None:
     run = sample_run("sweep/cap-25")
-    best = what_if.best_found_ns(run, Setting(bucket_cap_mb=1.0))
+    best = what_if.best_found_ns(run, Question(setting=Setting(bucket_cap_mb=1.0)))
     assert best is not None
     alone = overlaplab.summary(run).eval("span_ns - exposed_comm_ns").mean()
-    assert alone < best < what_if.steps_by_cap(run, Setting(), [0.25, 0.5, 1.0, 2.0, 25.0])["step_ns"].min()
+    assert (
+        alone
+        < best
+        < what_if.steps_by_cap(run, Question(setting=Setting()), [0.25, 0.5, 1.0, 2.0, 25.0])["step_ns"].min()
+    )
     more = Setting(ranks=8)
     assert (
-        best < (what_if.best_found_ns(run, more) or 0) < what_if.mean_step_ns(run, what_if.play_setting(run, more)[1])
+        best
+        < (what_if.best_found_ns(run, Question(setting=more)) or 0)
+        < what_if.answer(run, Question(setting=more)).step_ns
     )
     slower = replace(linked(run), bandwidth_gbps=linked(run).bandwidth_gbps / 4)
-    assert (what_if.best_found_ns(run, Setting(link=slower)) or 0) > best
-    assert what_if.best_found_ns(run, Setting(strategy="zero1")) is None
-    assert what_if.best_found_ns(run, Setting(), algorithm="auto") is None
-    assert what_if.best_found_ns(sample_run("zero3"), Setting()) is None
+    assert (what_if.best_found_ns(run, Question(setting=Setting(link=slower))) or 0) > best
+    assert what_if.best_found_ns(run, Question(setting=Setting(strategy="zero1"))) is None
+    assert what_if.best_found_ns(run, Question(setting=Setting(), algorithm="auto")) is None
+    assert what_if.best_found_ns(sample_run("zero3"), Question(setting=Setting())) is None
 
 
 def test_each_rank_of_zero3_holds_less_as_there_are_more() -> None:
@@ -146,7 +155,7 @@ def test_lanes_in_literals() -> None:
         [[Work(100), End(), Work(10), Launch("a", 5, role="bucket", what="0"), Work(10),
           Launch("b", 10, kind="all_reduce"), Work(4), Wait("b", 2), Work(3), End()]]
     )  # fmt: skip
-    table = what_if.lanes(program, play_wide(program), what_if.StepPlace(rank=0, step=0, span_ns=35))
+    table = wide_answers.lanes(program, play_wide(program), StepPlace(rank=0, step=0, span_ns=35))
     assert [tuple(row) for row in table.itertuples(index=False)] == [
         ("rank", "", False, 0, 24),
         ("rank", "", False, 32, 35),
@@ -158,9 +167,9 @@ def test_lanes_in_literals() -> None:
 
 def test_lanes_of_a_recorded_step_add_up() -> None:
     run = sample_run("bucketed")
-    program, result = what_if.play_setting(run, Setting())
-    step = what_if.typical_step(result)
-    table = what_if.lanes(program, result, step)
+    program, result = wide_answers.play_question(run, Question(setting=Setting()))
+    step = median_step(result.spans_ns.T)
+    table = wide_answers.lanes(program, result, step)
     took = (table["end_ns"] - table["start_ns"]).groupby([table["lane"], table["exposed"]]).sum()
     assert table["end_ns"].max() == step.span_ns
     assert took["rank", False] + took["link", True] <= step.span_ns
@@ -172,16 +181,16 @@ def test_what_cannot_be_told() -> None:
     foreign = sample_run("ddp-lessons/one-order")
     assert what_if.why_not(foreign) is None  # of its actions it can be told
     with pytest.raises(OverlaplabError, match="what its strategy is has not been recorded, so that its options"):
-        what_if.play_setting(foreign, Setting(bucket_cap_mb=1.0))
+        wide_answers.play_question(foreign, Question(setting=Setting(bucket_cap_mb=1.0)))
     mesh = "its ranks share the model (dp 2 × tp 2). overlaplab predict takes --link of it, and no other change"
     assert str(what_if.why_not(sample_run("dp-tp"))).startswith(mesh)
     run = sample_run("bucketed")
     with pytest.raises(OverlaplabError, match="overlaplab predict takes --link and --ranks of a parameter server"):
-        what_if.play_setting(run, Setting(strategy="parameter-server"))
+        wide_answers.play_question(run, Question(setting=Setting(strategy="parameter-server")))
     assert run.manifest is not None
     bare = replace(run, manifest=replace(run.manifest, link=None))
     with pytest.raises(OverlaplabError, match="without a link"):
-        what_if.play_setting(bare, Setting(ranks=4))
+        wide_answers.play_question(bare, Question(setting=Setting(ranks=4)))
 
 
 @pytest.mark.parametrize(
@@ -196,12 +205,11 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     run = sample_run("sweep/cap-25")
     assert run.manifest is not None
     beside = [other for file in (SAMPLES / "sweep").iterdir() if (other := sample_run(f"sweep/{file.name}").manifest)]
-    program, played = what_if.play_setting(run, setting)
-    found, far = what_if.mean_step_ns(run, played), what_if.setting_extrapolations(run, setting, program)
+    found = what_if.answer(run, Question(setting=setting))
     expected = predict(run, setting)
-    assert found == expected.step_ns
-    assert far == expected.extrapolated
-    assert what_if.interval(run, found, recorded_caps(run.manifest, beside), far) == expected.interval
+    assert found.step_ns == expected.step_ns
+    assert found.extrapolated == expected.extrapolated
+    assert what_if.interval(run, found, recorded_caps(run.manifest, beside)) == expected.interval
 
 
 @pytest.mark.parametrize("cap", [0.4, 1.0, 4.0])
@@ -209,7 +217,7 @@ def test_a_cap_gains_what_advise_tells(cap: float) -> None:
     """To the nanosecond, as far as the recorded steps are those that are played."""
     run = sample_run("sweep/cap-25")
     row = advise(run).set_index(["option", "bucket_cap_mb"]).loc[("cap", cap)]
-    found = what_if.mean_step_ns(run, what_if.play_setting(run, Setting(bucket_cap_mb=cap))[1])
+    found = what_if.answer(run, Question(setting=Setting(bucket_cap_mb=cap))).step_ns
     assert found == row["step_ns"] == predict(run, Setting(bucket_cap_mb=cap)).step_ns
     measured = fmean(measured_steps(run))
     assert measured - found == pytest.approx(row["gain_ns"], abs=2)

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
-from ports import free_port
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+from overlaplab.ports import free_port
 
 WAIT_MS = 200_000
 """How long anything on a page may take."""

@@ -136,7 +136,7 @@ def _pass(
 def schedule_table(made: Step, rank: int = 0, number: int = 3) -> pd.DataFrame:
     """What `overlaplab.schedule` finds in the step."""
     rows = [
-        {"rank": rank, "step": number, "unit": row["unit"], "layer": layer_of(row["unit"])}
+        {"rank": rank, "step": number, "unit": row["unit"], "layer": layer_number(row["unit"])}
         | {key: row[key] for key in ("microbatch", "phase")}
         | {
             f"{time}_ns": row[time] * 1000 if time in row else None
@@ -156,7 +156,7 @@ def schedule_table(made: Step, rank: int = 0, number: int = 3) -> pd.DataFrame:
 def scatters_table(made: Step, rank: int = 0, number: int = 3) -> pd.DataFrame:
     """What `overlaplab.analyses.scatters` finds in the step."""
     rows = [
-        {"rank": rank, "step": number, "unit": row["unit"], "layer": layer_of(row["unit"])}
+        {"rank": rank, "step": number, "unit": row["unit"], "layer": layer_number(row["unit"])}
         | {"microbatch": row["microbatch"], "bytes": row["bytes"]}
         | {f"{time}_ns": row[time] * 1000 for time in ("launch", "start", "end")}
         for row in made.scatters
@@ -170,7 +170,7 @@ def integers(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def layer_of(unit: str) -> int | None:
+def layer_number(unit: str) -> int | None:
     last = unit.rpartition(".")[2]
     return int(last) if last.isdecimal() else None
 

@@ -181,8 +181,8 @@ def transformer_trial(
         comm,
         name,
         transformer(tied, checkpointing),
-        lambda step, m, rank: BATCHES.of_rank(step, m, rank),
-        lambda step, m: BATCHES.of_all(step, m, comm.world_size),
+        lambda step, m, rank: BATCHES.rank_batch(step, m, rank),
+        lambda step, m: BATCHES.global_batch(step, m, comm.world_size),
         **more,
     )
 

@@ -93,7 +93,7 @@ def train(
                 strategy.zero_grad()
                 alone.zero_grad()
                 for microbatch in range(accumulate):
-                    batch = [t.to(device) for t in BATCHES.of_rank(step, microbatch, 0)]
+                    batch = [t.to(device) for t in BATCHES.rank_batch(step, microbatch, 0)]
                     send = strategy.sends_every_microbatch or microbatch == accumulate - 1
                     with nullcontext() if send else strategy.no_sync():
                         strategy.backward(strategy(*batch) / accumulate, microbatch)

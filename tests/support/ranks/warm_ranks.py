@@ -21,7 +21,8 @@ from tempfile import mkdtemp
 from types import ModuleType
 
 import pytest
-from ports import free_port
+
+from overlaplab.ports import free_port
 
 READ_AT_IMPORT = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 """Variables that torch reads when it is imported, with the values that launchers give them."""

@@ -12,7 +12,7 @@ from overlaplab_engine.strategies.base import Options
 
 
 class ByHand(InBuckets):
-    """As `bucketed`, but the collective is made of messages, whose hops the trace shows one by one.
+    """Averages as `bucketed` does, but the collective is made of messages, whose hops the trace shows one by one.
 
     The hops of a bucket follow each other, and buckets too, in the order of their launches.
     """

@@ -32,12 +32,7 @@ class InBuckets(Strategy):
         self._arrivals: list[int] | None = []  # None once the buckets are rebuilt
         self._build(list(reversed(range(len(self.parameters)))))
         for i, parameter in enumerate(self.parameters):
-            after_accumulation(parameter, partial(self._arrived, i))
-
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        """Bytes and parameter names of each bucket, in launch order."""
-        return [(b.nbytes, [self.names[m] for m in b.members]) for b in self._buckets]
+            after_accumulation(parameter, partial(self._take_gradient, i))
 
     # Building
 
@@ -49,7 +44,7 @@ class InBuckets(Strategy):
             Bucket.make(index, members, self.parameters, self.names, dtypes[members[0]])
             for index, members in enumerate(assign(order, nbytes, keys, self.options.caps))
         ]
-        self._home = {
+        self._slots = {
             i: (index, view)
             for index, bucket in enumerate(self._buckets)
             for i, view in zip(bucket.members, bucket.views, strict=True)
@@ -57,14 +52,14 @@ class InBuckets(Strategy):
         self._launcher: InOrder[Work] = InOrder(len(self._buckets), self._launch)
 
     def _rebuild(self) -> None:
-        """Once: buckets anew in rank 0's order of arrival, what did not arrive last; gradients move along."""
+        """Form the buckets anew, once, in rank 0's order of arrival, what did not arrive last; gradients move along."""
         if self._arrivals is None:
             return
         self._build(self._agreed_order(self._arrivals))
         self._arrivals = None
         for i, parameter in enumerate(self.parameters):
             if self.gradients.get(parameter) is not None:
-                self.gradients.move(parameter, self._home[i][1])
+                self.gradients.move(parameter, self._slots[i][1])
 
     @property
     def order(self) -> list[str] | None:
@@ -79,22 +74,22 @@ class InBuckets(Strategy):
 
     # The backward pass
 
-    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
-        _, view = self._home[i]
+        _, view = self._slots[i]
         self.gradients.place(parameter, view, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:
                 self._arrivals.append(i)
-            self._ready(i)
+            self._mark_ready(i)
 
-    def _ready(self, i: int) -> None:
-        index, _ = self._home[i]
+    def _mark_ready(self, i: int) -> None:
+        index, _ = self._slots[i]
         bucket = self._buckets[index]
         bucket.missing.discard(i)
         if not bucket.missing:
             labels.instant(bucket.marks.ready)
-            self._launcher.ready(index)
+            self._launcher.mark_ready(index)
 
     def _launch(self, index: int) -> Work:
         bucket = self._buckets[index]
@@ -113,7 +108,7 @@ class InBuckets(Strategy):
                 work.wait()
                 labels.instant(bucket.marks.done)
         if absent:
-            self._adopt(absent)
+            self._take_others_gradients(absent)
         self._reset()
         self._rebuild()
 
@@ -131,13 +126,13 @@ class InBuckets(Strategy):
                     absent.append(i)
                 else:  # from an earlier microbatch
                     self.gradients.move(parameter, view).mul_(self.comm.prescale)
-                self._ready(i)
+                self._mark_ready(i)
         return absent
 
-    def _adopt(self, absent: list[int]) -> None:
-        """What another rank used gets its gradient; unused everywhere, the gradient stays untouched."""
+    def _take_others_gradients(self, absent: list[int]) -> None:
+        """Give what another rank used its gradient; unused everywhere, the gradient stays untouched."""
         for i in absent:
-            index, view = self._home[i]
+            index, view = self._slots[i]
             bucket = self._buckets[index]
             if bucket.flags[bucket.members.index(i)] != 0:
                 self.gradients.set(self.parameters[i], view)
@@ -153,7 +148,7 @@ class InBuckets(Strategy):
             with suppress(Exception):  # a lost peer: the exception on its way says more
                 for index in self._launcher.waiting:  # keep the ranks' collectives matched
                     self._buckets[index].flat.fill_(torch.nan)
-                    self._launcher.ready(index)
+                    self._launcher.mark_ready(index)
                 for work in self._launcher.handles:
                     work.wait()
                 self._rebuild()  # other ranks may have come through

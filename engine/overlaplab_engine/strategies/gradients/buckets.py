@@ -35,11 +35,10 @@ class Gradients:
         return value
 
     def set(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Make `value` the parameter's gradient."""
         setattr(parameter, self._name, value)
 
     def place(self, parameter: torch.Tensor, view: torch.Tensor | None, scale: float) -> torch.Tensor:
-        """Right after autograd has accumulated a gradient: put it into `view`, times `scale`, and return it.
+        """Put the gradient that autograd has just accumulated into `view`, times `scale`, and return it.
 
         Without a view the gradient gets a tensor of its own: autograd may have given several parameters one storage,
         which must not be scaled, sent or added to twice. A gradient that autograd put elsewhere (after
@@ -48,21 +47,21 @@ class Gradients:
         if self.main is not None:
             new, parameter.grad = parameter.grad, None
             assert new is not None
-            kept = self.get(parameter)
-            if kept is None:
-                kept = new.to(self.main, copy=True) if view is None else view.copy_(new)
+            grad = self.get(parameter)
+            if grad is None:
+                grad = new.to(self.main, copy=True) if view is None else view.copy_(new)
             else:
-                kept = self.move(parameter, view).add_(new)
-            self.set(parameter, kept)
-            return kept if scale == 1 else kept.mul_(scale)
-        grad = parameter.grad
-        assert grad is not None
-        if grad is view:
+                grad = self.move(parameter, view).add_(new)
+            self.set(parameter, grad)
             return grad if scale == 1 else grad.mul_(scale)
+        new = parameter.grad
+        assert new is not None
+        if new is view:
+            return new if scale == 1 else new.mul_(scale)
         if view is None:
-            parameter.grad = torch.mul(grad, scale)
+            parameter.grad = torch.mul(new, scale)
             return parameter.grad
-        torch.mul(grad, scale, out=view) if scale != 1 else view.copy_(grad)
+        torch.mul(new, scale, out=view) if scale != 1 else view.copy_(new)
         parameter.grad = view
         return view
 
@@ -86,8 +85,8 @@ class Marks:
     done: Span
 
     @classmethod
-    def of(cls, index: int, nbytes: int, names: Sequence[str]) -> "Marks":
-        """Labels of the bucket that is launched as number `index`."""
+    def for_bucket(cls, index: int, nbytes: int, names: Sequence[str]) -> "Marks":
+        """Make the labels of the bucket that is launched as number `index`."""
         return cls(
             labels.span(Word.BUCKET_READY, bucket=index, bytes=nbytes, parameters=names),
             labels.span(Word.BUCKET_LAUNCH, bucket=index),
@@ -123,12 +122,12 @@ class Bucket:
         names: Sequence[str],
         dtype: torch.dtype,
     ) -> "Bucket":
-        """A bucket for these members, zeroed."""
+        """Make a bucket for these members, zeroed."""
         sizes = [parameters[m].numel() for m in members]
         flat = torch.zeros(sum(sizes) + len(members), dtype=dtype, device=parameters[members[0]].device)
         *parts, flags = torch.split(flat, [*sizes, len(members)])
         views = [part.view(parameters[m].shape) for part, m in zip(parts, members, strict=True)]
-        marks = Marks.of(index, sum(sizes) * dtype.itemsize, [names[m] for m in members])
+        marks = Marks.for_bucket(index, sum(sizes) * dtype.itemsize, [names[m] for m in members])
         bucket = cls(members, flat, views, flags, marks)
         bucket.reset()
         return bucket
@@ -180,7 +179,7 @@ class InOrder(Generic[Handle]):
         self.handles: list[Handle] = []
         """What `launch` returned so far, in order."""
 
-    def ready(self, number: int) -> None:
+    def mark_ready(self, number: int) -> None:
         """Number `number` may go; launch it and what it held up, if all before it have gone."""
         self._ready[number] = True
         while len(self.handles) < len(self._ready) and self._ready[len(self.handles)]:
@@ -192,6 +191,5 @@ class InOrder(Generic[Handle]):
         return [number for number, ready in enumerate(self._ready) if not ready]
 
     def reset(self) -> None:
-        """Begin again at number 0."""
         self._ready = [False] * len(self._ready)
         self.handles = []

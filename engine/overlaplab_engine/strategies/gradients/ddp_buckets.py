@@ -54,28 +54,28 @@ class BucketLabels:
         self._launched = {}
 
     @contextmanager
-    def launching(self, bucket: GradBucket) -> Iterator[Marks]:
-        """Around the launch of a bucket, which is ready by now; DDP launches them in the order of their indices.
+    def label_launch(self, bucket: GradBucket) -> Iterator[Marks]:
+        """Label the launch of a bucket, which is ready by now; DDP launches them in the order of their indices.
 
         EngineError, before anything is labelled, if the bucket has a parameter that the model does not have.
         """
         if bucket.index() == 0:
             self._launched = {}
         number = self._numbers.setdefault((id(self), bucket.index()), len(self._numbers))
-        names, marks = self._marks_of(bucket, number)
+        names, marks = self._bucket_marks(bucket, number)
         self._launched[number] = (_nbytes(bucket), names)
         labels.instant(marks.ready)
         with marks.launch:
             yield marks
 
-    def _marks_of(self, bucket: GradBucket, number: int) -> tuple[list[str], Marks]:
+    def _bucket_marks(self, bucket: GradBucket, number: int) -> tuple[list[str], Marks]:
         parameters = bucket.parameters()
         key = (number, *map(id, parameters))
         if key not in self._marks:
             if any(p not in self._name_of for p in parameters):
                 raise EngineError("a bucket of DDP's has a parameter that the model no longer has")
             names = [self._name_of[p] for p in parameters]
-            self._marks[key] = names, Marks.of(number, _nbytes(bucket), names)
+            self._marks[key] = names, Marks.for_bucket(number, _nbytes(bucket), names)
         return self._marks[key]
 
 
@@ -88,16 +88,16 @@ class CommHook:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        """`of` makes it."""
+        """Use `install`, which puts it into the reducer."""
         self._ddp = ref(ddp)  # which has the reducer, which has this
         self._group = ddp.process_group
         self._users: tuple[Hook, Any] | None = ddp._comm_hooks[-1] if ddp._comm_hooks else None
         self._labels: BucketLabels | None = None
-        self._failed: Callable[[Exception], None]
+        self._note_failure: Callable[[Exception], None]
 
     @classmethod
-    def of(cls, ddp: DistributedDataParallel) -> Self:
-        """The hook in this model's reducer, which is put there if it is not there yet.
+    def install(cls, ddp: DistributedDataParallel) -> Self:
+        """Return the hook in this model's reducer; put it there if it is not there yet.
 
         `unnamed_because(ddp)` must be None, and every rank do so at once; see [Note: one hook per reducer].
         """
@@ -111,12 +111,12 @@ class CommHook:
         ddp.register_comm_hook = hook  # type: ignore[method-assign]
         return hook
 
-    def label(self, labels: BucketLabels, failed: Callable[[Exception], None]) -> Callable[[], None]:
+    def label(self, labels: BucketLabels, note_failure: Callable[[Exception], None]) -> Callable[[], None]:
         """Label each bucket until the function that this returns is called.
 
-        `failed` gets the error where a label cannot be written; the bucket is sent all the same.
+        `note_failure` gets the error where a label cannot be written; the bucket is sent all the same.
         """
-        self._labels, self._failed = labels, failed
+        self._labels, self._note_failure = labels, note_failure
         return self._stop
 
     def __call__(self, state: object, hook: Hook) -> None:
@@ -140,9 +140,9 @@ class CommHook:
         with ExitStack() as labelled:
             if self._labels is not None:
                 try:
-                    labelled.enter_context(self._labels.launching(bucket))
+                    labelled.enter_context(self._labels.label_launch(bucket))
                 except Exception as error:
-                    self._failed(error)
+                    self._note_failure(error)
             if self._users is None:
                 return allreduce_hook(self._group, bucket)
             hook, state = self._users
@@ -153,7 +153,7 @@ def _is_hooked(ddp: DistributedDataParallel) -> bool:
     return isinstance(vars(ddp).get("register_comm_hook"), CommHook)
 
 
-def uncompiled(module: nn.Module) -> nn.Module:
+def unwrap_compiled(module: nn.Module) -> nn.Module:
     """What `torch.compile` wrapped, if it did: there parameters and layers have their own names."""
     inner = getattr(module, "_orig_mod", module)
     return inner if isinstance(inner, nn.Module) else module
@@ -190,6 +190,6 @@ def _rebuild(ddp: DistributedDataParallel) -> None:
 
 
 def _nbytes(bucket: GradBucket) -> int:
-    """Of its gradients before a hook compresses them; sparse ones as if they were dense."""
+    """Bytes of its gradients before a hook compresses them; sparse ones as if they were dense."""
     buffer = bucket.buffer()
     return buffer.numel() * buffer.element_size()

@@ -18,19 +18,19 @@ def after_accumulation(parameter: torch.Tensor, hook: Callable[[torch.Tensor], N
     return cast(RemovableHandle, parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
 
-def differentiable(value: Any) -> list[torch.Tensor]:
+def differentiable_tensors(value: Any) -> list[torch.Tensor]:
     """The tensors that require gradients in a module's inputs or outputs, however they are nested."""
-    found = []
+    tensors = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
-            found += [leaf] if leaf.requires_grad else []
+            tensors += [leaf] if leaf.requires_grad else []
         elif is_dataclass(leaf) and not isinstance(
             leaf, type
         ):  # this and a mapping of its own class are leaves to torch
-            found += differentiable([getattr(leaf, field.name, None) for field in fields(leaf)])
+            tensors += differentiable_tensors([getattr(leaf, field.name, None) for field in fields(leaf)])
         elif isinstance(leaf, Mapping):
-            found += differentiable(list(leaf.values()))
-    return found
+            tensors += differentiable_tensors(list(leaf.values()))
+    return tensors
 
 
 def before_backward(outputs: Any, call: Callable[[], None]) -> None:
@@ -38,13 +38,13 @@ def before_backward(outputs: Any, call: Callable[[], None]) -> None:
 
     If an output is a view, and somebody changes it in place, only what it is a view of tells.
     """
-    for output in differentiable(outputs):
+    for output in differentiable_tensors(outputs):
         for tensor in (output, output._base):
             if tensor is not None and tensor.grad_fn is not None:
                 tensor.register_hook(lambda grad: call())  # type: ignore[no-untyped-call]
 
 
-def aliased(inputs: Any) -> Any:
+def alias_inputs(inputs: Any) -> Any:
     """A module's inputs for `after_backward`, in which each tensor that requires a gradient is a view of itself.
 
     So the module may change it in place, and whoever else has the tensor sees that, as without the view.
@@ -61,11 +61,11 @@ def aliased(inputs: Any) -> Any:
 
 
 def after_backward(inputs: Any, call: Callable[[], None]) -> None:
-    """Run `call` once the backward pass of the module that has run on `inputs`, which `aliased` returned, is over.
+    """Run `call` once the backward pass of the module that has run on `inputs`, which `alias_inputs` returned, is over.
 
     It never runs if no input requires a gradient, nor if gradients reach an input on ways that are not seen: the module
     has changed it in place, or torch cannot look into the object that holds it.
     """
-    tensors = differentiable(inputs)
+    tensors = differentiable_tensors(inputs)
     if tensors and all(getattr(tensor, _NODE, call) is tensor.grad_fn for tensor in tensors):
         register_multi_grad_hook(tensors, lambda grads: call())

@@ -36,16 +36,16 @@ _VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})
 """Attributes that are values; all others are metadata, `grad` included."""
 
 
-def absent(parameters: Iterable[nn.Parameter], on_read: Callable[[], None]) -> None:
-    """From now on call `on_read` before one of them is read; it makes them `present`, or raises."""
+def mark_absent(parameters: Iterable[nn.Parameter], on_read: Callable[[], None]) -> None:
+    """Call `on_read` from now on before one of them is read; it calls `mark_present`, or raises."""
     for parameter in parameters:
         if not isinstance(parameter, _Absent):
             parameter.__class__ = _absent_class(type(parameter))
         setattr(parameter, _ON_READ, on_read)
 
 
-def present(parameters: Iterable[nn.Parameter]) -> None:
-    """Their values have arrived."""
+def mark_present(parameters: Iterable[nn.Parameter]) -> None:
+    """Let them be read: their values have arrived."""
     for parameter in parameters:
         if isinstance(parameter, _Absent):
             parameter.__class__ = type(parameter).present  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from overlaplab_engine.network.host_link import Copy, HostLink, Way, host_memory
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 
-class Landing:
+class GradientCopies:
     """One unit's reduced gradients, which go down to the host."""
 
     def __init__(self, link: HostLink, parameters: Sequence[DTensor]) -> None:
@@ -23,7 +23,7 @@ class Landing:
         """Gradients that are still on the device."""
         self._copies: list[Copy] = []
         for parameter in parameters:
-            after_accumulation(parameter, self._arrived)
+            after_accumulation(parameter, self._take_gradient)
 
     def finish(self) -> None:
         """Wait until all are on the host."""
@@ -32,7 +32,7 @@ class Landing:
             copy.wait()
         self._copies = []
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
         assert isinstance(parameter.grad, DTensor)
         self._reduced.append(parameter.grad)
         if parameter is self._last:
@@ -41,15 +41,15 @@ class Landing:
     @torch.no_grad()
     def _begin(self) -> None:
         """Begin to copy the storages that they share; from now on they lie in the host's memory."""
-        landed: dict[int, torch.Tensor] = {}
+        host_storages: dict[int, torch.Tensor] = {}
         for gradient in self._reduced:
             part = gradient._local_tensor
             storage = part.untyped_storage()
-            if storage.data_ptr() not in landed:
+            if storage.data_ptr() not in host_storages:
                 whole = part.new_empty(0).set_(storage)
-                landed[storage.data_ptr()] = host_memory(whole)
-                self._copies.append(self._link.copy(Way.DOWN, landed[storage.data_ptr()], whole))
-            gradient._local_tensor = landed[storage.data_ptr()].as_strided(
+                host_storages[storage.data_ptr()] = host_memory(whole)
+                self._copies.append(self._link.copy(Way.DOWN, host_storages[storage.data_ptr()], whole))
+            gradient._local_tensor = host_storages[storage.data_ptr()].as_strided(
                 part.size(), part.stride(), part.storage_offset()
             )
         self._reduced = []

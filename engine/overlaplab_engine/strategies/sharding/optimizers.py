@@ -14,14 +14,14 @@ _WHOLE = (LBFGS, Adafactor, Muon)
 """Optimizers that update an element by more than its own history: by norms, rows or all of the parameter."""
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor; any other tensor itself."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
-def part_of(values: torch.Tensor) -> torch.Tensor:
-    """A leaf over the memory of `values`, a part of a parameter, for the optimizer to update."""
+def make_part(values: torch.Tensor) -> torch.Tensor:
+    """Make a leaf over the memory of `values`, a part of a parameter, for the optimizer to update."""
     part = values.detach().requires_grad_()
     mark_part(part)
     return part

@@ -22,7 +22,7 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options
 from overlaplab_engine.strategies.gradients.buckets import Marks, assign
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
-from overlaplab_engine.strategies.sharding.absent import absent, present, read_early
+from overlaplab_engine.strategies.sharding.absent import mark_absent, mark_present, read_early
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 from overlaplab_engine.strategies.sharding.shards import Flat, Layout
 
@@ -57,6 +57,8 @@ class Partitioned(Sharded):
     outside of it waits, too.
     """
 
+    _buckets: list[ShardedBucket]  # type: ignore[assignment]
+
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
         nbytes = [self.gradients.nbytes(p) for p in self.parameters]
@@ -67,14 +69,14 @@ class Partitioned(Sharded):
             self._bucket(index, members) for index, members in enumerate(assign(order, nbytes, keys, options.caps))
         ]
         self.flats = [bucket.flat for bucket in self._buckets]
-        self._home = {
+        self._slots = {
             member: (bucket, k) for bucket in self._buckets for k, member in enumerate(bucket.members)
         }  # bucket and place in it
-        self._gathering: dict[int, Work] = {}
+        self._gathers: dict[int, Work] = {}
         for i, parameter in enumerate(self.parameters):
-            after_accumulation(parameter, partial(self._arrived, i))
+            after_accumulation(parameter, partial(self._take_gradient, i))
         self._expected: set[str] = set()  # units whose parameters must not be read before `_receive`
-        self._units = [unit for unit in map(self._trained, self.units()) if unit.parameters]
+        self._units = [unit for unit in map(self._without_frozen, self.units()) if unit.parameters]
         for unit in self._units:
             for module in unit.modules:
                 module.register_forward_pre_hook(partial(self._before_forward, unit))
@@ -92,8 +94,8 @@ class Partitioned(Sharded):
             index,
             members,
             full,
-            Flat(names, layout, layout.own(full), [True] * len(members), offload=self.options.offload),
-            Marks.of(index, sum(self.gradients.nbytes(p) for p in parameters), names),
+            Flat(names, layout, layout.local_chunk(full), [True] * len(members), offload=self.options.offload),
+            Marks.for_bucket(index, sum(self.gradients.nbytes(p) for p in parameters), names),
             labels.span(Word.PARAM_GATHER_LAUNCH, bucket=index, bytes=full.nbytes),
             labels.span(Word.PARAM_GATHER_WAIT, bucket=index),
             missing=set(members),
@@ -108,7 +110,7 @@ class Partitioned(Sharded):
 
     # The backward pass
 
-    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of parameter `i`."""
         if not self._sync:
             self.gradients.place(parameter, None, 1.0)
@@ -117,7 +119,7 @@ class Partitioned(Sharded):
 
     def _place(self, i: int) -> None:
         """Put parameter `i`'s gradient, or zeros for none, into its bucket."""
-        bucket, k = self._home[i]
+        bucket, k = self._slots[i]
         if len(bucket.missing) == len(bucket.members):
             self._open(bucket)
         if self._has_gradient(self.parameters[i]):
@@ -159,11 +161,11 @@ class Partitioned(Sharded):
         """All-gather the updated parameters, those that the next forward pass needs first at first."""
         self.settle()  # of buckets that no module has needed
         self._expect_parameters()
-        self._bring([bucket.flat for bucket in reversed(self._buckets)])
+        self._copy_to_device([bucket.flat for bucket in reversed(self._buckets)])
         for bucket in reversed(self._buckets):
-            self._brought(bucket.flat)
+            self._wait_for_device_copy(bucket.flat)
             with bucket.gather:
-                self._gathering[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.resident)
+                self._gathers[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.resident)
         if not self.options.overlap_param_gather:
             self.settle()
 
@@ -176,25 +178,25 @@ class Partitioned(Sharded):
         self.settle()
         return super().full_parameters()
 
-    def _trained(self, unit: Unit) -> Unit:
+    def _without_frozen(self, unit: Unit) -> Unit:
         """The unit without its frozen parameters, which nobody updates."""
         return replace(unit, parameters={name: p for name, p in unit.parameters.items() if p.requires_grad})
 
     def _expect_parameters(self) -> None:
         for unit in self._units:
             self._expected.add(unit.name)
-            absent(unit.parameters.values(), partial(self._read_early, unit))
+            mark_absent(unit.parameters.values(), partial(self._read_early, unit))
 
     def _receive(self, unit: Unit) -> None:
         """Wait for the buckets with a unit's parameters."""
         if unit.name not in self._expected:
             return
         self._expected.remove(unit.name)
-        homes = {self._home[self._number[name]][0].index for name in unit.parameters}
-        for index in sorted(homes & self._gathering.keys(), reverse=True):
+        buckets = {self._slots[self._number[name]][0].index for name in unit.parameters}
+        for index in sorted(buckets & self._gathers.keys(), reverse=True):
             with self._buckets[index].wait:
-                self._gathering.pop(index).wait()
-        present(unit.parameters.values())
+                self._gathers.pop(index).wait()
+        mark_present(unit.parameters.values())
 
     def _before_forward(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
         self._receive(unit)
@@ -210,11 +212,11 @@ class Partitioned(Sharded):
     @torch.no_grad()
     def _finish(self) -> None:
         unused = self._place_missing()
-        self._send_rest()
+        self._send_remaining()
         self._finish_gradients(unused)
         self._restart()
 
-    def _send_rest(self) -> None:
+    def _send_remaining(self) -> None:
         """All buckets are full: send those that have not been sent."""
 
     @torch.no_grad()
@@ -223,7 +225,7 @@ class Partitioned(Sharded):
             with suppress(Exception):  # a lost peer: the exception on its way says more
                 for bucket in self._buckets:  # keep the ranks' collectives matched
                     self._poison(bucket)
-                self._send_rest()
+                self._send_remaining()
                 self._finish_gradients(())
         self._drain()
         self._restart()

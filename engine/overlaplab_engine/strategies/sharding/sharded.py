@@ -18,14 +18,15 @@ from torch._C._profiler import _RecordFunctionFast as Span
 from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.network.host_link import UnderWay, Way, host_memory, on_host
+from overlaplab_engine.network.host_link import Copy, Way, host_allocation, host_memory
+from overlaplab_engine.network.host_streams import StreamCopy
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.sharding.shards import Flat, Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What this rank owns of one parameter, trained or not."""
+class OwnedPart:
+    """This rank's part of one parameter, trained or not."""
 
     name: str
     begin: int
@@ -49,6 +50,16 @@ class _ReduceScatter:
     """HSDP: the label of that all-reduce."""
 
 
+@dataclass(frozen=True, slots=True)
+class _HostCopy:
+    """Mean gradients on their way to the host."""
+
+    flat: Flat
+    gradients: torch.Tensor
+    """(chunk,), in the host's memory."""
+    copy: Copy | StreamCopy
+
+
 class Sharded(Strategy):
     """After `backward` each rank holds the mean gradients of its own pieces, and `optimized` are those pieces.
 
@@ -62,12 +73,15 @@ class Sharded(Strategy):
         """This rank's parts, in the same order on every rank."""
         self.whole_gradients = self.gradients
         """Where gradients of whole parameters accumulate, before they are sent."""
+        self._replicas = comm.axis("replicate")  # HSDP: the ranks that hold the same shards
         self._wait = labels.span(Word.WAIT)
         self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
         self._host = comm.host_link(options.host_link) if options.offload else None
-        self._landing: deque[tuple[Flat, torch.Tensor, UnderWay]] = deque()  # gradients on their way to the host
-        self._rising: dict[int, UnderWay] = {}  # parameters on their way to the device, by the flat's identity
+        self._host_copies: deque[_HostCopy] = deque()  # gradients on their way to the host
+        self._device_copies: dict[
+            int, Copy | StreamCopy
+        ] = {}  # parameters on their way to the device, by the flat's identity
         self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
@@ -82,7 +96,7 @@ class Sharded(Strategy):
         """This rank's pieces of the parameters, flat; none of a parameter that lies with other ranks."""
         return [(piece.name, piece.tensor) for flat in self.flats for piece in flat.pieces]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[OwnedPart]:
         """What this rank owns of each parameter that lies in `flats`."""
         parts = []
         for flat in self.flats:
@@ -90,14 +104,14 @@ class Sharded(Strategy):
             for number, values in layout.pieces(flat.shard):
                 name = flat.names[number]
                 begin = max(self.comm.shards.rank * layout.chunk - sum(layout.sizes[:number]), 0)
-                parts.append(Part(name, begin, values, pieces.get(name)))
+                parts.append(OwnedPart(name, begin, values, pieces.get(name)))
         return parts
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
-        own = shard.to(flat.resident.device)
-        full = own.new_empty(flat.layout.padded)
-        self.comm.shards.all_gather(full, own).wait()
+        resident = shard.to(flat.resident.device)
+        full = resident.new_empty(flat.layout.padded)
+        self.comm.shards.all_gather(full, resident).wait()
         return dict(zip(flat.names, flat.layout.views(full), strict=True))
 
     # Gradients on their way
@@ -138,52 +152,53 @@ class Sharded(Strategy):
 
     def _wait_for_scatters(self, leave: int = 0) -> None:
         """Accumulate the results of reduce-scatters, and wait until no more than `leave` are under way."""
-        for scatter in self._arrived_of(self._in_flight, leave):
+        for scatter in self._pop_completed(self._in_flight, leave):
             labels.instant(scatter.done)
-            if self.comm.replicas is None:
-                self._land(scatter)
+            if self._replicas is None:
+                self._take_mean(scatter)
                 continue
             with scatter.average or nullcontext():
-                work = self.comm.replicas.all_reduce_mean(scatter.received)
+                work = self._replicas.all_reduce_mean(scatter.received)
             self._averaging.append(replace(scatter, work=work))
-        for average in self._arrived_of(self._averaging, leave):
-            self._land(average)
-        self._accumulate_landed(leave)
+        for average in self._pop_completed(self._averaging, leave):
+            self._take_mean(average)
+        self._accumulate_from_host(leave)
 
-    def _arrived_of(self, under_way: deque[_ReduceScatter], leave: int) -> Iterator[_ReduceScatter]:
-        """Remove the first of them, waiting until no more than `leave` remain."""
+    def _pop_completed(self, under_way: deque[_ReduceScatter], leave: int) -> Iterator[_ReduceScatter]:
+        """Remove and yield the first of them, waiting until no more than `leave` remain."""
         while under_way and (len(under_way) > leave or under_way[0].work.is_completed()):
             first = under_way.popleft()
             with self._wait:
                 first.work.wait()
             yield first
 
-    def _land(self, arrived: _ReduceScatter) -> None:
+    def _take_mean(self, scatter: _ReduceScatter) -> None:
         """Accumulate the mean gradients, or with `offload` begin their copy to the host."""
         if self._host is None:
-            self._first_gradients += arrived.flat.accumulate(self.gradients, arrived.received)
+            self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
             return
-        landed = host_memory(arrived.received)
-        self._landing.append((arrived.flat, landed, self._host.copy(Way.DOWN, landed, arrived.received)))
+        gradients = host_memory(scatter.received)
+        copy = self._host.copy(Way.DOWN, gradients, scatter.received)
+        self._host_copies.append(_HostCopy(scatter.flat, gradients, copy))
 
-    def _accumulate_landed(self, leave: int) -> None:
+    def _accumulate_from_host(self, leave: int) -> None:
         """Accumulate what has been copied to the host, and wait until no more than `leave` copies are under way."""
-        while self._landing and (len(self._landing) > leave or self._landing[0][2].is_completed()):
-            flat, landed, copy = self._landing.popleft()
-            copy.wait()
-            with on_host():
-                self._first_gradients += flat.accumulate(self.gradients, landed)
+        while self._host_copies and (len(self._host_copies) > leave or self._host_copies[0].copy.is_completed()):
+            first = self._host_copies.popleft()
+            first.copy.wait()
+            with host_allocation():
+                self._first_gradients += first.flat.accumulate(self.gradients, first.gradients)
 
-    def _bring(self, flats: Iterable[Flat]) -> None:
+    def _copy_to_device(self, flats: Iterable[Flat]) -> None:
         """Copy what the host has updated to the device, in this order."""
         if self._host is None:
             return
         for flat in flats:
-            self._rising[id(flat)] = self._host.copy(Way.UP, flat.resident, flat.shard)
+            self._device_copies[id(flat)] = self._host.copy(Way.UP, flat.resident, flat.shard)
 
-    def _brought(self, flat: Flat) -> None:
+    def _wait_for_device_copy(self, flat: Flat) -> None:
         """Wait until the device has what the host has updated."""
-        copy = self._rising.pop(id(flat), None)
+        copy = self._device_copies.pop(id(flat), None)
         if copy is not None:
             copy.wait()
 
@@ -206,9 +221,9 @@ class Sharded(Strategy):
         with suppress(Exception):
             for scatter in (*self._in_flight, *self._averaging):
                 scatter.work.wait()
-            for _, _, copy in self._landing:
-                copy.wait()
+            for host_copy in self._host_copies:
+                host_copy.copy.wait()
         self._in_flight.clear()
-        self._landing.clear()
+        self._host_copies.clear()
         self._averaging.clear()
         self._first_gradients = []

@@ -4,12 +4,13 @@ FSDP's FlatParameter (Zhao et al. 2023, arXiv 2304.11277, §3.2.3 and §4.2; tor
 
 [Note: the same storage]
 A parameter's memory is a view of its unit's flat buffer, whose storage is resized to nothing when the unit is freed and
-back before it is gathered. So whatever autograd saved, views too, sees the values again. While its unit is free, a
+back before it is gathered. So whatever autograd saved, views too, sees the values again. While its unit is sharded, a
 parameter is absent, see `overlaplab_engine.strategies.sharding.absent`; autograd would read NaN everywhere (0 for
 integers).
 """
 
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import cache, partial
 
 import torch
@@ -18,16 +19,27 @@ from torch._C._profiler import _RecordFunctionFast as Span
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
-from overlaplab_engine.models.deferred import hollow, materialise
+from overlaplab_engine.models.deferred import hollow_like, materialise
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.gradients.buckets import Gradients
-from overlaplab_engine.strategies.sharding.absent import absent, present
+from overlaplab_engine.strategies.sharding.absent import mark_absent, mark_present
 from overlaplab_engine.strategies.sharding.shards import Flat, Layout
 
 
+class ShardState(Enum):
+    """What a rank has of a unit's parameters, beside its shard."""
+
+    SHARDED = auto()
+    """Nothing: their memory is free."""
+    GATHERING = auto()
+    """Memory for all of them, which are on their way."""
+    GATHERED = auto()
+    """All of them."""
+
+
 class ShardedUnit:
-    """One unit's parameters: this rank's part always, all of them while the unit is held."""
+    """One unit's parameters: this rank's part always, all of them while the unit is gathered."""
 
     def __init__(
         self,
@@ -54,14 +66,13 @@ class ShardedUnit:
             )
         self.name = unit.name
         self.modules = unit.modules
-        self.kept = unit.kept
+        self.stays_gathered = unit.kept
+        """From the forward into the backward pass."""
         self.parameters = parameters
         self.trained = any(p.requires_grad for p in parameters)
         self.layout = Layout([p.shape for p in parameters], comm.shards.rank, comm.shards.world_size)
-        self.work: Work | None = None
-        """The gather under way."""
-        self.held = True
-        """Whether the full parameters have memory; they may still be on their way."""
+        self.state = ShardState.GATHERED
+        self._gather: Work | None = None
         self.active = 0
         """How many of its modules have begun their forward pass and not ended it."""
         self.uses = 0
@@ -85,42 +96,43 @@ class ShardedUnit:
         for parameter, view in zip(self.parameters, self.layout.views(whole), strict=True):
             materialise(parameter)
             view.copy_(parameter.detach())
-            parameter.data = hollow(parameter)
+            parameter.data = hollow_like(parameter)
         comm.broadcast([whole])
-        shard = self.layout.own(whole).clone()
+        shard = self.layout.local_chunk(whole).clone()
         trained = [p.requires_grad for p in self.parameters]
         self.flat = Flat(list(unit.parameters), self.layout, shard, trained, offload=offload)
         self.full = torch.empty_like(whole, dtype=dtype if whole.is_floating_point() else None)
         self._views = self.layout.views(self.full)
-        self._hollows = [hollow(view) for view in self._views]
+        self._hollows = [hollow_like(view) for view in self._views]
         self.free()
 
     def gather(self, comm: Communicator) -> None:
         """Launch the all-gather of the full parameters."""
         self.full.untyped_storage().resize_(self.full.nbytes)
-        self.held = True
+        self.state = ShardState.GATHERING
         shard = self.flat.resident
         if shard.dtype != self.full.dtype:
             with torch.no_grad():
-                shard = self.layout.own(self.full).copy_(shard)
-        self.work = comm.shards.all_gather(self.full, shard)
+                shard = self.layout.local_chunk(self.full).copy_(shard)
+        self._gather = comm.shards.all_gather(self.full, shard)
 
     def wait(self) -> None:
         """Wait for the gather under way, if there is one; on CUDA, make the stream wait."""
-        work, self.work = self.work, None
-        if work is not None:
-            work.wait()
+        gather, self._gather = self._gather, None
+        if gather is not None:
+            gather.wait()
             self._point_to(self._views)
+            self.state = ShardState.GATHERED
 
     def free(self) -> None:
         """Give the full parameters' memory back."""
         self._point_to(self._hollows)
-        absent(self.parameters, self._on_read)
+        mark_absent(self.parameters, self._on_read)
         self.full.untyped_storage().resize_(0)
-        self.held = False
+        self.state = ShardState.SHARDED
 
     def _point_to(self, values: Sequence[torch.Tensor]) -> None:
-        present(self.parameters)
+        mark_present(self.parameters)
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.data = value
 

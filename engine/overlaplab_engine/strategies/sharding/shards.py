@@ -12,7 +12,7 @@ import torch
 
 from overlaplab_engine.network.host_link import host_memory
 from overlaplab_engine.strategies.gradients.buckets import Gradients
-from overlaplab_engine.strategies.sharding.optimizers import part_of
+from overlaplab_engine.strategies.sharding.optimizers import make_part
 
 
 class Layout:
@@ -34,7 +34,7 @@ class Layout:
         parts = torch.split(full[: self.numel], self.sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def own(self, full: torch.Tensor) -> torch.Tensor:
+    def local_chunk(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (chunk,) part of a (padded,) buffer."""
         return full[self._begin : self._begin + self.chunk]
 
@@ -82,7 +82,7 @@ class Flat:
         self.resident = shard
         """What other ranks gather; on the device, if the shard is on the host."""
         self.pieces = [
-            Piece(self.names[number], part_of(part)) for number, part in layout.pieces(self.shard) if trained[number]
+            Piece(self.names[number], make_part(part)) for number, part in layout.pieces(self.shard) if trained[number]
         ]
 
     def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
@@ -91,10 +91,10 @@ class Flat:
         parts = {self.names[number]: part for number, part in self.layout.pieces(received)}
         without = []
         for piece in self.pieces:
-            kept = gradients.get(piece.tensor)
-            if kept is None:
+            grad = gradients.get(piece.tensor)
+            if grad is None:
                 gradients.set(piece.tensor, parts[piece.name])
                 without.append(piece)
             else:
-                kept.add_(parts[piece.name])
+                grad.add_(parts[piece.name])
         return without

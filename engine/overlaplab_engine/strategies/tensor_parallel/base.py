@@ -1,19 +1,10 @@
 """A strategy whose ranks compute each layer together: the options that it takes, and where it holds parts."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Strategy
-
-
-def refused_by(strategy: str) -> Mapping[str, str]:
-    """What a strategy of this name refuses if it cuts layers, see `Strategy.refuses`."""
-    return {
-        **{name: text for name, text in Strategy.refuses.items() if name not in ("tp", "sequence_parallel")},
-        "main_grad": f"{strategy} has no fp32 main_grad; leave --main-grad out",
-    }
 
 
 class CutsLayers(Strategy):

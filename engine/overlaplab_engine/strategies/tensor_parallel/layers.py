@@ -1,4 +1,4 @@
-"""Which parameters are cut among a tensor-parallel group, and what must hold for that."""
+"""The parameters that are cut among a tensor-parallel group, and what must hold for that."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,21 +19,22 @@ COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.output", "down")
 
 def cut_parameters(model: nn.Module) -> dict[str, int]:
     """The parameters of which a rank holds a part, and the dimension that is cut. Biases of `ROWS` are whole."""
-    found = {}
+    dimensions = {}
     for name, _ in model.named_parameters():
         module, _, kind = name.rpartition(".")
         if module.endswith(tuple(f".{column}" for column in COLUMNS)):
-            found[name] = 0
+            dimensions[name] = 0
         elif module.endswith(tuple(f".{row}" for row in ROWS)) and kind == "weight":
-            found[name] = 1
-    return found
+            dimensions[name] = 1
+    return dimensions
 
 
 def tensor_group(strategy: str, comm: Communicator) -> Communicator:
     """The ranks that cut the layers. EngineError if there are none."""
-    if comm.tensor is None:
+    tensor = comm.axis("tp")
+    if tensor is None:
         raise EngineError(f"{strategy} needs a tensor-parallel group: connect(…).along(Mesh(…, tp=2))")
-    return comm.tensor
+    return tensor
 
 
 def shared_layers(strategy: str, model: nn.Module, comm: Communicator) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""What a step of a run on GPUs would take with another cap of DDP, or prefetch depth of FSDP2, for the page What if.
+"""What a step of a run on GPUs would take with another cap of DDP, or prefetch depth of FSDP2.
 
 Hosts and streams are played again for each setting (`device.predict_device`), which takes up to seconds where many
 kernels were recorded. So what is asked for once is kept, and the curve's settings are played before a slider moves.
@@ -7,11 +7,8 @@ kernels were recorded. So what is asked for once is kept, and the curve's settin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.analyses.summary import summary
@@ -22,45 +19,18 @@ from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
 from overlaplab.simulate.gpus.gathers import prefetch_edits
-from overlaplab.simulate.predictions.device import (
-    DevicePrediction,
-    device_interval,
-    device_manifest,
-    predict_device,
-    require_device,
-)
-from overlaplab.simulate.predictions.error import Interval, extrapolations
+from overlaplab.simulate.predictions.answer import Answer, LaneRow, lane_table, median_step
+from overlaplab.simulate.predictions.device import device_manifest, predict_device, require_device
+from overlaplab.simulate.predictions.error import extrapolations
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import Rule, label_fields
 
 Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
-DEPTHS = (1, 2, 3, 4)
-"""Units gathered ahead that are tried."""
 _STEP = "ProfilerStep#"
 _MAX_STRETCHES = 1000
 """Stretches of a step that are nearer to each other than its length divided by this are drawn as one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAnswer:
-    """A setting that was played."""
-
-    mean_ns: float
-    """See `undisturbed.mean_step_ns`."""
-    replayed_ns: Sequence[float]
-    """Each step of the recorded run, played as it is: the mean over the ranks."""
-    transfers_ns: int
-    """See `DevicePrediction`."""
-    far: dict[str, float]
-    """What is extrapolated: see `error.extrapolations`."""
-    span_ns: int
-    """The median of all ranks' steps, the lower of two."""
-    lanes: pd.DataFrame
-    """That step: see `lanes`."""
-    spans_ns: npt.NDArray[np.int64]
-    """How long each step takes, of shape (ranks, steps)."""
 
 
 def option(run: Run) -> Option:
@@ -103,43 +73,32 @@ def least_cap_mb(run: Run) -> float:
     return CAP_MB if on_gpus and is_of_one_size(run) else 0.25
 
 
-def answer(run: Run, setting: Setting) -> DeviceAnswer:
+def device_answer(run: Run, setting: Setting) -> Answer:
     """The run under the setting. Raises `OverlaplabError` where it cannot be played."""
     answers = _answers(run)
     if setting not in answers:
         prediction = predict_device(run, setting)
-        rank, step, span_ns = _median_step(prediction)
-        answers[setting] = DeviceAnswer(
+        place = median_step(prediction.predicted_ns)
+        answers[setting] = Answer(
+            spans_ns=prediction.predicted_ns,
             mean_ns=mean_step_ns(run, prediction.predicted_ns),
             replayed_ns=prediction.recorded_ns.mean(axis=0).tolist(),
             transfers_ns=prediction.transfers_ns,
-            far=extrapolations(device_manifest(run), setting, *prediction.moves),
-            span_ns=span_ns,
-            lanes=lanes(prediction.events(rank), step),
-            spans_ns=prediction.predicted_ns,
+            extrapolated=extrapolations(device_manifest(run), setting, *prediction.moves),
+            median_span_ns=place.span_ns,
+            lanes=device_lanes(prediction.events(place.rank), place.step),
         )
     return answers[setting]
 
 
 @once_per_run
-def _answers(run: Run) -> dict[Setting, DeviceAnswer]:
+def _answers(run: Run) -> dict[Setting, Answer]:
     """The settings that were asked for."""
     return {}
 
 
-def interval(run: Run, played: DeviceAnswer, caps: pd.DataFrame) -> Interval:
-    """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`."""
-    return device_interval(run, played.mean_ns, played.replayed_ns, played.transfers_ns, caps, played.far)
-
-
-def steps_by_cap(run: Run, setting: Setting, caps: Sequence[float]) -> pd.DataFrame:
-    """The setting with each of these caps, in MiB: columns `bucket_cap_mb` (float64), `step_ns` (int64, the mean)."""
-    rows = [(cap, round(answer(run, replace(setting, bucket_cap_mb=cap)).mean_ns)) for cap in caps]
-    return pd.DataFrame(rows, columns=["bucket_cap_mb", "step_ns"]).astype({"bucket_cap_mb": "float64"})
-
-
 @once_per_run
-def least_ns(run: Run) -> int | None:
+def device_least_ns(run: Run) -> int | None:
     """What no buckets are shorter than: the mean over ranks and steps of each rank alone, its recorded idle time in it.
 
     None where that is unknown.
@@ -153,37 +112,21 @@ def least_ns(run: Run) -> int | None:
     return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
 
 
-def steps_by_depth(run: Run, setting: Setting) -> pd.DataFrame:
-    """The setting with each of `DEPTHS`: columns `prefetch`, `step_ns` (the mean; both int64)."""
-    rows = [(ahead, round(answer(run, replace(setting, prefetch=ahead)).mean_ns)) for ahead in DEPTHS]
-    return pd.DataFrame(rows, columns=["prefetch", "step_ns"])
-
-
-def _median_step(prediction: DevicePrediction) -> tuple[int, int, int]:
-    """The rank and the step, by their places, of the median of all ranks' steps, and how long it took."""
-    spans = prediction.predicted_ns
-    place = int(np.argsort(spans, axis=None, kind="stable")[(spans.size - 1) // 2])
-    rank, step = divmod(place, spans.shape[1])
-    return rank, step, int(spans[rank, step])
-
-
-def lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
-    """What one rank's main stream and its collectives did in a step, by its place: rows as `what_if.lanes` has them."""
+def device_lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
+    """What one rank's main stream and its collectives did in a step, by its place: see `lane_table`."""
     window = [event for event in events if event.name.startswith(_STEP)][step]
     begin, end = window.start_ns, window.end_ns
     grain_ns = (end - begin) // _MAX_STRETCHES
     computes = _stretches(event for event in events if event.thread == COMPUTES and event is not window)
     works = clip(computes, begin, end)
-    rows: list[Any] = [("rank", "", False, *each) for each in _join_near(works, grain_ns)]
+    rows: list[LaneRow] = [("rank", "", False, *each) for each in _join_near(works, grain_ns)]
     for event in events:
         if event.thread == LINK and event.start_ns < end and event.end_ns > begin:
             carried = clip(_stretches([event]), begin, end)
             alone = subtract(carried, works)
             rows += [("link", _kind(event), False, *each) for each in _join_near(subtract(carried, alone), grain_ns)]
             rows += [("link", _kind(event), True, *each) for each in _join_near(alone, grain_ns)]
-    table = pd.DataFrame(rows, columns=["lane", "what", "exposed", "start_ns", "end_ns"])
-    table[["start_ns", "end_ns"]] -= begin
-    return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})
+    return lane_table(rows, begin)
 
 
 def _stretches(events: Any) -> Intervals:

@@ -13,15 +13,13 @@ from overlaplab_engine.network.host_link import HostLink, Way
 from overlaplab_engine.network.process_group import EmulatedLinkGroup
 
 
-class Rising:
+class HostAllGather:
     """FSDP2's all-gather (its interface `AllGather`): the shard first comes up from the host."""
 
     def __init__(self, link: HostLink) -> None:
-        """`link` is the one to the host."""
         self._link = link
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for what is gathered."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -37,5 +35,5 @@ class Rising:
         if not isinstance(group, EmulatedLinkGroup):
             copy.wait()
             return all_gather_single(output_tensor, shard, group=group, async_op=async_op)
-        with group.after(copy.wait):
+        with group.begin_after(copy.wait):
             return all_gather_single(output_tensor, shard, group=group, async_op=async_op)

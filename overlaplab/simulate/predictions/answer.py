@@ -1,0 +1,82 @@
+"""What a reader asks of a run, and what a play of it answers: one form for runs on CPUs and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from overlaplab.costs import Algorithm
+from overlaplab.simulate.further import Skew
+from overlaplab.simulate.programs.setting import Setting
+
+DEPTHS = (1, 2, 3, 4)
+"""Units gathered ahead that are tried."""
+LANE_COLUMNS = ("lane", "what", "exposed", "start_ns", "end_ns")
+LaneRow: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A setting, and how collectives and further ranks are modelled."""
+
+    setting: Setting
+    algorithm: Algorithm = "ring"
+    skew: Skew = "recorded"
+    """What ranks do that were not recorded: see `draw_ranks`."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A setting that was played."""
+
+    spans_ns: NDArray[np.int64]
+    """How long each step takes, of shape (ranks, steps)."""
+    mean_ns: float
+    """See `undisturbed.mean_step_ns`."""
+    replayed_ns: Sequence[float]
+    """Each step of the recorded run, played as it is: the mean over the ranks."""
+    transfers_ns: int
+    """How much the mean step may be off because T of other sizes is."""
+    extrapolated: dict[str, float]
+    """See `error.extrapolations`."""
+    median_span_ns: int
+    lanes: pd.DataFrame
+    """The median step: see `lane_table`."""
+
+    @property
+    def step_ns(self) -> int:
+        """The mean step."""
+        return round(self.mean_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlace:
+    """A step of a rank, by their places, and how long it took."""
+
+    rank: int
+    step: int
+    span_ns: int
+
+
+def median_step(spans_ns: NDArray[np.int64]) -> StepPlace:
+    """The median of all ranks' steps, the lower of two; takes times of shape (ranks, steps)."""
+    place = int(np.argsort(spans_ns.T, axis=None, kind="stable")[(spans_ns.size - 1) // 2])
+    step, rank = divmod(place, spans_ns.shape[0])
+    return StepPlace(rank=rank, step=step, span_ns=int(spans_ns[rank, step]))
+
+
+def lane_table(rows: Sequence[LaneRow], begin_ns: int) -> pd.DataFrame:
+    """What one rank and the link did in a step that began then: rows of stretches, in ns from the step's start.
+
+    Columns: `lane` (`rank`: it works; `link`: a collective is on it), `what` (the bucket, unit or kind), `exposed`
+    (bool: the rank does not work meanwhile), `start_ns`, `end_ns` (int64).
+    """
+    table = pd.DataFrame(rows, columns=LANE_COLUMNS)
+    table[["start_ns", "end_ns"]] -= begin_ns
+    return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})

@@ -1,0 +1,143 @@
+"""What a step of a run on CPUs would take with another setting, fast enough to answer a slider.
+
+A setting's programs are made once and kept. Another link, and more ranks, then only change how long collectives take,
+and who does what was recorded; the wide player plays all ranks at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.intervals import clip, intersect, subtract, union
+from overlaplab.manifest import strategy_traits
+from overlaplab.simulate import undisturbed
+from overlaplab.simulate.buckets.search import bucket_search
+from overlaplab.simulate.further import draw_ranks
+from overlaplab.simulate.player import End, Launch, StuckError
+from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, StepPlace, lane_table, median_step
+from overlaplab.simulate.predictions.device import device_manifest
+from overlaplab.simulate.predictions.error import extrapolations, mean_steps
+from overlaplab.simulate.programs import made_programs
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.times import elsewhere_ns
+from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
+from overlaplab.traits import TRAITS
+
+AS_RECORDED = Question(setting=Setting())
+
+
+def wide_answer(run: Run, question: Question) -> Answer:
+    """The question, played. Raises `OverlaplabError` where the run cannot tell."""
+    program, played = play_question(run, question)
+    place = median_step(played.spans_ns.T)
+    return Answer(
+        spans_ns=played.spans_ns.T,
+        mean_ns=mean_step_ns(run, played),
+        replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
+        transfers_ns=0,
+        extrapolated=extrapolations(
+            device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves
+        ),
+        median_span_ns=place.span_ns,
+        lanes=lanes(program, played, place),
+    )
+
+
+def play_question(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
+    """The run with another setting; ranks that were not recorded do what `draw_ranks` says.
+
+    Of a collective's T what it took beyond the recorded link's model is kept. Raises `OverlaplabError` where the run
+    cannot tell.
+    """
+    setting, algorithm = question.setting, question.algorithm
+    ranks = setting.ranks or len(run.traces)
+    program_ranks = _program_ranks(run, setting)
+    program = setting_program(run, replace(setting, link=None, ranks=program_ranks))
+    link = run.manifest.link if run.manifest else None
+    if link is not None:
+        recorded_ranks = program_ranks or len(run.traces)
+        before, after = (
+            replace(link, world_size=n) for link, n in ((link, recorded_ranks), (setting.link or link, ranks))
+        )
+        if after != before or algorithm != "ring":
+            program = retime_collectives(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
+    elif setting.link is not None or setting.ranks is not None:
+        raise OverlaplabError("without a link no other link or number of ranks can be played", path=run.path)
+    if ranks != program.ranks:
+        program = draw_ranks(program, ranks, skew=question.skew, seed=question.seed)
+    return program, play_wide(program)
+
+
+def _program_ranks(run: Run, setting: Setting) -> int | None:
+    """Among how many ranks programs are made: as recorded, but where ranks own parts, whose sizes depend on it."""
+    traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
+    return setting.ranks if traits is not None and traits.sharded else None
+
+
+def mean_step_ns(run: Run, played: WidePlayed) -> int:
+    """The mean of all ranks' steps that nothing disturbed, as `predict` tells it."""
+    return round(undisturbed.mean_step_ns(run, played.spans_ns.T))
+
+
+def best_found_ns(run: Run, question: Question) -> int | None:
+    """The mean step with the best buckets found behind the setting's link and ranks.
+
+    None where none are found (`bucket_search`), and for settings that change more than caps, the link and the ranks.
+    """
+    setting = question.setting
+    changeable = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
+    recorded = run.manifest.link if run.manifest else None
+    others = replace(setting, **{name: getattr(Setting(), name) for name in changeable})
+    if others != Setting() or question.algorithm != "ring":
+        return None
+    link = setting.link or recorded
+    search = bucket_search(run, link and replace(link, world_size=setting.ranks or link.world_size))
+    if search is None or search.best_found is None:
+        return None
+    program = widen(search.cut.programs(search.best_found.buckets))
+    if setting.ranks is not None and setting.ranks != program.ranks:
+        program = draw_ranks(program, setting.ranks, skew=question.skew, seed=question.seed)
+    return mean_step_ns(run, play_wide(program))
+
+
+def count_buckets(program: WideProgram) -> int:
+    """How many buckets a step sends."""
+    ends = sum(isinstance(move, End) for move in program.moves)
+    return sum(isinstance(move, Launch) and move.role == "bucket" for move in program.moves) // max(ends - 1, 1)
+
+
+def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFrame:
+    """What one rank and the link did in a step: see `lane_table`."""
+    begin, end = (int(played.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
+    works = clip(working_times(program, played, at.rank), begin, end)
+    rows: list[LaneRow] = [("rank", "", False, *stretch) for stretch in works.tolist()]
+    launches = [move for move in program.moves if isinstance(move, Launch)]
+    for launch, (start, stop) in zip(launches, played.carried_ns.tolist(), strict=True):
+        carried = clip(union([start], [stop]), begin, end)
+        if not len(carried):
+            continue  # another step's
+        for exposed, stretches in ((False, intersect(carried, works)), (True, subtract(carried, works))):
+            what = launch.what if launch.what is not None else launch.kind
+            rows += [("link", f"{launch.role} {what}".strip(), exposed, *stretch) for stretch in stretches.tolist()]
+    return lane_table(rows, begin)
+
+
+@once_per_run
+def _programs_by_setting(run: Run) -> dict[Setting, WideProgram]:
+    """The programs of settings that were asked for."""
+    return {}
+
+
+def setting_program(run: Run, setting: Setting) -> WideProgram:
+    """The recorded ranks' programs under the setting. Raises `OverlaplabError` where the run cannot tell."""
+    programs = _programs_by_setting(run)
+    if setting not in programs:
+        try:
+            programs[setting] = widen(made_programs(run, setting))
+        except StuckError as error:
+            raise OverlaplabError(str(error), path=run.path) from None
+    return programs[setting]
