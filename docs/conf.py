@@ -34,7 +34,7 @@ default_role = "code"  # docstrings put names into single backticks
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 myst_heading_anchors = 3
-nitpick_ignore = [("myst", folder) for folder in ("examples", "engine/overlaplab_engine/strategies")]
+nitpick_ignore = [("myst", folder) for folder in ("examples", "../engine/overlaplab_engine/strategies")]
 """Links to folders of the repository: on the site, which has files alone, they are text."""
 
 COMMANDS = {"overlaplab": "overlaplab.cli", "overlaplab record": "overlaplab_engine.cli"}

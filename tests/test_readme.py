@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_notebook_snippets_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +26,13 @@ def test_the_notebook_snippets_run(monkeypatch: pytest.MonkeyPatch) -> None:
         if "Recorder" not in snippet:
             exec(compile(snippet, "README.md", "exec"), names)
     assert len(names["table"]) == 6  # type: ignore[arg-type]
+
+
+def test_the_snippet_for_hta_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    (snippet,) = blocks("python", (ROOT / "docs" / "hta.md").read_text())
+    exec(compile(snippet, "docs/hta.md", "exec"), names)
     assert names["analysis"].t.traces.keys() == {0, 1}  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device, defaults
 from overlaplab_engine.devices import gpus, should_use_gpus
@@ -21,6 +22,17 @@ from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, 
 from overlaplab_engine.strategy_names import StrategyName
 
 _ASKED = "_OVERLAPLAB_COMPLETE"
+_PANELS = {
+    "Model and precision": "heads seq vocab tied dtype main_grad param_dtype reduce_dtype clip_norm lr seed",
+    "Ranks": "dp pp tp hsdp communicators",
+    "Steps and files": "warmup trace trace_ranks save resume",
+    "Memory": "memory_limit largest_batch offload host_link checkpointing",
+    "Sharding: zero1, zero2, zero3, torch-fsdp2": "units overlap_param_gather keep_last reshard_after_forward",
+    "Pipelines": "schedule stages microbatches",
+    "Other strategies": "sequence_parallel asynchronous max_staleness every background",
+    "Emulation: the link, layers that sleep": "link_wait attempts compute slow_rank pause_ms",
+}
+"""The help's groups behind the common options, and the fields of `Config` in each."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,6 +61,20 @@ def _complain(message: str) -> int:
     if os.environ.get("RANK", "0") == "0":  # under torchrun every rank reads the same command line
         print(f"overlaplab record: {message}", file=sys.stderr)
     return 2
+
+
+class _Record(TyperCommand):
+    """A command whose help groups the options, and shows no type of Python's beside switches and whole numbers."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if isinstance(parameter, TyperOption):
+                parameter.rich_help_panel = panels.get(str(parameter.name))
+                parameter.metavar = {"bool": "", "int": "N"}.get(parameter.bare_type())
+        return parameters
 
 
 def _parameter(field: Field[Any]) -> inspect.Parameter:
@@ -83,7 +109,10 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@app.command(epilog="Example: overlaplab record --strategy bucketed --bucket-cap-mb 4 --link auto --out runs/bucketed")
+@app.command(
+    cls=_Record,
+    epilog="Example: overlaplab record --strategy bucketed --bucket-cap-mb 4 --link auto --out runs/bucketed",
+)
 @_with_options
 def record(
     context: typer.Context,

@@ -115,7 +115,7 @@ class _StepOptions:
         bool, Option("In place of --batch, the largest that --memory-limit leaves room for, found by rehearsing.")
     ] = False
     steps: Annotated[int, Option("Recorded steps.")] = 3
-    warmup: Annotated[int, Option("Steps before them.")] = 2
+    warmup: Annotated[int, Option("Steps before the recorded ones.")] = 2
     """At least 1, after which buckets are rebuilt; torch-ddp needs 2."""
     accumulate: Annotated[
         int, Option("Microbatches per step; zero2, zero3, torch-fsdp2 send gradients with each, others with the last.")

@@ -16,12 +16,14 @@ import typer
 from overlaplab.cli import advise, bench, comparing, doctor, figures, files, plan, predict, runs, watch
 from overlaplab.cli.completion import ASKED, record_asked
 from overlaplab.cli.engine import ENGINE
+from overlaplab.cli.help import Commands
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import visible_line
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
+    cls=Commands,
     epilog="Begin with: overlaplab record --strategy bucketed --out runs/bucketed, then: overlaplab app runs",
     no_args_is_help=True,
     add_completion=True,

@@ -43,9 +43,9 @@ def advise(
         bool,
         typer.Option("--verify", help="Record the present, the advised and a neighbouring setting, and compare them."),
     ] = False,
-    repeats: Annotated[int, typer.Option(min=3, help="With --verify: recordings of each setting.")] = 3,
+    repeats: Annotated[int, typer.Option(min=3, help="Recordings of each setting with --verify.")] = 3,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With --verify: gets the recordings; RUN-verify unless given.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of --verify's recordings. Default: RUN-verify.")
     ] = None,
     opening: Opening = OPENING,
 ) -> None:

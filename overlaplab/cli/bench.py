@@ -26,20 +26,22 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 @app.command(epilog="Example: overlaplab bench-collectives --nproc 4 --link 1Gbps,40000us --sizes 1k,1M,10M")
 def bench_collectives(
-    sizes: Annotated[str, typer.Option(metavar="BYTES", help="Of the tensor; k is 1,000, M 1,000,000.")] = "1k,32k,1M",
-    algorithms: Annotated[str, typer.Option(help="Of ring, tree (both by hand, hop by hop) and torch.")] = (
+    sizes: Annotated[
+        str, typer.Option(metavar="BYTES", help="Sizes of the tensor; k is 1,000, M 1,000,000.")
+    ] = "1k,32k,1M",
+    algorithms: Annotated[str, typer.Option(help="Any of ring, tree (both by hand, hop by hop) and torch.")] = (
         "ring,tree,torch"
     ),
     nproc: Annotated[int, typer.Option(help="Ranks to start here.")] = 4,
     link: Annotated[str, typer.Option(help="Emulated link of CPUs, such as 1Gbps,5000us; or none.")] = "none",
     iterations: Annotated[
-        int, typer.Option(min=1, help="Of each size and algorithm, after two that do not count.")
+        int, typer.Option(min=1, help="Runs of each size and algorithm, after two that do not count.")
     ] = 10,
     device: Annotated[str, typer.Option(help="cpu, or cuda with a GPU for each rank.")] = "cpu",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was measured, as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """How long all-reduces take by size: ring, tree and the library's side by side, as nccl-tests shows them."""
+    """Time all-reduces by size: ring, tree and torch's own side by side, as nccl-tests shows them."""
     need_engine()
     options = ["--sizes", _sizes(sizes), "--algorithms", algorithms, "--nproc", str(nproc), "--link", link]
     options += ["--iterations", str(iterations), "--device", device]

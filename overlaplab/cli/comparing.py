@@ -33,23 +33,21 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Exit with 1 where the last run differs so from the first ('exposed_comm_ns > 5%'), or is so itself"
-            " ('exposed_comm_ns > 5ms', 'exposed.tail > 5ms'), and with 2 where that cannot be judged. May be given"
-            " several times: any one of them fails.",
+            help="Exit with 1 if this holds: % compares the last run with the first ('exposed_comm_ns > 5%'), ms or a"
+            " ratio is an absolute limit ('exposed.tail > 5ms'). Exit with 2 if it cannot be judged (repeatable).",
         ),
     ] = None,
     require: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="What must hold of the last run ('hidden_gathers >= 7', 'exposed.tail_share < 0.05'). Exit with 1"
-            " where it does not, and with 3 where the recording does not tell: the machine was busy, the run is"
-            " launch-bound, or a figure is unknown. May be given several times: all of them must hold.",
+            help="Exit with 1 if the last run does not meet this ('hidden_gathers >= 7', 'exposed.tail_share < 0.05')."
+            " Exit with 3 if that is open: a busy machine, a launch-bound run, an unknown figure (repeatable).",
         ),
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Changes are from this baseline's recordings, instead of the first run."),
+        typer.Option(metavar="FILE", help="Compare with this baseline instead of the first run."),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the conditions as JUnit tests.")] = None,
     markdown: Annotated[
@@ -57,11 +55,10 @@ def compare(
     ] = None,
     opening: Opening = OPENING,
 ) -> None:
-    """Runs side by side: step time, its parts, and which is fastest beyond the spread.
+    """Runs side by side: step time, its parts, and which run is clearly fastest.
 
-    A folder of runs stands for all of them. Runs that differ in bucket_cap_mb alone are shown by cap. With --baseline
-    one run is enough, and a change fails only if it lies beyond all of the baseline's recordings. So it is with
-    --require.
+    A folder of runs stands for all of them. Runs that differ only in bucket_cap_mb are shown by cap. One run is enough
+    with --baseline or --require. With --baseline a change fails only if it lies beyond all of its recordings.
     """
     from overlaplab import analyses, findings
     from overlaplab.report import documents, terminal

@@ -55,7 +55,7 @@ def export(
         typer.Option(
             "--perfetto",
             metavar="FILE",
-            help="A trace of all ranks; gzipped where it ends in .gz; to a pipe: -.",
+            help="Write all ranks into one trace; gzipped if FILE ends in .gz; - writes to a pipe.",
         ),
     ] = None,
     inductor_estimates: Annotated[

@@ -17,7 +17,7 @@ RunPath = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run, a folder of torch.profiler traces, or one trace; or s3://…; - reads a trace from a pipe.",
+        help="A run, a folder of torch.profiler traces, one trace, or s3://…; - reads a pipe.",
         autocompletion=runs_like,
     ),
 ]
@@ -29,7 +29,7 @@ Strategy = Annotated[
     str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}.", autocompletion=strategies_like)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in ns, and nothing else.")]
-Every = Annotated[bool, typer.Option("--all", help="Print every row of long tables, which are summed up otherwise.")]
+Every = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +48,22 @@ class Opening:
 
 OPENING = Opening()
 
-Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank; may be given again.")]
-Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; may be given again.")]
+Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank (repeatable).")]
+Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step (repeatable).")]
 SkipSteps = Annotated[int, typer.Option("--skip-steps", min=0, help="Leave out each rank's first steps.")]
 AssignRank = Annotated[
     list[str] | None,
-    typer.Option("--assign-rank", metavar="FILE=N", help="This file's rank, if it does not tell; may be given again."),
+    typer.Option("--assign-rank", metavar="FILE=N", help="Rank of FILE, if the file does not state it (repeatable)."),
 ]
 Recording = Annotated[
-    int | None, typer.Option(min=1, help="Of several recordings of the same ranks, this one. The default is the last.")
+    int | None,
+    typer.Option(min=1, help="Which recording, if the ranks were recorded several times. Default: the last."),
 ]
 Communication = Annotated[
     str | None,
-    typer.Option(
-        metavar="REGEX", help="Kernels and copies whose names match count as communication, too; case is ignored."
-    ),
+    typer.Option(metavar="REGEX", help="Count kernels and copies with such names as communication (case is ignored)."),
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Read the traces themselves, and keep no tables of them.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")]
 
 
 def _selection(values: Mapping[str, Any]) -> Selection:

@@ -31,21 +31,25 @@ _MEMORY = {"": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}
 @group_options
 def plan(
     params: Annotated[str | None, typer.Option(metavar="N", help="Parameters, as in 7B; or give --layers.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Of a transformer like GPT-2, with --width.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of a transformer like GPT-2; give --width, too.")] = None,
     width: Annotated[int | None, typer.Option(help="Features of a token.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads; one per 128 features unless given.")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Words. Default: 50257.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size. Default: 50257.")] = None,
     tied: Annotated[bool | None, typer.Option(help="The output projection shares the embedding's weights.")] = None,
-    seq: Annotated[str | None, typer.Option(metavar="TOKENS", help="Of a sample; k is 1,024. Default: 2k.")] = None,
-    microbatch: Annotated[
-        int | None, typer.Option(help="Samples that a GPU computes with at once. Default: 1.")
+    seq: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Tokens per sample; k is 1,024. Default: 2k.")
     ] = None,
+    microbatch: Annotated[int | None, typer.Option(help="Samples per microbatch of a GPU. Default: 1.")] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(metavar="TOKENS", help="Per step on all GPUs; k is 1,024, M is 1,024². Default: one each."),
+        typer.Option(
+            metavar="TOKENS", help="Tokens per step on all GPUs; k is 1,024, M is 1,024². Default: a microbatch each."
+        ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Data-parallel GPUs. Default: 8.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of a GPU, as in 80GB or 64GiB.")] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, as in 80GB or 64GiB.")
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -55,8 +59,8 @@ def plan(
     checkpointing: Annotated[
         bool | None, typer.Option(help="Activation checkpointing: layers keep only their inputs.")
     ] = None,
-    keep_scores: Annotated[bool, typer.Option(help="Attention keeps all scores: no FlashAttention.")] = False,
-    dropout: Annotated[bool, typer.Option(help="There is dropout.")] = False,
+    keep_scores: Annotated[bool, typer.Option(help="Attention keeps all scores, without FlashAttention.")] = False,
+    dropout: Annotated[bool, typer.Option(help="The model has dropout.")] = False,
     from_run: Annotated[
         str | None,
         typer.Option(
@@ -67,17 +71,19 @@ def plan(
         ),
     ] = None,
     train_tokens: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="To train on, as in 300B, for the hours; with --from.")
+        str | None,
+        typer.Option(metavar="TOKENS", help="Tokens to train on, as in 300B: gives the hours. Needs --from."),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="For the cost; with --train-tokens.")
+        float | None,
+        typer.Option(metavar="PRICE", help="Price of a GPU for an hour: gives the cost. Needs --train-tokens."),
     ] = None,
     as_json: Json = False,
     opening: Opening = OPENING,
 ) -> None:
-    """Batch, memory and operations of a training run, before anything runs: what fits from how many GPUs on.
+    """Batch, memory and operations of a training run, before anything runs: how many GPUs are needed to fit.
 
-    From a recording of the same model also what a step, and training on so many tokens, is predicted to take and cost.
+    With --from RUN, a recording of the same model, it also predicts a step's time, hours and cost.
     """
     from overlaplab.costs.plan import AskedPlan
     from overlaplab.costs.transformer import Attention

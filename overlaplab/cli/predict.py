@@ -26,7 +26,7 @@ app = typer.Typer()
 def predict(
     run: RunPath,
     bucket_cap_mb: Annotated[float | None, typer.Option(metavar="M", help="Cap of the buckets, in MiB.")] = None,
-    first_bucket_mb: Annotated[float | None, typer.Option(metavar="M", help="Cap of the first one, in MiB.")] = None,
+    first_bucket_mb: Annotated[float | None, typer.Option(metavar="M", help="Cap of the first bucket, in MiB.")] = None,
     link: Annotated[
         str | None, typer.Option(metavar="L", help="Bandwidth and latency, as in 1Gbps,200us; or a run, for its link.")
     ] = None,
@@ -44,13 +44,11 @@ def predict(
         str | None, typer.Option(metavar="L,L…", help="Layers of each stage of a pipeline, as in 1,3,3,1.")
     ] = None,
     no_straggler: Annotated[
-        bool, typer.Option("--no-straggler", help="Every rank works for as long as the median rank.")
+        bool, typer.Option("--no-straggler", help="Let every rank work as long as the median rank.")
     ] = False,
     edit: Annotated[
         list[str] | None,
-        typer.Option(
-            "--edit", metavar="NAME[=VALUE]", help="Any of these and further changes by name; may be repeated."
-        ),
+        typer.Option("--edit", metavar="NAME[=VALUE]", help="Another change, by name (repeatable)."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="RUN2", help="A new folder for the predicted run.")
@@ -58,14 +56,17 @@ def predict(
     as_json: Json = False,
     opening: Opening = OPENING,
 ) -> None:
-    """What a recorded run would take under another setting: step and exposed time, and how far they may be off.
+    """Predict a recorded run under another setting: step time, exposed time, and their error.
 
     The predicted run is a folder like a recorded one, which all commands and pages read and mark. Figures are means
-    over all ranks' steps that nothing disturbed. --edit takes the options by name, as in cap=4, and what else ranks
-    might do otherwise; docs/predictions.md lists all. Of a pipeline schedule, microbatches, stages and link can be
-    changed; of other meshes of several axes (tensor, DP × TP, HSDP) the link; of an asynchronous parameter server
-    nothing; of a run on GPUs, whoever recorded it, the link, the caps of torch's DDP, the prefetch of its FSDP2, and
-    what its hosts do.
+    over all ranks' steps that nothing disturbed. --edit takes these options by name, as in cap=4, and further ones;
+    docs/predictions.md lists all. What can be changed depends on the recording:
+
+    Data parallelism on CPUs: all but the options of pipelines.
+    A pipeline: --schedule, --microbatches, --stages, --link.
+    Tensor parallelism, DP × TP, HSDP: --link.
+    An asynchronous parameter server: nothing.
+    GPUs: --link, caps of DDP and of the engine, --prefetch of FSDP2, and edits of what hosts do.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run

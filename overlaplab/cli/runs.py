@@ -25,7 +25,7 @@ app = typer.Typer()
 @app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help="Record a run: the options are those of python -m overlaplab_engine, shown by `overlaplab record --help`.",
+    help="Train a small model and record it; `overlaplab record --help` lists the options.",
 )
 def record(context: typer.Context, strategy: Strategy = None) -> None:
     """Become the engine, which records; its options, progress and exit code are this command's."""
@@ -43,17 +43,18 @@ def record(context: typer.Context, strategy: Strategy = None) -> None:
 )
 def sweep_command(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets DIR/cap-1, DIR/cap-5, …; runs in it are kept.")],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folder of the recordings, DIR/cap-1, DIR/cap-5, …; finished ones are kept."),
+    ],
     bucket_cap_mb: Annotated[str | None, typer.Option(metavar="CAPS", help="Caps in MiB, as in 1,5,25,100.")] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=A,B,…", help="Values for {NAME} in your command; may be given again."),
+        typer.Option("--set", metavar="NAME=A,B,…", help="Values for {NAME} in your command (repeatable)."),
     ] = None,
     repeats: Annotated[
         int,
-        typer.Option(
-            min=1, help="Recordings of each cap (DIR/cap-5, DIR/cap-5-2 …): fewer than 4 cannot tell two caps apart."
-        ),
+        typer.Option(min=1, help="Recordings of each cap; with fewer than 4 no two caps can be told apart."),
     ] = 4,
     order_seed: Annotated[int, typer.Option(min=0, help="Seed of the random order of the caps.")] = 0,
     strategy: Strategy = None,
@@ -100,12 +101,12 @@ def sweep_command(
 def slice_command(
     run: RunPath,
     steps: Annotated[
-        str, typer.Option(metavar="FROM:TO", help="From this step up to, not including, that one; or one step.")
+        str, typer.Option(metavar="FROM:TO", help="Steps from FROM up to, but not including, TO; or one step.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="A folder that does not exist yet.")],
     opening: Opening = OPENING,
 ) -> None:
-    """Copy what these steps need of each trace into a new folder, as traces.
+    """Cut steps out of a run, into a new folder of traces.
 
     Figures of these steps are the same there. Steps are ProfilerStep numbers, as summary shows them, and half-open as
     in Python: 3:5 is 3 and 4, 3: is 3 and all after it. run.json is copied, with a note under "sliced".
@@ -125,7 +126,7 @@ def slice_command(
 @app.command("app", epilog="Example: overlaplab app runs")
 def dashboard(
     folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="On the host.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = PORT,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines connect.")
     ] = HOST,

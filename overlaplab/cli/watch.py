@@ -24,7 +24,7 @@ REFRESH_S = 2.0
 @app.command("watch", epilog="Example: overlaplab watch runs/live")
 def watch_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that overlaplab.watch writes into.")],
-    once: Annotated[bool, typer.Option("--once", help="Print what is there, and do not follow.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print what is there, and end.")] = False,
     as_json: Json = False,
 ) -> None:
     """Follow a training that is watched (docs/watching.md): its steps, what is exposed, who is late, what has changed.

@@ -37,6 +37,8 @@ def test_every_command_has_an_example(
     monkeypatch.setenv("COLUMNS", "80")
     told = call(capsys, monkeypatch, name, "--help")
     assert f"Example: overlaplab {name} " in told
+    assert "<bool>" not in told
+    assert "<list[int]>" not in told
     assert all(cell_len(line) <= 80 for line in told.splitlines())
 
 
@@ -44,6 +46,10 @@ def test_record_has_an_example() -> None:
     line = [sys.executable, "-m", "overlaplab", "record", "--help"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "80"})
     assert "Example: overlaplab record --strategy bucketed" in done.stdout
+    assert "<bool>" not in done.stdout
+    panels = re.findall(r"╭─ ([A-Z][^:─]+?)(?:: [^─]+)? ─", done.stdout)
+    assert panels[0] == "Options"
+    assert {"Ranks", "Memory", "Pipelines", "Emulation"} <= set(panels)
     assert all(cell_len(line) <= 80 for line in done.stdout.splitlines())
 
 

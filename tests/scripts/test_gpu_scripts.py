@@ -400,8 +400,8 @@ def test_what_was_recorded_is_kept_if_the_script(samples: Samples, tmp_path: Pat
 
 @pytest.mark.parametrize(("edges", "taken"), [("1234", "1234"), ("unknown", "")])
 def test_minutes_on_a_gpu_go_as_written(tmp_path: Path, edges: str, taken: str) -> None:
-    """CONTRIBUTING.md's commands, by an interpreter that notes what it is to run, and has found edges, or none."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    """The commands of docs/gpus.md, by an interpreter that notes what it is to run, and has found edges, or none."""
+    text = (ROOT / "docs" / "gpus.md").read_text()
     (block,) = (b for b in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "gpu_probe.py" in b)
     python = tmp_path / "python3"
     python.write_text(
