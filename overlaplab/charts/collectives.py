@@ -24,7 +24,7 @@ _KIND, _BUS, _WAIT, _TRANSFER = columns("each_collective", "kind", "bus_gb_per_s
 LEAST_MS = 0.001  # shorter times are drawn here: a logarithmic axis has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
 _SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
-ALONE, SHARED = "avoided if it came with the last but one", "avoided only if others came earlier, too"
+ALONE, SHARED = "saved if this rank were as late as the second-latest", "saved only if others came earlier as well"
 _HEIGHT_PX = 320
 _CELLS_PER_DECADE = 40  # cells per decade; collectives in one cell share a point
 

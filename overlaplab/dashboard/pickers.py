@@ -58,7 +58,7 @@ def pick_communication() -> None:
     linked = links.communication_rule(links.choice(links.COMMUNICATION))
     links.start(links.COMMUNICATION, key, linked, "", _Rules())
     rule = st.sidebar.text_input(
-        "Kernels that communicate, too",
+        "Extra communication kernels",
         placeholder="names, with | between them",
         help="Kernels and copies whose names contain one of these count as communication, as by --communication.",
         key=key,

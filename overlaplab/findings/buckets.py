@@ -128,12 +128,12 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     exposed = f"{ms(row['exposed_ns'])} of it is exposed."
     if row["earlier_ns"] <= HELD_NS:
         return f"Bucket {row['index']}: {name} came last, {gap}{waited}; {exposed}"
-    saved = f"{ms(row['saved_ns'])} less exposed" if row["saved_ns"] else "nothing less exposed"
+    saved = f"{ms(row['saved_ns'])} less would be" if row["saved_ns"] else "no less would be"
     line = f"Bucket {row['index']} was held by {name}, {gap}{waited}; {exposed}"
     if row["held"]:
         at_most = "up to " if len(row["held"]) > 1 else ""
         line += f" {_bucket_numbers(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
-    return f"{line} Without it: launched {ms(row['earlier_ns'])} earlier, {saved}."
+    return f"{line} Without that delay it would start {ms(row['earlier_ns'])} earlier, and {saved} exposed."
 
 
 def _bucket_numbers(indices: tuple[int, ...]) -> str:

@@ -98,4 +98,4 @@ def late_ranks_title(late: pd.DataFrame) -> str:
     """How long ranks waited for late ones, from rows of `overlaplab.stragglers`; the chart names them."""
     if late.empty or not late["last"].any():
         return "No rank came last by more than the clocks' error"
-    return f"All ranks together waited {ms(late['cost_ns'].sum())} for late ones"
+    return f"Ranks lost {ms(late['cost_ns'].sum())} waiting for late ranks"

@@ -12,7 +12,7 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.words import count, ms, shorten, size_exact
 
 COSTS_ADVICE = (
-    "Choose the run that fits into memory and whose communication hides; where a figure is far from theory, look into"
+    "Choose the run that fits in memory and hides most communication; where a figure is far from theory, look into"
     " that run's collectives."
 )
 """What to do with a comparison of costs."""

@@ -304,7 +304,7 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     if not np.isnan(worst["foreign"]):
         where += f", while the ranks used {percent(worst['own'], 1)} of the cores and other processes "
         where += percent(worst["foreign"], 1)
-    counts_as = "that counts as no computation, but as exposed communication or idle time"
+    counts_as = "that waiting counts as exposed communication or idle time, not as computation"
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
     named = sorted({int(number) for number in busy["step"].dropna()})

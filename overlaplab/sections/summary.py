@@ -43,7 +43,7 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
             *blocks,
             Folded(key="steps_fold", heading="Every rank and step", blocks=lambda: [rows]),
             Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_causes, diagnosis)),
-            Folded(key="costs_fold", heading="Sent and held, beside theory", blocks=partial(_costs, of)),
+            Folded(key="costs_fold", heading="Bytes sent and memory, against theory", blocks=partial(_costs, of)),
         ],
         advice=(findings.what_to_do(diagnosis),),
     )

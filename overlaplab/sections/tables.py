@@ -368,10 +368,10 @@ def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
         frame=table,
         columns=shown,
         narrow=shown,
-        legend="late: after the median arrival of the others, the median; others waited: ms, all ranks' together",
+        legend="late: the median, from the other ranks' median arrival; others waited: ms, all ranks' together",
         ranked_by="cost_ns",
         ranked_words="that the others waited for longest",
-        notes=["late: after the median arrival of the others"],
+        notes=["late: from the other ranks' median arrival"],
     )
 
 

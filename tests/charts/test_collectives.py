@@ -144,16 +144,16 @@ def test_wait_against_transfer() -> None:
 def test_late_ranks_name_who_how_often_and_what_it_cost() -> None:
     chart = charts.late_ranks(stragglers_of(late()))
     assert [(bar["rank"], bar["part"], bar["begin"], bar["end"]) for bar in rows(chart, 0)] == [
-        ("1", "avoided if it came with the last but one", 0.0, 6.0),
-        ("1", "avoided only if others came earlier, too", 6.0, 6.0),
-        ("0", "avoided if it came with the last but one", 0.0, 0.0),
-        ("0", "avoided only if others came earlier, too", 0.0, 0.0),
+        ("1", "saved if this rank were as late as the second-latest", 0.0, 6.0),
+        ("1", "saved only if others came earlier as well", 6.0, 6.0),
+        ("0", "saved if this rank were as late as the second-latest", 0.0, 0.0),
+        ("0", "saved only if others came earlier as well", 0.0, 0.0),
     ]
     assert [word["text"] for word in rows(chart, 1)] == [
         "6.0 ms; last in 1 of 2",
         "never last in 2",
     ]
-    assert spec(chart)["title"]["text"] == "All ranks together waited 6.0 ms for late ones"
+    assert spec(chart)["title"]["text"] == "Ranks lost 6.0 ms waiting for late ranks"
 
 
 def test_many_collectives_share_points_and_none_vanishes() -> None:

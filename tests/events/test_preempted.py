@@ -94,8 +94,8 @@ def test_busy_steps_are_named_with_the_unit_that_lost_most(tmp_path: Path) -> No
     ]
     assert run_warnings(run) == (
         "the machine was busy in step 3: in step 3 the computation of rank 0 waited for a core 33\u00a0% of the time, "
-        "most in the backward pass of layers.0 (0.0 ms); that counts as no computation, but as exposed communication "
-        "or idle time",
+        "most in the backward pass of layers.0 (0.0 ms); that waiting counts as exposed communication "
+        "or idle time, not as computation",
     )
     quiet = [counts(0, 0, 0), counts(100, 86, 14), op("mm", 0, 100), gloo(3, 5)]  # the link's threads need cores, too
     assert run_warnings(run_of(tmp_path / "quiet", quiet)) == ()
@@ -113,7 +113,7 @@ def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_pa
     assert run_warnings(busy) == (
         "the machine was busy in step 3: in step 3 the computation of rank 0 waited for a core 9\u00a0% of the time, "
         "most in the backward pass of layers.0 (0.0 ms), while the ranks used 20\u00a0% of the cores and other "
-        "processes 70\u00a0%; that counts as no computation, but as exposed communication or idle time",
+        "processes 70\u00a0%; that waiting counts as exposed communication or idle time, not as computation",
     )
     own = run_of(tmp_path / "own", busy_rank(), manifest=machine(busy=True, foreign_ns=0))
     assert "while the ranks used 90\u00a0% of the cores and other processes 0\u00a0%; that" in run_warnings(own)[0]

@@ -163,7 +163,7 @@ def diagnose(
     lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
     best = next((action for action in actions if action.is_worth_it), None)
     if lead and other is not None:
-        other, advice, gain_ns = "Its figures do not tell what the problem is.", LEAVE_CORES, None
+        other, advice, gain_ns = "This step's timings are unreliable.", LEAVE_CORES, None
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
     elif best is not None and not waits_for_cores(idled):

@@ -105,7 +105,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _remedy_words(row: Mapping[Any, Any]) -> str:
-    gain = f"the step is {percent(row['gain_ns'], row['recorded_ns'])} shorter for as many samples, played"
+    gain = f"the step is predicted {percent(row['gain_ns'], row['recorded_ns'])} shorter for the same samples"
     bubble = f"bubble {_share(row['bubble'])}"
     return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {_microbatches(int(row['held']))}."
 

@@ -93,7 +93,7 @@ def test_a_busy_machine_is_said_first(tmp_path: Path) -> None:
     assert "fused kernels" in quiet[1]
     assert disturbed[0] == (
         "The machine was busy in this step: computation waited for a core 88 % of the time."
-        " Its figures do not tell what the problem is."
+        " This step's timings are unreliable."
     )
     assert disturbed[1].startswith("Leave the cores to the ranks")
 
