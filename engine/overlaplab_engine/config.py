@@ -90,12 +90,10 @@ class _ModelOptions:
     layers: Annotated[int, Option("Layers of the transformer.")] = 8
     width: Annotated[int, Option("Features.")] = 256
     heads: Annotated[int, Option("Attention heads.")] = 4
-    """They divide the width."""
     seq: Annotated[int, Option("Tokens per sample.")] = 64
     vocab: Annotated[int, Option("Size of the vocabulary.")] = 1000
     tied: Annotated[bool, Option("Output projection = embedding.", "--tied/--untied")] = False
     dtype: Annotated[Dtype, Option("float32, bfloat16 or float64.")] = Dtype.FLOAT32
-    """Type of parameters and activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +108,6 @@ class _StepOptions:
             "it; the host's does not count with --offload."
         ),
     ] = None
-    """None: any peak."""
     largest_batch: Annotated[
         bool, Option("In place of --batch, the largest that --memory-limit leaves room for, found by rehearsing.")
     ] = False
@@ -140,7 +137,6 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
     ] = "none"
     """A checkpointed layer's forward pass runs again in the backward pass."""
     clip_norm: Annotated[float | None, Option("Clip gradients to this global norm.")] = None
-    """None: gradients are not clipped."""
     lr: Annotated[float, Option("AdamW's learning rate.")] = 1e-3
     link: Annotated[
         Link | None,
@@ -151,7 +147,6 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
             default="none",
         ),
     ] = None
-    """None: the real link."""
     link_wait: Annotated[
         LinkWait,
         Option(
@@ -168,7 +163,6 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
             default="real",
         ),
     ] = None
-    """None: the layers compute."""
     slow_rank: Annotated[
         tuple[int, float] | None,
         Option("With --compute sleep: RANK:FACTOR such as 1:1.5; the rank takes FACTOR times as long."),

@@ -140,7 +140,6 @@ class CommunicationOptions:
 
     bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds this many MiB.")] = 25.0
     first_bucket_mb: Annotated[float | None, Option("Another cap for the first bucket, in MiB.")] = None
-    """None: the same cap."""
     prefetch: Annotated[int, Option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1
     """With 0 gathers and computation take turns."""
     units: Annotated[

@@ -1,7 +1,6 @@
 """Train and record on one rank: the loop over steps."""
 
 import gc
-import math
 import os
 import shlex
 import sys
@@ -31,22 +30,20 @@ from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, Place, connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
-from overlaplab_engine.options import Dtype, Option, declarations
+from overlaplab_engine.options import Option, declarations
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import idle_collectives, probe_ns, unit_passes
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
-from overlaplab_engine.recording.machine import MachineStep, Reading, machine_step
+from overlaplab_engine.recording.machine import MachineStep, Reading, machine_step, usable_cores
 from overlaplab_engine.recording.manifest import Before, Outcome, manifest, sleeps_on_schedule
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
 from overlaplab_engine.strategies import Options, Strategy, class_of, make
 from overlaplab_engine.strategies.sharding.optimizers import local_part
-
-_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT64: torch.float64}
 
 
 def train_step(
@@ -182,7 +179,7 @@ def make_model(config: Config) -> Transformer:
         tied=config.tied,
         checkpointing=config.checkpoint_every,
         seed=config.seed,
-    ).to(_DTYPES[config.dtype])
+    ).to(getattr(torch, config.dtype))
 
 
 def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: UnitBorders) -> Before:
@@ -252,7 +249,7 @@ def _options(config: Config, units: UnitPolicy) -> Options:
     """The options of the recording that concern strategies, in torch's terms."""
     values = {name: getattr(config, name) for name in declarations(Options, Option)}
     for name in ("param_dtype", "reduce_dtype"):
-        values[name] = _DTYPES[values[name]] if values[name] else None
+        values[name] = values[name] and getattr(torch, values[name])
     shape = (config.batch, config.seq, config.width) if config.compute is not None else None
     return Options(**values | {"units": units, "activation_shape": shape})
 
@@ -471,7 +468,7 @@ def _device(config: Config) -> torch.device:
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if not should_use_gpus(config.device, local_size, int(os.environ["WORLD_SIZE"])):
         # The ranks share the cores; more threads than cores would slow each other down.
-        torch.set_num_threads(max(1, math.floor(_cores() / local_size)))
+        torch.set_num_threads(max(1, len(usable_cores()) // local_size))
         return torch.device("cpu")
     if config.link is not None and int(os.environ["WORLD_SIZE"]) > 1:
         raise EngineError(
@@ -486,7 +483,3 @@ def _device(config: Config) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

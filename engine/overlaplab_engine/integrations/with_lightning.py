@@ -29,7 +29,7 @@ class LightningRecorder(Callback):  # type: ignore[misc]
         self._recorder.start(trainer.strategy.model)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """The batch is there."""
+        """Training goes on with a batch."""
         self._recorder.resume()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -42,21 +42,14 @@ class LightningRecorder(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def on_validation_start(self, *_: Any) -> None:
-        """Validation in the fit begins; the check before it comes before the recording."""
+        """Validation begins (the check before the fit comes before the recording), or a checkpoint is written."""
         self._recorder.pause()
 
-    def on_validation_end(self, *_: Any) -> None:
-        """The next batch is fetched."""
-        self._recorder.resume()
-
-    def on_save_checkpoint(self, *_: Any) -> None:
-        """A checkpoint is written, and then the next batch is fetched."""
-        self._recorder.pause()
+    on_validation_end = on_train_batch_start
+    on_save_checkpoint = on_validation_start
 
     def on_train_end(self, *_: Any) -> None:
-        """Also where the fit was shorter than the recording."""
+        """Keep the steps so far, also where the fit was shorter than the recording."""
         self._recorder.close()
 
-    def on_exception(self, *_: Any) -> None:
-        """Keep the steps before it."""
-        self._recorder.close()
+    on_exception = on_train_end

@@ -38,16 +38,11 @@ class TransformersRecorder(TrainerCallback):  # type: ignore[misc]
         self._pause_for(control)
 
     def on_log(self, args: Any, state: Any, control: TrainerControl, **others: Any) -> None:
-        """It has logged."""
-        self._resume_unless(control)
+        """It has logged, evaluated or saved."""
+        if not _has_more(control):
+            self._recorder.resume()
 
-    def on_evaluate(self, args: Any, state: Any, control: TrainerControl, **others: Any) -> None:
-        """It has evaluated."""
-        self._resume_unless(control)
-
-    def on_save(self, args: Any, state: Any, control: TrainerControl, **others: Any) -> None:
-        """It has saved."""
-        self._resume_unless(control)
+    on_evaluate = on_save = on_log
 
     def on_train_end(self, args: Any, state: Any, control: TrainerControl, **others: Any) -> None:
         """Also where the training was shorter than the recording."""
@@ -56,10 +51,6 @@ class TransformersRecorder(TrainerCallback):  # type: ignore[misc]
     def _pause_for(self, control: TrainerControl) -> None:
         if _has_more(control):
             self._recorder.pause()
-
-    def _resume_unless(self, control: TrainerControl) -> None:
-        if not _has_more(control):
-            self._recorder.resume()
 
 
 def _has_more(control: TrainerControl) -> bool:

@@ -54,11 +54,13 @@ class Phantoms:
 
     allreduce_coalesced = allreduce
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> "_Done":
-        """Tensors keep their values, as all ranks have the same."""
+    def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> "_Done":
+        """Tensors are sent, and keep their values, as all ranks have the same."""
         for tensor in tensors:
             self._send(tensor)
         return _Done()
+
+    send = broadcast
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> "_Done":
         """Every rank's tensor equals this one's: lists are gathered for comparing and counting."""
@@ -114,11 +116,6 @@ class Phantoms:
             for part in parts:
                 self._send(part)
             output.data.copy_(parts[self._rank].data)
-        return _Done()
-
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":
-        for tensor in tensors:
-            self._send(tensor)
         return _Done()
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":

@@ -79,7 +79,7 @@ def machine_step(rank: int, step: int, since: Reading, until: Reading) -> Machin
         rank=rank,
         step=step,
         took_ns=until.at_ns - since.at_ns,
-        cores=len(_cores()),
+        cores=len(usable_cores()),
         ran_ns=_difference(until.ran_ns, since.ran_ns),
         delayed_ns=_difference(until.delayed_ns, since.delayed_ns),
         used_ns=until.used_ns - since.used_ns,
@@ -120,13 +120,14 @@ def _difference(until: int | None, since: int | None) -> int | None:
     return None if until is None or since is None else until - since
 
 
-def _cores() -> set[int]:
+def usable_cores() -> set[int]:
+    """The cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _busy_ns() -> int | None:
     """How long this process' cores have been busy, guests' time and time stolen by a hypervisor included."""
-    names = {f"cpu{core}".encode() for core in _cores()}
+    names = {f"cpu{core}".encode() for core in usable_cores()}
     try:
         with open("/proc/stat", "rb") as lines:
             words = [line.split() for line in lines if line.startswith(b"cpu")]
