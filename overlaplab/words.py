@@ -112,13 +112,16 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def numbers_named(numbers: Sequence[int], *, most: int = 8, last: str = ", ") -> str:
+_MOST_NUMBERS = 8
+
+
+def numbers_named(numbers: Sequence[int], *, last: str = ", ") -> str:
     """Whole numbers as a list; of many the first ones and how many there are: `3, 5, 8, … (812 in all)`.
 
     `last` stands before the last one of a whole list.
     """
-    if len(numbers) > most:
-        return f"{', '.join(map(str, numbers[:most]))}, … ({len(numbers):,} in all)"
+    if len(numbers) > _MOST_NUMBERS:
+        return f"{', '.join(map(str, numbers[:_MOST_NUMBERS]))}, … ({len(numbers):,} in all)"
     return last.join(filter(None, (", ".join(map(str, numbers[:-1])), *map(str, numbers[-1:]))))
 
 

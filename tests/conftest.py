@@ -99,7 +99,7 @@ def _valid_charts() -> Iterator[None]:
     parts against it, too), and charts alike but for their figures once. And garbage is not searched for in what modules
     consist of, but in everything else: tests see when it is gone.
     """
-    from overlaplab.charts.escaped import EscapedChart
+    from overlaplab.charts.theme import EscapedChart
     from overlaplab.dashboard.heap import Resting, rest_modules
 
     rest_modules()

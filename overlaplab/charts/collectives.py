@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import altair as alt
@@ -9,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, tooltip, with_room, words
-from overlaplab.charts.scales import log_domain, log_scale, log_ticks, size_axis
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
 from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
@@ -215,3 +216,41 @@ def _late_word(row: dict[Any, Any]) -> str:
     if not row["last"]:
         return f"never last in {row['collectives']}"
     return f"{ms(row['cost_ns'])}; last in {row['last']} of {row['collectives']}"
+
+
+_SIZE = (
+    "datum.value >= 1e9 ? format(datum.value / 1e9, '~g') + ' GB' : datum.value >= 1e6 ?"
+    " format(datum.value / 1e6, '~g') + ' MB' : datum.value >= 1e3 ? format(datum.value / 1e3, '~g') + ' kB' :"
+    " format(datum.value, '~g') + ' B'"
+)
+
+
+def log_domain(values: Iterable[float]) -> tuple[float, float]:
+    """The range of the positive values with some room on both sides; 1 to 10 if there are none."""
+    positive = [value for value in values if value > 0 and math.isfinite(value)]
+    if not positive:
+        return 1.0, 10.0
+    low, high = min(positive), max(positive)
+    room = max((high / low) ** 0.05, 1.25 if high / low > 2 else 2.0)
+    return low / room, high * room
+
+
+def log_ticks(domain: tuple[float, float]) -> list[float]:
+    """The places of ticks: 1, 2 and 5 of each decade; on long axes 1 alone, or 1 of every few decades."""
+    low, high = (math.log10(bound) for bound in domain)
+    decades = high - low
+    steps = (1, 2, 5) if decades <= 3.5 else (1,)
+    every = max(1, round(decades / 9))
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    ticks = [digit * 10.0**power for power in powers if power % every == 0 for digit in steps]
+    return [tick for tick in ticks if domain[0] <= tick <= domain[1]]
+
+
+def log_scale(domain: tuple[float, float]) -> alt.Scale:
+    """A logarithmic scale over exactly this domain."""
+    return alt.Scale(type="log", domain=list(domain), nice=False, clamp=True)
+
+
+def size_axis(domain: tuple[float, float], title: str) -> alt.Axis:
+    """An axis of bytes in decimal units."""
+    return alt.Axis(title=title, values=log_ticks(domain), labelExpr=_SIZE, labelOverlap=True)

@@ -6,12 +6,11 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import altair as alt
 
 from overlaplab.causes import Cause
-from overlaplab.charts.escaped import EscapedChart
 from overlaplab.findings import says_predicted
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
@@ -183,6 +182,37 @@ def _columns(words: Sequence[str], most: int, left: int) -> str:
     return expression
 
 
+_JOINER = "\N{WORD JOINER}"
+"""Invisible; put after each `<` that would begin a closing tag or a comment."""
+
+
+class EscapedChart(alt.LayerChart):
+    """A layered chart whose `to_dict`, on which all of Altair's output is based, holds no `</` and no `<!`.
+
+    Altair's HTML, which notebooks show and `Chart.save` writes, puts a chart's JSON into a script element without
+    escaping: a kernel called `</script><script>…` would end that element and begin its own.
+    """
+
+    checked: ClassVar[bool] = False
+    """Whether to validate charts against Vega-Lite's schema: only in tests, since it takes a third of a page's time."""
+
+    def to_dict(self, validate: bool = True, **options: Any) -> dict[str, Any]:
+        """Return Altair's dictionary, the chart's tables included, with the beginnings of tags escaped."""
+        options["validate"] = validate and self.checked
+        quiet: dict[str, Any] = _escape_tags(super().to_dict(**options))
+        return quiet
+
+
+def _escape_tags(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("</", f"<{_JOINER}/").replace("<!", f"<{_JOINER}!") if "<" in value else value
+    if isinstance(value, dict):
+        return {key: _escape_tags(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_escape_tags(member) for member in value]
+    return value
+
+
 def finish(
     layers: Sequence[alt.Chart],
     *,
@@ -190,7 +220,6 @@ def finish(
     subtitle: Iterable[str | None],
     description: str,
     dark: bool,
-    width: int | Literal["container"] = "container",
     height: alt.Step | int,
     line: int = LINE,
 ) -> alt.LayerChart:
@@ -209,7 +238,7 @@ def finish(
         layer=list(layers),
         title=head,
         description=description,
-        width=width,
+        width="container",
         height=height,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         background="transparent",

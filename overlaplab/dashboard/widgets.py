@@ -143,11 +143,11 @@ def show_page(opened: Opened, section: Section, choose: str) -> dict[Any, Any] |
     return row
 
 
-def show_section(section: Section, choose: str = "") -> dict[Any, Any] | None:
+def show_section(section: Section) -> None:
     """A section among others on a page: its title and lead, then as `show_blocks` has it."""
     st.header(section.title, anchor=False)
     st.text(section.lead)
-    return show_blocks(section.blocks, choose)
+    show_blocks(section.blocks)
 
 
 def show_blocks(blocks: Iterable[Block], choose: str = "") -> dict[Any, Any] | None:

@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Trace, once_per_trace, thread_numbers
-from overlaplab.evidence.arguments import NUMBERS
+from overlaplab.events import Trace, once_per_trace, rule_of, thread_numbers
+from overlaplab.evidence.arguments import NUMBERS, enclosing_rows
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.vocabulary import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +86,17 @@ def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
         row=number,
         **numbers,
     )
+
+
+def launching_ranges(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> NDArray[np.int64]:
+    """For each row of `recorded_collectives` the range that launched it, or -1; on a GPU its thread may be another."""
+    any_thread = rule_of(trace) is Rule.GPU
+    ranges = pd.DataFrame(
+        {
+            "start_ns": np.array([span.start_ns for span in spans], dtype=np.int64),
+            "end_ns": np.array([span.end_ns for span in spans], dtype=np.int64),
+            "thread": np.array([0 if any_thread else span.thread for span in spans], dtype=np.int64),
+        }
+    )
+    thread = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
+    return enclosing_rows(ranges, thread, table["launch_ns"].to_numpy(np.int64))

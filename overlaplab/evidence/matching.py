@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.alignment import FEWEST, allows_one_group, shows_wait
-from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, number_texts, or_none
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.labels import engine_labels
+from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, pair_collectives, paired_messages, paired_named, pairs_table
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.vocabulary import Rule
@@ -379,19 +379,8 @@ def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object
     numbers = [-1 if step.step is None else step.step for step in begun]
     steps = np.array([*numbers, -1], dtype=np.int64)[place]
     ranges = [label for label in (*engine_labels(trace), *fsdp2_ranges(trace)) if label.word in _LAUNCHES]
-    any_thread = rule_of(trace) is Rule.GPU
-    spans = pd.DataFrame(
-        {
-            "start_ns": np.array([label.start_ns for label in ranges], dtype=np.int64),
-            "end_ns": np.array([label.end_ns for label in ranges], dtype=np.int64),
-            "thread": np.array([0 if any_thread else label.thread for label in ranges], dtype=np.int64),
-        }
-    )
-    threads = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
     texts = [" ".join((label.word, *(label.fields.get(key, "") for key in _NAMES))) for label in ranges]
-    return steps, np.array([*texts, ""], dtype=object)[
-        enclosing_rows(spans, threads, table["launch_ns"].to_numpy(np.int64))
-    ]
+    return steps, np.array([*texts, ""], dtype=object)[launching_ranges(trace, table, ranges)]
 
 
 def _key(trace: Trace, name: str, description: str, size: int) -> _Key:

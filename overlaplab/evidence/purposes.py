@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
-from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
+from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.selection import launched_in
 from overlaplab.vocabulary import Rule, label_list
@@ -73,7 +73,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
     """
     table = recorded_collectives(trace)
     of_ranges = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
-    place = _launched_inside(trace, table, [purpose.launch for purpose in of_ranges])
+    place = launching_ranges(trace, table, [purpose.launch for purpose in of_ranges]).tolist()
     of_rows = [of_ranges[at] if at >= 0 else None for at in place]
     roles = [purpose.role.value if purpose else "" for purpose in of_rows]
     names = [purpose.what if purpose else None for purpose in of_rows]
@@ -115,20 +115,6 @@ def _are_compressed(
 
 def _times(values: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array([UNKNOWN_NS if value is None else value for value in values], dtype=np.int64)
-
-
-def _launched_inside(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> list[int]:
-    """For each collective the range that launched it, or -1. On a GPU the launching thread may be another."""
-    any_thread = rule_of(trace) is Rule.GPU
-    ranges = pd.DataFrame(
-        {
-            "start_ns": np.array([span.start_ns for span in spans], dtype=np.int64),
-            "end_ns": np.array([span.end_ns for span in spans], dtype=np.int64),
-            "thread": np.array([0 if any_thread else span.thread for span in spans], dtype=np.int64),
-        }
-    )
-    thread = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
-    return enclosing_rows(ranges, thread, table["launch_ns"].to_numpy(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
 def _purposes(trace: Trace) -> Iterator[_Purpose]:

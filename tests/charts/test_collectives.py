@@ -12,7 +12,7 @@ from made.step_rows import exposed_rows, summary_rows
 
 from overlaplab import charts
 from overlaplab.analyses import each_collective, stragglers_of, worst_step
-from overlaplab.charts.scales import log_domain, log_ticks
+from overlaplab.charts.collectives import log_domain, log_ticks
 from overlaplab.findings import collectives_lead, diagnose
 from overlaplab.manifest import Link
 

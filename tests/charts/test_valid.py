@@ -9,7 +9,7 @@ import pytest
 from jsonschema import ValidationError
 
 from overlaplab import charts
-from overlaplab.charts.escaped import EscapedChart
+from overlaplab.charts.theme import EscapedChart
 
 
 def bar(opacity: float, data: str = "data-1") -> dict[str, Any]:

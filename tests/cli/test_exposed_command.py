@@ -123,4 +123,4 @@ def test_names_of_strangers_stay_text(command: Any, tmp_path: Path, monkeypatch:
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 80
     row = {"collective": 3, "kind": None, "what": f"\x1b[31m{LATE}"}
-    assert collective_label(row, 40) == f"\N{REPLACEMENT CHARACTER}[31m{'a' * 7}…{'a' * 13}, collective 3"
+    assert collective_label(row) == f"\N{REPLACEMENT CHARACTER}[31m{'a' * 17}…{'a' * 23}, collective 3"

@@ -26,9 +26,8 @@ from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
 from overlaplab.columns import columns
 from overlaplab.folders import run_folders
-from overlaplab.report.blocks import draw_chart
+from overlaplab.report.blocks import cells, draw_chart
 from overlaplab.report.bundle import columnar_spec, data_island, policy, style, themed_spec
-from overlaplab.report.cells import cells
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
 from overlaplab.sections.blocks import TableBlock

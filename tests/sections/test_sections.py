@@ -11,7 +11,7 @@ from made.runs import made_runs
 from overlaplab import analyses
 from overlaplab.columns import columns
 from overlaplab.load import load_run
-from overlaplab.report.cells import cells
+from overlaplab.report.blocks import cells
 from overlaplab.report.terminal import buckets, terminal_table
 from overlaplab.sections.blocks import Chart, Lines, TableBlock
 from overlaplab.sections.run import buckets_section, gathers_section

@@ -11,14 +11,16 @@ from overlaplab.causes import Cause
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
 from overlaplab.words import count, join_names, kind_word, ms, rank_word, shorten
 
+_LABEL_LENGTH = 60  # characters
 
-def collective_label(row: Mapping[Any, Any], limit: int = 60) -> str:
+
+def collective_label(row: Mapping[Any, Any]) -> str:
     """The collective of a row of `overlaplab.exposed`, with its number in `collectives`: `bucket 3, all-reduce 19`."""
     if pd.isna(row["collective"]):
         return "of no collective"
     kind = "collective" if pd.isna(row["kind"]) else str(row["kind"]).replace("_", "-")
     which = f"{kind} {row['collective']}"
-    return which if pd.isna(row["what"]) else f"{shorten(str(row['what']), limit - len(which) - 2)}, {which}"
+    return which if pd.isna(row["what"]) else f"{shorten(str(row['what']), _LABEL_LENGTH - len(which) - 2)}, {which}"
 
 
 def rank_and_step(window: Mapping[str, Any]) -> str:

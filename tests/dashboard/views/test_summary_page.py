@@ -13,7 +13,7 @@ from made.ranks import carried
 from made.traces import event, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
 
-from overlaplab.charts.escaped import EscapedChart
+from overlaplab.charts.theme import EscapedChart
 
 
 def words(app: AppTest) -> str:
