@@ -2,6 +2,7 @@
 
 python benchmarks/_sides.py ours|hta|open FILE…
 python benchmarks/_sides.py alone FILE ROUNDS
+python benchmarks/_sides.py one PROCESSORS FILE
 """
 
 import json
@@ -56,6 +57,16 @@ def opened(files: list[str]) -> dict[str, Any]:
 
     run, found = _measured(lambda files: overlaplab.load_run(files[0]), files)
     return found | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
+
+
+def one(files: list[str]) -> dict[str, Any]:
+    """Opening one file, with so many processors; CPU time from the process's start."""
+    import overlaplab
+    from overlaplab.load import reading
+
+    reading._processors = lambda: int(files[0])
+    overlaplab.load_run(files[1], cache=False)
+    return {"cpu": sum(os.times()[:4])}
 
 
 def alone(files: list[str]) -> dict[str, Any]:
@@ -118,4 +129,4 @@ def _resident_bytes(key: str) -> int:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # HTA's, of what pandas will drop
-    print(json.dumps({"ours": ours, "hta": hta, "open": opened, "alone": alone}[sys.argv[1]](sys.argv[2:])))
+    print(json.dumps({"ours": ours, "hta": hta, "open": opened, "alone": alone, "one": one}[sys.argv[1]](sys.argv[2:])))

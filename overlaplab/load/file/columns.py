@@ -120,7 +120,7 @@ class Columns:
     def extend(self, later: Columns) -> dict[str, NDArray[np.int32]]:
         """Add the rows that follow, from columns with codes of their own; the new codes by these, of each column."""
         new = {
-            name: texts.codes(partial(_codes_of, list(later.texts[name].code_of))) for name, texts in self.texts.items()
+            name: texts.codes(partial(_look_up, list(later.texts[name].code_of))) for name, texts in self.texts.items()
         }
         rows = {name: grown.values() for name, grown in later._grown.items()}
         self.append({name: new[name][values] if name in new else values for name, values in rows.items()})
@@ -153,7 +153,7 @@ class Columns:
         return time, process, thread
 
 
-def _codes_of(texts: Sequence[Value], codes: Lookup) -> list[int]:
+def _look_up(texts: Sequence[Value], codes: Lookup) -> list[int]:
     return [codes[text] for text in texts]
 
 
