@@ -276,3 +276,9 @@ def test_no_process_outlives_the_reader(how: signal.Signals, tmp_path: Path) -> 
             assert time.monotonic() < until
             time.sleep(0.1)
         reader.kill()
+
+
+def test_workers_wait_for_no_pandas() -> None:
+    program = "import sys, overlaplab.load.file.portions; print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG_S)
+    assert (done.stdout, done.stderr) == ("False\n", "")
