@@ -2,6 +2,7 @@
 
 python benchmarks/_sides.py ours|hta|open FILE…
 python benchmarks/_sides.py alone FILE ROUNDS
+python benchmarks/_sides.py one PROCESSORS FILE
 """
 
 import json
@@ -60,6 +61,16 @@ def open_cached(files: list[str]) -> dict[str, Any]:
     return figures | {"overlaps": [100 * _overlap(trace) for trace in run.traces]}
 
 
+def open_one_file(files: list[str]) -> dict[str, Any]:
+    """Opening one file, with so many processors; CPU time from the process's start."""
+    import overlaplab
+    from overlaplab.load import reading
+
+    reading._processors = lambda: int(files[0])
+    overlaplab.load_run(files[1], cache=False)
+    return {"cpu": sum(os.times()[:4])}
+
+
 def overlap_alone(files: list[str]) -> dict[str, Any]:
     """The overlap of loaded tables: seconds of both sides, in turns."""
     import overlaplab
@@ -115,5 +126,5 @@ def _measure(work: Callable[[list[str]], Any], files: list[str]) -> tuple[Any, d
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # HTA's, of what pandas will drop
-    side = {"ours": ours, "hta": hta, "open": open_cached, "alone": overlap_alone}[sys.argv[1]]
+    side = {"ours": ours, "hta": hta, "open": open_cached, "alone": overlap_alone, "one": open_one_file}[sys.argv[1]]
     print(json.dumps(side(sys.argv[2:])))

@@ -2,6 +2,8 @@
 
     python benchmarks/load.py          a trace of 100 MB: time and memory to `summary`, the overlap alone, reopening
     python benchmarks/load.py --big    a run of 8 ranks of a million events: time and memory to `summary`
+    python benchmarks/load.py --one-file --events 2150000    one trace of 500 MB, decoded by one process or several
+    python benchmarks/load.py --big --without-hta --big-events 4250000 --rounds 1    8 ranks of a gigabyte of text each
 
 The traces are made here (`_kineto.py`), once, in a temporary folder. Every measurement is a process of its own
 (`_sides.py`) that does the same with a small trace first, and reads the clock then. Both sides go from gzipped files to
@@ -9,7 +11,8 @@ the breakdown and the overlap: ours to the table of `overlaplab summary`, HTA's 
 `get_comm_comp_overlap`, without rounding to µs (it is quicker without) and without processes where there is one file;
 that both find the same overlap is checked. Peak memory is resident
 memory above what the process held before, as Linux counts both (see proc(5)); with --big, what all processes of a side
-hold together (proportional set size, every 50 ms). Run it on an idle machine.
+hold together (proportional set size, every 50 ms). With --one-file the time is that of a fresh process from its start,
+without the small trace, and memory is that of all processes. Run it on an idle machine.
 """
 
 import json
@@ -42,6 +45,9 @@ def main(
     rounds: Annotated[int, typer.Option(help="Pairs of measurements.")] = 7,
     events: Annotated[int, typer.Option(help="Events of the one trace.")] = 430_000,
     big: Annotated[bool, typer.Option("--big", help="Several ranks instead: minutes, gigabytes.")] = False,
+    one_file: Annotated[bool, typer.Option("--one-file", help="By one process ÷ by several.")] = False,
+    processors: Annotated[int, typer.Option(help="How many --one-file may use.")] = len(os.sched_getaffinity(0)),
+    without_hta: Annotated[bool, typer.Option("--without-hta", help="With --big: ours alone.")] = False,
     ranks: Annotated[int, typer.Option(help="Ranks with --big.")] = 8,
     big_events: Annotated[int, typer.Option(help="Events per rank with --big.")] = 1_000_000,
     folder: Annotated[Path, typer.Option(help="Where the made traces are kept.")] = FOLDER,
@@ -53,6 +59,12 @@ def main(
     files, size = _make(folder, big_events, ranks) if big else _make(folder, events, 1)
     packed = sum(file.stat().st_size for file in files)
     print(f"{len(files)} of {files[0].name} …: {size / 1e6:.1f} MB, gzipped {packed / 1e6:.1f} MB", flush=True)
+    if one_file:
+        _compare_processes(files[0], size, rounds, processors)
+        return
+    if big and without_hta:
+        _ours_alone([small, *files], size, rounds)
+        return
     _compare_loading([small, *files], size, rounds, together=big)
     if not big:
         _compare_overlap(files[0], rounds)
@@ -96,6 +108,49 @@ def _compare_loading(files: list[Path], size: int, rounds: int, *, together: boo
     if not together:
         sizes = [float(size)] * rounds
         print(line("peak memory, ours ÷ uncompressed size", _column(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
+
+
+def _compare_processes(file: Path, size: int, rounds: int, processors: int) -> None:
+    """One file by one process and by several, each from the start of a fresh process."""
+    figures: dict[int, list[dict[str, Any]]] = {1: [], processors: []}
+    for number in range(rounds):
+        for count in (1, processors) if number % 2 else (processors, 1):
+            start = time.perf_counter()
+            figures[count].append(_process("one", str(count), str(file), together=True))
+            figures[count][-1]["seconds"] = time.perf_counter() - start
+    alone, several = figures[1], figures[processors]
+    for name, key, unit, scale in (
+        ("time", "seconds", "s", 1),
+        ("CPU time", "cpu", "s", 1),
+        ("peak memory", "peak_bytes", "MB", 1e-6),
+    ):
+        print(
+            line(
+                f"{name}, one process ÷ {processors} processors",
+                _column(alone, key),
+                _column(several, key),
+                unit=unit,
+                scale=scale,
+            )
+        )
+    print(
+        line(
+            "peak memory of all processes ÷ text",
+            _column(several, "peak_bytes"),
+            [float(size)] * rounds,
+            unit="MB",
+            scale=1e-6,
+        )
+    )
+
+
+def _ours_alone(files: list[Path], size: int, rounds: int) -> None:
+    """Time, CPU time and peak memory of all processes, from the files, but the first, to the overlap."""
+    for _ in range(rounds):
+        figures = _process("ours", *map(str, files), together=True)
+        cpu = figures["cpu"]
+        times = f"{figures['seconds']:.1f} s, CPU {cpu:.1f} s, {1e9 * cpu / size:.2f} s per GB"
+        print(f"{size / 1e9:.1f} GB of text: {times}; peak {figures['peak_bytes'] / 1e6:.0f} MB", flush=True)
 
 
 def _compare_overlap(file: Path, rounds: int) -> None:

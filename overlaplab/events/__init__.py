@@ -1,5 +1,6 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
+from overlaplab.event_columns import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS
 from overlaplab.events.activity import (
     Activity,
     Sign,
@@ -18,11 +19,6 @@ from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import processor_counts
 from overlaplab.events.rules import WorkKind
 from overlaplab.events.run import (
-    COLLECTIVE_COLUMNS,
-    DAMAGED,
-    EVENT_COLUMNS,
-    INPUT_COLUMNS,
-    SYNC_COLUMNS,
     Group,
     Run,
     Tables,

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.event_columns import DAMAGED
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import core_waits, processor_counts
 from overlaplab.events.rules import Part, WorkKind, device_work, host_rule
-from overlaplab.events.run import DAMAGED, Trace, once_per_trace
+from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Intervals, subtract, union
 from overlaplab.vocabulary import (
     ANNOTATION_CATEGORIES,

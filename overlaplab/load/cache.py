@@ -21,7 +21,7 @@ from overlaplab.load.places import Located
 
 def _digest() -> str:
     package = Path(__file__).parents[1]
-    used = ("events/run.py", "events/matching.py", "events/launching.py", "vocabulary.py")
+    used = ("event_columns.py", "events/run.py", "events/matching.py", "events/launching.py", "vocabulary.py")
     code = [*sorted(Path(__file__).parent.rglob("*.py")), *(package / file for file in used)]
     digest = hashlib.sha256()
     for file in code:

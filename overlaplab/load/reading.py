@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +15,7 @@ from typing import Protocol, TypeVar
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.cache import Cache
 from overlaplab.load.file import NotATraceError, TraceFile, read_trace
+from overlaplab.load.file.portions import Decoders, end_with_parent
 from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import Located, stream
 
@@ -26,13 +28,19 @@ Output = TypeVar("Output", covariant=True)
 
 
 class FileJob(Protocol[Output]):
-    """What is done with a file; `progress(part)` is called while a large one is read."""
+    """What is done with a file; `progress(part)` is called while a large one is read, which `decoders` may decode."""
 
-    def __call__(self, file: Located, progress: Callable[[float], None] | None = None) -> Output: ...
+    def __call__(
+        self, file: Located, progress: Callable[[float], None] | None = None, decoders: Decoders | None = None
+    ) -> Output: ...
 
 
 WORTH_BYTES = 300_000_000
 """From this size of text on, the start of worker processes pays off."""
+MOST_DECODERS = 6
+"""Processes for one file: this one inflates and joins no faster than these decode."""
+_DECODING = threading.Lock()
+"""Held while processes decode a file, of which threads may read several: each would start as many."""
 _SHRUNK = 12
 """The least factor by which gzip shrinks a trace."""
 
@@ -66,7 +74,9 @@ def read_all(
         [files[place] for place in missing],
         worker_job=_read_packed,
         decode=unpack_and_cache,
-        read_locally=lambda file: _read_here(file, cache, lambda part: progress(len(read) + part, len(files))),
+        read_locally=lambda file, decoders: _read_here(
+            file, cache, lambda part: progress(len(read) + part, len(files)), decoders
+        ),
         executor=executor,
         optional=optional,
     )
@@ -91,7 +101,9 @@ def work_on_each(
         files,
         worker_job=work,
         decode=lambda _, result: result,
-        read_locally=lambda file: work(file, lambda part: progress(len(results) + part, len(files))),
+        read_locally=lambda file, decoders: work(
+            file, lambda part: progress(len(results) + part, len(files)), decoders
+        ),
         executor=executor,
         optional=optional,
     ):
@@ -105,11 +117,11 @@ def _run_on_files(
     *,
     worker_job: Callable[[Located], Packed],
     decode: Callable[[int, Packed], Result],
-    read_locally: Callable[[Located], Result],
+    read_locally: Callable[[Located, Decoders | None], Result],
     executor: Executor | None,
     optional: Container[str],
 ) -> Iterator[tuple[int, Result | NotATraceError]]:
-    """Yield `decode(index, worker_job(file))` by index, or `read_locally(file)` without workers."""
+    """Yield `decode(index, worker_job(file))` by index, or `read_locally(file, decoders)` without workers for files."""
     left, own_workers = list(range(len(files))), executor is None
     with _workers(files) if executor is None else nullcontext(executor) as workers:
         if workers is not None:
@@ -121,8 +133,9 @@ def _run_on_files(
                     yield place, result
             except BrokenExecutor:
                 pass  # the workers were probably killed for lack of memory: one file at a time needs less
-    for place in left:
-        yield place, _or_none(partial(read_locally, files[place]), files[place], optional)
+    with _decoders(files) if executor is None else nullcontext() as decoders:
+        for place in left:
+            yield place, _or_none(partial(read_locally, files[place], decoders), files[place], optional)
 
 
 def _or_none(work: Callable[[], Result], file: Located, optional: Container[str]) -> Result | NotATraceError:
@@ -173,23 +186,35 @@ def _run_by_workers(
             future.cancel()
 
 
-def read_here(file: Located, cache: Cache | None, progress: Callable[[float], None] | None = None) -> TraceFile:
+def read_here(
+    file: Located,
+    cache: Cache | None,
+    progress: Callable[[float], None] | None = None,
+    decoders: Decoders | None = None,
+) -> TraceFile:
     """The file's content by this process, from the cache if it is there; `progress(part)` while a large one is read."""
     cached = cache.get(file) if cache else None
-    return _read_here(file, cache, progress) if cached is None else cached
+    return _read_here(file, cache, progress, decoders) if cached is None else cached
 
 
-def _read_here(file: Located, cache: Cache | None, progress: Callable[[float], None] | None = None) -> TraceFile:
-    content = _read(file, progress)
+def _read_here(
+    file: Located,
+    cache: Cache | None,
+    progress: Callable[[float], None] | None,
+    decoders: Decoders | None,
+) -> TraceFile:
+    content = _read(file, progress, decoders)
     if cache and cache.keeps(file):
         cache.put(file, pack(content))
     return content
 
 
-def _read(located: Located, progress: Callable[[float], None] | None = None) -> TraceFile:
+def _read(
+    located: Located, progress: Callable[[float], None] | None = None, decoders: Decoders | None = None
+) -> TraceFile:
     report_bytes = (lambda read: progress(min(read / located.size, 1.0))) if progress and located.size else None
     with stream(located.path) as file:
-        return read_trace(located.path, file, progress=report_bytes)
+        return read_trace(located.path, file, progress=report_bytes, decoders=decoders)
 
 
 def _read_packed(file: Located) -> bytes:
@@ -198,8 +223,26 @@ def _read_packed(file: Located) -> bytes:
 
 
 def _workers(missing: Sequence[Located]) -> AbstractContextManager[Executor | None]:
-    """Worker processes, at most one per file and processor; None if they do not pay off."""
-    count = min(len(missing), _processors())
+    """Worker processes for files, at most one per file and processor; None if they do not pay off."""
+    return _pool(min(len(missing), _processors()), missing) if len(missing) > 1 else nullcontext(None)
+
+
+@contextmanager
+def _decoders(missing: Sequence[Located]) -> Iterator[Decoders | None]:
+    """Worker processes that decode the one file; None if they do not pay off, or decode another one already."""
+    if len(missing) != 1 or not _DECODING.acquire(blocking=False):
+        yield None
+        return
+    try:
+        count = min(_processors(), MOST_DECODERS)
+        with _pool(count, missing) as executor:
+            yield None if executor is None else Decoders(executor, count)
+    finally:
+        _DECODING.release()
+
+
+def _pool(count: int, missing: Sequence[Located]) -> AbstractContextManager[Executor | None]:
+    """So many worker processes; None if they do not pay off for these files."""
     if count < 2 or sum(map(_text_bytes, missing)) < WORTH_BYTES or not all(file.shared for file in missing):
         return nullcontext(None)
     if multiprocessing.current_process().daemon:  # daemons may not have children
@@ -209,7 +252,7 @@ def _workers(missing: Sequence[Located]) -> AbstractContextManager[Executor | No
     # Not the standard library's: it imports the caller's script anew in each worker, which runs the whole of a script
     # that has no `if __name__ == "__main__"`; and forking is unsafe beside threads, which Streamlit and pyarrow start.
     with contextlib.suppress(OSError):
-        return ProcessPoolExecutor(count)  # type: ignore[no-any-return]
+        return ProcessPoolExecutor(count, initializer=end_with_parent, initargs=(os.getpid(),))  # type: ignore[no-any-return]
     return nullcontext(None)
 
 

@@ -18,6 +18,7 @@ from overlaplab.events import Run, Tables, Trace, extent, known_of
 from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load.cache import Cache, is_off
 from overlaplab.load.file import NotATraceError, TraceFile
+from overlaplab.load.file.portions import Decoders
 from overlaplab.load.limits import MAX_TRACES
 from overlaplab.load.places import Located, manifest_text, sources
 from overlaplab.load.ranks import assign_ranks_by_path, find_file, names_rank, one_recording, split_ranks
@@ -206,11 +207,12 @@ class FileOpener:
         self,
         file: Located,
         progress: Callable[[float], None] | None = None,
+        decoders: Decoders | None = None,
         *,
         of_each: Sequence[Callable[[Trace], object]],
     ) -> FileTraces:
         """Return the file's ranks without tables, after these functions of each trace."""
-        opened = self.ranks(file, read_here(file, self.cache, progress))
+        opened = self.ranks(file, read_here(file, self.cache, progress, decoders))
         traces = (
             replace(trace, tables=partial(self._tables, file, place), precomputed=known_of(trace, of_each))
             for place, trace in enumerate(opened.traces)

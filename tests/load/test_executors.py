@@ -156,7 +156,6 @@ def test_the_cache_spares_the_executor_what_is_known(tmp_path: Path, monkeypatch
     assert_same(first, second)
 
 
-def test_one_file_needs_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "WORTH_BYTES", 0)
+def test_one_small_file_needs_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "loky", None)
     assert len(load_run(write(tmp_path / "rank0.json", [op("mm", 0, 1)])).traces) == 1

@@ -27,6 +27,7 @@ _COLUMNS = {
 }
 """By category, as kineto has written them since 2021."""
 _NAMES = ("flow_launch", "flow_backward")
+_NO_EVENT = (-1, -1, -1)
 _NUMBERS: dict[str | None, int] = {category: _NAMES.index(name) for category, name in _COLUMNS.items()}
 
 
@@ -38,8 +39,10 @@ class Arrows:
         """Rows and numbers of ends right after their event. (Many small arrays would keep the heap from shrinking.)"""
         self._searched: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
         """Place and number of the other ends, by slice."""
-        self._last = (-1, -1, -1)
+        self._last = _NO_EVENT
         """Time, process and thread of the last event so far."""
+        self._leading = dict.fromkeys(_NAMES, 0)
+        """How many of the searched ends come before the first event."""
 
     def append(
         self, ends: list[FileEvent], is_row: NDArray[np.bool_], places: Sequence[NDArray[Any]], first_row: int
@@ -57,7 +60,7 @@ class Arrows:
             with_last = np.concatenate(([of_last], values[rows]))
             adjacent &= with_last[before] == values[others]
             last.append(int(with_last[-1]))
-        self._last = last[0], last[1], last[2]
+        leading, self._last = self._last == _NO_EVENT, (last[0], last[1], last[2])
         if not ends:
             return
         identity = numbers([end.id for end in ends])
@@ -74,7 +77,28 @@ class Arrows:
                     grown.extend(narrow_to_int32(part))
             if far.any():
                 at = others[far]
+                self._leading[name] += int((before[far] == 0).sum()) if leading else 0
                 self._searched[name].append(np.column_stack((*(values[at] for values in places), identity[far])))
+
+    def extend(self, later: Arrows, first_row: int, pids: NDArray[np.int32], tids: NDArray[np.int32]) -> None:
+        """Add the ends that follow; the first event among them has this row, and the codes of places are now these."""
+        for name in _NAMES:
+            rows, identity = self._adjacent[name]
+            for part in later._searched[name]:
+                ends = np.column_stack((part[:, 0], pids[part[:, 1]], tids[part[:, 2]], part[:, 3]))
+                adjacent = (ends[:, :3] == self._last).all(axis=1)
+                adjacent[later._leading[name] :] = False
+                later._leading[name] = max(later._leading[name] - len(ends), 0)
+                rows.extend(np.full(adjacent.sum(), first_row - 1, dtype=np.int32))
+                identity.extend(narrow_to_int32(ends[adjacent, 3]))
+                if not adjacent.all():
+                    self._searched[name].append(ends[~adjacent])
+            later_rows, later_identity = later._adjacent[name]
+            rows.extend(later_rows.values() + np.int32(first_row))
+            identity.extend(later_identity.values())
+        if later._last != _NO_EVENT:
+            time, process, thread = later._last
+            self._last = time, int(pids[process]), int(tids[thread])
 
     def column(self, name: str, columns: Columns) -> NDArray[np.int32] | Integers:
         """The arrows' numbers of all rows, -1 where there is none; the first, if an event has several."""

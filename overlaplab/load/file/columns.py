@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from mmap import mmap
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import EVENT_COLUMNS
+from overlaplab.event_columns import EVENT_COLUMNS
 from overlaplab.load.file.arrays import integers, small_integers
 from overlaplab.load.file.decode import Value
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Integers = NDArray[np.int64]
 _INT32 = np.iinfo(np.int32)
@@ -53,6 +56,8 @@ class Texts:
 
     def to_categorical(self, codes: NDArray[np.int32]) -> pd.Categorical:
         """These codes with their texts; `9` and `"9"` are one."""
+        import pandas as pd  # processes that only decode do not need it, nor wait for it
+
         texts: dict[str, int] = {}
         merged = np.array([texts.setdefault(_text(value), len(texts)) for value in self.code_of], dtype=np.int32)
         if len(texts) < len(self.code_of):
@@ -93,6 +98,8 @@ def number(value: object) -> int:
     return int(value) if -(2**63) <= value < 2**63 else -1
 
 
+_ARROWS = ("flow_launch", "flow_backward")
+"""Added last."""
 _TEXTS = ("name", "category", "phase", "pid", "tid")
 
 
@@ -102,7 +109,7 @@ class Columns:
     def __init__(self) -> None:
         self.rows = 0
         self.texts = {name: Texts() for name in _TEXTS}
-        self._grown = {name: Grown(_dtype(name)) for name in EVENT_COLUMNS}
+        self._grown = {name: Grown(_dtype(name)) for name in EVENT_COLUMNS if name not in _ARROWS}
 
     def append(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """Add a slice: the values of each column, as codes where they are texts."""
@@ -110,11 +117,22 @@ class Columns:
             self._grown[name].extend(part if EVENT_COLUMNS[name] != "int32" else narrow_to_int32(part))
         self.rows += len(columns["ts_ns"])
 
+    def extend(self, later: Columns) -> dict[str, NDArray[np.int32]]:
+        """Add the rows that follow, from columns with codes of their own; the new codes by these, of each column."""
+        new = {
+            name: texts.codes(partial(_look_up, list(later.texts[name].code_of))) for name, texts in self.texts.items()
+        }
+        rows = {name: grown.values() for name, grown in later._grown.items()}
+        self.append({name: new[name][values] if name in new else values for name, values in rows.items()})
+        return new
+
     def table(self, base_ns: int, added: Mapping[str, NDArray[Any]]) -> tuple[pd.DataFrame, NDArray[np.intp]]:
         """The events in order of start, and the row that each of them had in the file.
 
         Of equal starts the longer comes first, so that parents precede children. `added` are whole columns.
         """
+        import pandas as pd
+
         times = self._grown.pop("ts_ns").values()
         times += base_ns
         durations = self._grown.pop("dur_ns").values()
@@ -135,6 +153,10 @@ class Columns:
         return time, process, thread
 
 
+def _look_up(texts: Sequence[Value], codes: Lookup) -> list[int]:
+    return [codes[text] for text in texts]
+
+
 class Grown:
     """An array that grows in parts outside the heap; reallocating it as a whole would fragment the heap."""
 
@@ -142,6 +164,9 @@ class Grown:
         self._parts: list[NDArray[Any]] = []
         self._dtype = np.dtype(dtype)
         self._room = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_parts": [self.values()], "_dtype": self._dtype, "_room": 0}
 
     def extend(self, values: NDArray[Any]) -> None:
         """Add values; the type widens as needed."""

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS
 from overlaplab.load.file.columns import Texts, numbers
 from overlaplab.load.file.decode import NOTHING, Arguments, Value
 from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
-from overlaplab.load.file.keys import group_description
 from overlaplab.vocabulary import collective_kind
 
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
@@ -42,8 +39,8 @@ class Communication:
     """The rows of `COLLECTIVE_COLUMNS` and `INPUT_COLUMNS` so far, each with the row of its event in the file."""
 
     def __init__(self) -> None:
-        self._collectives: list[tuple[Any, ...]] = []
-        self._inputs: list[tuple[int, str, str]] = []
+        self.collectives: list[tuple[Any, ...]] = []
+        self.inputs: list[tuple[Any, ...]] = []
         self._flags = bytearray()
         """Per code of a name: `_NAMED` if it matches `_COMMUNICATES`, plus `_INPUTS` if it matches `_SHAPED`."""
 
@@ -66,32 +63,14 @@ class Communication:
         for row in sorted(with_shapes | naming):
             event_arguments, shaped = arguments[row], row in with_shapes
             if row in naming or (flags[row] & _NAMED and shaped):
-                self._collectives.append((first_row + row, *_collective(str(texts[codes[row]]), event_arguments)))
+                self.collectives.append((first_row + row, *_collective(str(texts[codes[row]]), event_arguments)))
             if flags[row] & _INPUTS and shaped:
-                self._inputs.append((first_row + row, _json(event_arguments.shapes), _json(event_arguments.types)))
+                self.inputs.append((first_row + row, _json(event_arguments.shapes), _json(event_arguments.types)))
 
-    def collectives(self, position: NDArray[np.intp]) -> pd.DataFrame:
-        """The table of collectives; `position[i]` is the row of the events that row `i` of the file has become."""
-        return side_table(self._collectives, COLLECTIVE_COLUMNS, position)
-
-    def inputs(self, position: NDArray[np.intp]) -> pd.DataFrame:
-        return side_table(self._inputs, INPUT_COLUMNS, position)
-
-
-def side_table(rows: list[Any], columns: Mapping[str, str], position: NDArray[np.intp]) -> pd.DataFrame:
-    """These rows, of which the first value is an event's row in the file, in order of events; `position` as above."""
-    values: list[Any] = list(zip(*rows, strict=True)) or [()] * len(columns)
-    table = {name: _column(of, dtype) for of, (name, dtype) in zip(values, columns.items(), strict=True)}
-    table["event"] = position[np.array(values[0], dtype=np.intp)].astype(np.int64)
-    return pd.DataFrame(table).sort_values("event", kind="stable", ignore_index=True)
-
-
-def _column(values: Sequence[Any], dtype: str) -> object:
-    if dtype == "category":
-        texts: dict[str, int] = {}
-        codes = [texts.setdefault(value, len(texts)) for value in values]
-        return pd.Categorical.from_codes(codes, pd.Index(list(texts), dtype=object))
-    return np.array(values, dtype=dtype)
+    def extend(self, later: Communication, first_row: int) -> None:
+        """Add the rows that follow, of which the first one's event has this row in the file."""
+        self.collectives += [(first_row + row, *values) for row, *values in later.collectives]
+        self.inputs += [(first_row + row, *texts) for row, *texts in later.inputs]
 
 
 def _collective(name: str, arguments: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int, int]:
@@ -170,6 +149,11 @@ def _elements(shape: object, dtype: str, depth: int = 3) -> int | None:
         return elements if elements is None or elements < _MOST_ELEMENTS else None
     parts = [_elements(part, "float32", depth - 1) for part in shape]
     return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def group_description(text: str) -> str:
+    """A group's description; empty for what torch writes where nobody gave one."""
+    return "" if text == "undefined" else text
 
 
 def _json(raw: msgspec.Raw) -> str:

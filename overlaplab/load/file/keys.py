@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlaplab.events import Group
 from overlaplab.load.file.columns import number
+from overlaplab.load.file.communication import group_description
+
+if TYPE_CHECKING:
+    from overlaplab.events import Group
 
 _LIST = re.compile(r"\[ *\d{1,9}(?: *, *\d{1,9})* *\]")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -108,6 +111,8 @@ def process(keys: Keys) -> Process:
 
 
 def _group(raw: dict[str, Any]) -> Group:
+    from overlaplab.events import Group  # with pandas, for which processes that only decode do not wait
+
     size, ranks = number(raw.get("pg_size")), raw.get("ranks")
     if isinstance(ranks, str):  # as kineto writes it by itself, without torch
         ranks = ranks[1:-1].split(",") if _LIST.fullmatch(ranks) else None
@@ -118,11 +123,6 @@ def _group(raw: dict[str, Any]) -> Group:
         size=size if size >= 0 else None,
         ranks=tuple(members) if min(members, default=0) >= 0 else (),
     )
-
-
-def group_description(text: str) -> str:
-    """A group's description; empty for what torch writes where nobody gave one."""
-    return "" if text == "undefined" else text
 
 
 def _text(value: object) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import msgspec
 import numpy as np
@@ -42,6 +42,22 @@ class NoTraceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """Consecutive chunks that can be decoded apart from the others, if the last whole event in them ends as assumed."""
+
+    before: bytes
+    """The text between the last event before them and the first chunk."""
+    chunks: tuple[bytes, ...]
+    after: bytes
+    """The text after the last whole event."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """How much of its text lies before `after`."""
+        return len(self.before) + sum(map(len, self.chunks)) - len(self.after)
+
+
+@dataclass(frozen=True, slots=True)
 class _Slice:
     events: list[FileEvent]
     us: NDArray[np.float64] | None
@@ -52,28 +68,59 @@ class _Slice:
 
 
 class Slices:
-    """Iterating gives slices of events as `decode_events` does; `keys` and `whole` are known once it has finished."""
+    """Iterating gives slices of events as `decode_events` does; `keys` and `whole` are known once it has finished.
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
+    After a break, iterating goes on with the next slice. `buffer` is the text read before the chunks, within the array;
+    None for chunks from the file's beginning.
+    """
+
+    def __init__(self, chunks: Iterator[bytes], buffer: bytes | None = None) -> None:
         self.keys = Keys()
         self.whole = False
         """Whether the array was complete."""
         self.repairs: Counter[str] = Counter()
         """What was repaired or left out, and how often."""
+        self.remainder = buffer
+        """The text after the last event that was given."""
+        self.passed_bytes = 0
+        """How much text lies before it, from the beginning of the buffer on."""
         self._chunks = chunks
+        self._final = False
 
     def __iter__(self) -> Iterator[tuple[list[FileEvent], NDArray[np.float64] | None]]:
-        buffer, wanted, final = self._head(), 0, False
-        while not self.whole and not final:
+        self.remainder = buffer = self._head() if self.remainder is None else self.remainder
+        wanted = 0
+        while not self.whole and not self._final:
             text, final = self._read_more(buffer, wanted, b"[")
             part = self._slice(text, final)
             if part is None:
                 buffer, wanted = bytes(text[1:]), 2 * len(text)
                 continue
-            buffer, wanted, self.whole = part.remainder, 0, part.ended
+            self.remainder = buffer = part.remainder
+            self.passed_bytes += len(text) - 1 - len(buffer)
+            wanted, self.whole, self._final = 0, part.ended, final
             yield part.events, part.us
         if self.whole:
             self._tail(buffer)
+
+    def take_portion(self, count: int) -> Portion | None:
+        """The next portion of so many chunks, as if it had been iterated over; None if it cannot be told where it ends.
+
+        Only after a break.
+        """
+        chunks = [] if self.whole or self._final else list(islice(self._chunks, count))
+        after = next((chunks[-1][start:] for _, start in _boundaries(chunks[-1])), None) if chunks else None
+        if after is None or self.remainder is None:
+            self._chunks = chain(chunks, self._chunks)
+            return None
+        portion = Portion(self.remainder, tuple(chunks), after)
+        self.remainder = after
+        return portion
+
+    def put_back(self, portions: Sequence[Portion]) -> None:
+        """Put back the portions that were taken last, so that iterating goes on with them."""
+        self.remainder = portions[0].before
+        self._chunks = chain(*(portion.chunks for portion in portions), self._chunks)
 
     def _read_more(self, buffer: bytes, wanted: int, opening: bytes = b"") -> tuple[bytearray, bool]:
         """The buffer with the next chunk, or as many as make `wanted` bytes, and whether the file has ended."""
@@ -163,7 +210,7 @@ def _to_end(text: bytearray) -> _Slice:
         return _Slice(*decode_events(text[:end]), bytes(text[end:]), ended=True)
 
 
-def _boundaries(buffer: bytearray) -> Iterator[tuple[int, int]]:
+def _boundaries(buffer: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """The last places where an event may end and the next begin, latest first: its end, and the start of the next."""
     for start in (max(0, len(buffer) - _NEAR_BYTES), 0):
         matches = list(_BOUNDARY.finditer(buffer, start))[-_ATTEMPTS:]

@@ -1,16 +1,16 @@
 """One `torch.profiler` trace file, streamed into tables.
 
 The file is inflated in chunks (`inflate`), cut into slices of whole events (`slices`), decoded with only the wanted
-fields (`decode`; event by event where that fails, `damaged`) and appended to columns (`tables`). Memory holds a slice
-of the text and the tables, never the whole text.
+fields (`decode`; event by event where that fails, `damaged`) and gathered in columns (`gathered`), by this process or
+others (`portions`), which become tables (`tables`). Memory holds some slices of the text and the tables, never the
+whole text.
 """
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
+from overlaplab.load.file.gathered import Gathered
 from overlaplab.load.file.inflate import Source, open_file
 from overlaplab.load.file.keys import base_ns, device_names, process
+from overlaplab.load.file.portions import Decoders, gather, without_garbage_collection
 from overlaplab.load.file.slices import NoTraceError, Slices
-from overlaplab.load.file.tables import Gathered
+from overlaplab.load.file.tables import file_tables
 from overlaplab.load.limits import MAX_EVENTS
 
 _TOLD_SLICES = 16
@@ -64,18 +66,23 @@ class TraceFile:
 
 
 def read_trace(
-    path: str | Path, file: BinaryIO | None = None, *, progress: Callable[[int], None] | None = None
+    path: str | Path,
+    file: BinaryIO | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+    decoders: Decoders | None = None,
 ) -> TraceFile:
     """Read a plain or gzipped trace from the path, or from a binary stream of that name.
 
-    `progress(bytes)` is called with how much of the file was read, for every 16 MiB or so of its text.
+    `decoders` decode most of it, so that this process may be free to inflate it; the tables are the same.
+    `progress(bytes)` is called with how much of the file was read, now and then.
 
     Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all drop_damaged events are
     read, and `warnings` says what is missing.
     """
     try:
-        with open_file(Path(path)) if file is None else nullcontext(file) as stream, _no_garbage_collection():
-            return _read(Source(path, stream), path, progress)
+        with open_file(Path(path)) if file is None else nullcontext(file) as stream, without_garbage_collection():
+            return _read(Source(path, stream), path, progress, decoders)
     except NoTraceError as error:
         refused = NotATraceError(
             f"not a torch.profiler trace ({error})",
@@ -89,18 +96,17 @@ def read_trace(
         raise OverlaplabError(error.strerror or str(error), path=path) from None
 
 
-def _read(source: Source, path: object, progress: Callable[[int], None] | None) -> TraceFile:
+def _read(source: Source, path: object, progress: Callable[[int], None] | None, decoders: Decoders | None) -> TraceFile:
     gathered, slices = Gathered(), Slices(iter(source))
     most = MAX_EVENTS.value
-    for number, (events, us) in enumerate(slices, 1):
-        gathered.append(events, us)
+    for number, _ in enumerate(gather(slices, gathered, decoders), 1):
         if gathered.columns.rows > most:
             raise MAX_EVENTS.error(
                 f"holds over {most:,} events", path=path, remedy="Each takes about 65 bytes of memory."
             )
         if progress and number % _TOLD_SLICES == 0:
             progress(source.read_bytes)
-    tables = gathered.finish(base_ns(slices.keys, gathered.repairs))
+    tables = file_tables(gathered, base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
     if not len(tables.events) and repairs:
         raise NoTraceError(_sentences(repairs)[0])
@@ -131,15 +137,3 @@ def _cut_short(source: Source, slices: Slices) -> tuple[str, ...]:
 
 def _sentences(repairs: Counter[str]) -> list[str]:
     return [f"{count} {what}" for what, count in repairs.items()]
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Without the garbage collector, which would search millions of short-lived objects for cycles they cannot form."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
