@@ -136,6 +136,8 @@ def load_watched(folder: str | os.PathLike[str]) -> Watched:
 
 
 def _read_rank(path: Path) -> WatchedRank:
+    if not path.is_file():  # to open a FIFO would block for ever
+        raise OverlaplabError("not a file", path=path, remedy="Delete it to read the other ranks.")
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise OverlaplabError("too large for a header", path=path)
     try:
@@ -161,6 +163,8 @@ def _read_cells(path: Path) -> npt.NDArray[Any]:
         size = path.stat().st_size
     except FileNotFoundError:  # the rank has only just started
         return np.empty(0, CELL)
+    if not path.is_file():
+        raise OverlaplabError("not a file", path=path, remedy="Delete it to read the other ranks.")
     if size > MAX_CELLS_BYTES:
         raise OverlaplabError(f"has {size} bytes; more than {MAX_CELLS_BYTES} are not read", path=path)
     cells = np.fromfile(path, CELL, size // CELL.itemsize)
