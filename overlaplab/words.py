@@ -97,6 +97,12 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
 
 
+def ordinal(number: int) -> str:
+    """A place in a sequence: `1st`, `22nd`, `100th`."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 // 10 != 1 else "th"
+    return f"{number:,}{ending}"
+
+
 def ago(seconds: float) -> str:
     """How long ago something was: `12 s ago`, `5 min ago`, `3 h ago`, `2 days ago`."""
     for unit, length, limit in (("s", 1, 120), ("min", 60, 120 * 60), ("h", 3600, 48 * 3600)):

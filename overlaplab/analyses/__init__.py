@@ -43,6 +43,7 @@ from overlaplab.analyses.watched.changes import watched_changes
 from overlaplab.analyses.watched.kinds import watched_kinds, watched_step_times
 from overlaplab.analyses.watched.late import watched_late
 from overlaplab.analyses.watched.ranks import watched_ranks
+from overlaplab.analyses.watched.scalars import step_scalars
 from overlaplab.analyses.watched.series import watched_series, watched_strip
 from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.analyses.worst import rows_of, worst_step
@@ -111,6 +112,7 @@ __all__ = [
     "schedule_steps",
     "slowdowns",
     "staleness",
+    "step_scalars",
     "stored_baseline",
     "stragglers",
     "stragglers_of",

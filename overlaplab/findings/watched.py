@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.load.watched import Watched, WatchedRecording
-from overlaplab.words import count, joined, ms, percent
+from overlaplab.words import count, joined, ms, ordinal, percent
 
 SAME_RANK_SHARE = 0.8
 """If one rank was the late one this often, it always is."""
@@ -143,8 +143,7 @@ def watched_recordings(watched: Watched) -> pd.DataFrame:
 
 def kind_word_of_steps(period: int) -> str:
     """What a kind of steps is called in a chart: `every 100th step`."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(period % 10, "th") if period % 100 not in (11, 12, 13) else "th"
-    return f"every {period:,}{ending} step"
+    return f"every {ordinal(period)} step"
 
 
 def watched_times_note(series: pd.DataFrame, highest_ns: float) -> str:
