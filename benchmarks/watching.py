@@ -177,7 +177,8 @@ def _record(side: Side, out: Path) -> None:
 
 def _compare(name: str, out: Path) -> list[bool]:
     """Print the sums over the recorded steps of each rank; whether they agree."""
-    watched = analyses.watched_steps(load_watched(out / "watch"))
+    training = load_watched(out / "watch")
+    watched = analyses.watched_bursts(training, analyses.watched_steps(training))
     run = overlaplab.load_run(out)
     traced, causes = overlaplab.summary(run), overlaplab.exposed(run)
     hits = []

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         pipeline_waits,
         scalars,
         schedule,
+        step_scalars,
         stragglers,
         summary,
         sweep,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from overlaplab.evidence.clocks import clocks
     from overlaplab.findings.requirements import InconclusiveError, RequirementError, require
     from overlaplab.load import load_run, load_sweep
+    from overlaplab.load.watched import load_watched
     from overlaplab.selection import Selection
 else:
 
@@ -70,6 +72,7 @@ __all__ = [
     "load_ranks",
     "load_run",
     "load_sweep",
+    "load_watched",
     "memory",
     "pipeline",
     "pipeline_ranks",
@@ -78,6 +81,7 @@ __all__ = [
     "require",
     "scalars",
     "schedule",
+    "step_scalars",
     "stragglers",
     "summary",
     "sweep",
@@ -95,6 +99,7 @@ _HOMES = {
     "clocks": "overlaplab.evidence.clocks",
     "load_run": "overlaplab.load",
     "load_sweep": "overlaplab.load",
+    "load_watched": "overlaplab.load.watched",
     "require": "overlaplab.findings.requirements",
 }
 """The modules of names that are not from `overlaplab.analyses`."""

@@ -685,6 +685,27 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("start_ns", "ns", "from", "From the step's start."),
         Column("end_ns", "ns", "to", "From the step's start."),
     ),
+    ("watched_series", "watched_strip"): (
+        Column("first_step", "count", "from step", "The first step of the piece."),
+        Column("last_step", "count", "to step", "The last step of the piece."),
+    ),
+    ("watched_series",): (
+        Column("steps", "count", "steps", "How many steps of the kind the piece has."),
+        Column("span_low_ns", "ns", "step time, least", "The shortest of these steps."),
+        Column("span_ns", "ns", "step time", "Their median."),
+        Column("span_high_ns", "ns", "step time, most", "The longest of them."),
+        Column("measured_steps", "count", "measured", "In how many of them it is known what was exposed."),
+        Column("exposed_low_ns", "ns", "exposed, least", "The least that was exposed in one of those, on any rank."),
+        Column("exposed_comm_ns", "ns", "exposed", "The median of those, over all ranks."),
+        Column("exposed_high_ns", "ns", "exposed, most", "The most that was exposed in one of those, on any rank."),
+        Column("exposed_share", "ratio", "exposed, % of step", "The median share of the step."),
+    ),
+    ("watched_strip",): (
+        Column("telling_steps", "count", "telling steps", "How many measured steps tell who was last."),
+        Column("late_steps", "count", "late steps", "In how many of them the rank was late."),
+        Column("late_share", "ratio", "late, % of steps", "In which share of them the rank was late."),
+        Column("late_median_ns", "ns", "late by", "How much later than the first rank it came, where it was late."),
+    ),
     ("watched_late",): (Column("late_rank", "count", "last rank", "The rank whose all-reduce was shortest."),),
     ("watched_kinds", "watched_ranks"): (
         Column("steps", "count", "steps", "How many steps there are.", short="steps"),

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 MANIFEST_NAME = "run.json"
+_WATCHED_NAME = re.compile(r"rank\d{1,6}\.(json|cells)")
 
 
 def is_trace_name(name: str) -> bool:
     """Whether a file of this name counts as a trace."""
     return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
+
+
+def is_watched_name(name: str) -> bool:
+    """Whether a file of this name may be one of `overlaplab.watch`: a rank's header, or its cells."""
+    return _WATCHED_NAME.fullmatch(name) is not None
+
+
+def holds_watched(names: Collection[str]) -> bool:
+    """Whether files of these names are, or hold among others, those of a watched training."""
+    return any(name.endswith(".cells") and is_watched_name(name) for name in names)
+
+
+def trace_names(names: Collection[str]) -> list[str]:
+    """Those of a folder's files that count as traces; a watched rank's header, which has cells beside it, is none."""
+    headers = {
+        name.removesuffix("cells") + "json" for name in names if name.endswith(".cells") and is_watched_name(name)
+    }
+    return [name for name in names if is_trace_name(name) and name not in headers]
 
 
 def run_folders(path: str | os.PathLike[str]) -> list[str]:
@@ -57,7 +77,7 @@ def _holds_run(folder: Path) -> bool:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
         return False
-    return MANIFEST_NAME in names or any(map(is_trace_name, names))
+    return MANIFEST_NAME in names or bool(trace_names(names))
 
 
 def natural_key(name: str) -> list[tuple[float, str]]:

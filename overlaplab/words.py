@@ -97,6 +97,20 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
 
 
+def ordinal(number: int) -> str:
+    """A place in a sequence: `1st`, `22nd`, `100th`."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 // 10 != 1 else "th"
+    return f"{number:,}{ending}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was: `12 s ago`, `5 min ago`, `3 h ago`, `2 days ago`."""
+    for unit, length, limit in (("s", 1, 120), ("min", 60, 120 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds / 86400:.0f} days ago"
+
+
 def amount(number: float) -> str:
     """Three digits of a number, or as many as it has before the point: `0.125`, `30.1`, `27,672`."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

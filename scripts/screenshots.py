@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from overlaplab.dashboard.server import command
 from overlaplab.ports import free_port
 
-PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "what_if", "compare", "pipeline", "plan")
+PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "what_if", "compare", "pipeline", "plan", "live")
 THEMES = ("light", "dark")
 CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 TALLEST = 4000  # pixels of a picture; a page may be longer

@@ -102,9 +102,16 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["by_depth"] = what_if.steps_by_depth(run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same)
     found["lanes"] = what_if.answer(swept_run, same).lanes.assign(which="measured")
     training = load_watched(eventful(folder / "live"))
-    steps, late = analyses.watched_steps(training), analyses.watched_late(training)
-    found |= {"watched_steps": steps, "watched_late": late, "watched_ranks": analyses.watched_ranks(steps, late)}
-    found |= {"watched_kinds": analyses.watched_kinds(steps), "watched_changes": analyses.watched_changes(steps, late)}
+    steps = analyses.watched_steps(training)
+    times = analyses.watched_step_times(steps)
+    late = analyses.watched_late(training, times)
+    bursts = analyses.watched_bursts(training, steps)
+    found |= {"watched_steps": steps, "watched_bursts": bursts, "watched_late": late}
+    found |= {"watched_ranks": analyses.watched_ranks(steps, bursts, late)}
+    kinds = analyses.watched_kinds(times)
+    found |= {"watched_kinds": kinds, "watched_changes": analyses.watched_changes(bursts, late, times, kinds)}
+    found |= {"watched_series": analyses.watched_series(times, kinds, bursts)}
+    found |= {"watched_strip": analyses.watched_strip(training, late, [0, 1])}
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))

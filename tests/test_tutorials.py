@@ -23,7 +23,8 @@ from overlaplab.cli import app
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
-PAGES = ("first-recording", "your-own-script", "strangers-trace", "bucket-cap", "another-setting")
+PAGES = ("first-recording", "your-own-script", "strangers-trace", "bucket-cap", "another-setting", "whole-training")
+SLOW = ("first-recording", "whole-training")
 ELSEWHERE = ("pip install", "overlaplab app")
 """What other tests try: the wheel's, and those of the dashboard."""
 
@@ -87,9 +88,7 @@ def test_all_tutorials_are_tried() -> None:
     assert sorted(PAGES) == sorted(path.stem for path in TUTORIALS.glob("*.md") if ".zh-CN" not in path.name)
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if page == "first-recording" else []) for page in PAGES]
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else []) for page in PAGES])
 def test_a_tutorial(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, script in scripts(page).items():

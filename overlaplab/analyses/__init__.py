@@ -40,10 +40,12 @@ from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.watched.changes import watched_changes
-from overlaplab.analyses.watched.kinds import watched_kinds
+from overlaplab.analyses.watched.kinds import watched_kinds, watched_step_times
 from overlaplab.analyses.watched.late import watched_late
 from overlaplab.analyses.watched.ranks import watched_ranks
-from overlaplab.analyses.watched.steps import watched_steps
+from overlaplab.analyses.watched.scalars import step_scalars
+from overlaplab.analyses.watched.series import watched_series, watched_strip
+from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.causes import Cause
 from overlaplab.costs import Theory
@@ -110,6 +112,7 @@ __all__ = [
     "schedule_steps",
     "slowdowns",
     "staleness",
+    "step_scalars",
     "stored_baseline",
     "stragglers",
     "stragglers_of",
@@ -120,11 +123,15 @@ __all__ = [
     "transfer_lines",
     "volume",
     "volume_theory",
+    "watched_bursts",
     "watched_changes",
     "watched_kinds",
     "watched_late",
     "watched_ranks",
+    "watched_series",
+    "watched_step_times",
     "watched_steps",
+    "watched_strip",
     "work_differs",
     "worst_step",
 ]

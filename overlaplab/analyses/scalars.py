@@ -11,11 +11,14 @@ import pandas as pd
 from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.exposed import CAUSES, exposed
 from overlaplab.analyses.summary import FIGURES, summary
+from overlaplab.analyses.watched.scalars import watched_scalars
 from overlaplab.analyses.worst import damaged_steps, drop_damaged, without_steps
 from overlaplab.causes import Cause
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity
 from overlaplab.evidence.pipelines import idle_by_schedule
 from overlaplab.evidence.selection import measured_traces, selected_traces
+from overlaplab.load.watched import Watched
 from overlaplab.selection import EVERYTHING, Selection
 
 Scalars: TypeAlias = Mapping[str, float | None]
@@ -30,7 +33,7 @@ _RATIO = "overlap_ratio"
 _OF_COMMUNICATION = ("comm_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns", _RATIO)
 
 
-def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True) -> dict[str, float | None]:
+def scalars(run: Run | Watched, selection: Selection = EVERYTHING, *, causes: bool = True) -> dict[str, float | None]:
     """The figures of `summary`, by name, and the exposed time of each cause (`exposed.tail`, …): one number each.
 
     A time is the mean over all undamaged steps of all ranks in which it is known, in ns; `overlap_ratio` is the ratio
@@ -42,7 +45,18 @@ def scalars(run: Run, selection: Selection = EVERYTHING, *, causes: bool = True)
     of several. `exposed.straggler_wait` is None where `exposed_wait_ns` is, and causes of pipelines where the schedule
     is unknown. Without `causes` those, and their shares, are left out, which is quicker. Raises `OverlaplabError` for
     an unknown rank or step.
+
+    `load_watched` gives a watched training instead, whose figures are of all its steps in which no profiler ran:
+    `steps`, means of `span_ns` and `data_ns`, of the measured steps `forward_ns`, `backward_ns`, `exposed_comm_ns` with
+    its parts `exposed_gradients_ns`, `exposed_gathers_ns` and `exposed_others_ns`, and `exposed_share`; `late_share` is
+    of the measured steps that tell who was last. It takes no selection; `step_scalars` has it step by step.
     """
+    if isinstance(run, Watched):
+        if selection != EVERYTHING:
+            raise OverlaplabError(
+                "a watched training's figures are of all its steps", remedy="Leave the selection out."
+            )
+        return watched_scalars(run)
     every = summary(run, selection)
     table = drop_damaged(every)
     ranks = len(selected_traces(run, selection))

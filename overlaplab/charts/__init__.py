@@ -16,6 +16,7 @@ from overlaplab.charts.systems.hops import hops
 from overlaplab.charts.systems.pipeline import pipeline, pipeline_held
 from overlaplab.charts.systems.plan import planned_memory
 from overlaplab.charts.systems.staleness import staleness
+from overlaplab.charts.watched import watched_late, watched_shares, watched_times
 from overlaplab.charts.what_if import (
     caps_predicted,
     depths_predicted,
@@ -56,4 +57,7 @@ __all__ = [
     "timeline",
     "timeline_rows",
     "waits",
+    "watched_late",
+    "watched_shares",
+    "watched_times",
 ]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TypeAlias
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.folders import MANIFEST_NAME, is_trace_name
+from overlaplab.folders import MANIFEST_NAME, holds_watched, is_watched_name, trace_names
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.words import shorten
 
+WATCH = "watch"
+"""Where a Recorder that watches writes what it watches, in its own folder."""
 HERE = "."
 """The name of the opened folder itself."""
 
@@ -31,10 +35,17 @@ class Entry:
     """How many traces it holds."""
     manifest: bool = False
     """Whether run.json is there; the engine writes it last."""
+    watched: bool = False
+    """Whether it holds what `overlaplab.watch` writes."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there is a run, or what might be one; else the training was only watched."""
+        return self.files > 0 or self.manifest
 
 
 def find_runs(root: Path) -> list[Entry]:
-    """The opened folder and the folders below it that hold a manifest or traces, in order of name."""
+    """The opened folder and those below it that hold a manifest, traces or a watched training, in order of name."""
     return scan_runs(root)[0]
 
 
@@ -61,9 +72,10 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
             continue
         seen.add(folder)
         files = [entry.name for entry in entries if _is_file(entry)]
-        traces = [file for file in files if is_trace_name(file)]
-        if traces or MANIFEST_NAME in files:
-            runs.append(Entry(name=name, files=len(traces), manifest=MANIFEST_NAME in files))
+        traces, watched = trace_names(files), holds_watched(files)
+        if traces or MANIFEST_NAME in files or watched:
+            manifest = MANIFEST_NAME in files
+            runs.append(Entry(name=name, files=len(traces), manifest=manifest, watched=watched))
         if depth < _DEPTH:
             below = [entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith(".")]
             queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]
@@ -107,15 +119,49 @@ def run_word(name: str, most: int = 60) -> str:
     return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), most)
 
 
-def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells whether a run has changed: the name, mtime in ns and size of each of its files, and no content.
+def watched_beside(name: str, entries: Iterable[Entry]) -> str | None:
+    """The folder with what was watched of a run's training: its own, or its `watch`; None where neither has any."""
+    watched = {entry.name for entry in entries if entry.watched}
+    within = WATCH if name == HERE else f"{name}/{WATCH}"
+    return next((folder for folder in (name, within) if folder in watched), None)
+
+
+def recorded_name(path: str, watched: str, entries: Iterable[Entry]) -> str | None:
+    """The run of the opened folder that a watch has recorded at this path, which may be another machine's.
+
+    It lies beside the folder `watched`, or its path ends as the run's name does. None where there is none.
+    """
+    recorded = {entry.name for entry in entries if entry.recorded}
+    parts = PurePath(path).parts
+    beside = str(PurePath(watched).parent / parts[-1]) if parts else ""
+    longest = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((name for name in (beside, *longest) if name in recorded), None)
+
+
+Stamp: TypeAlias = tuple[tuple[str, int, int], ...]
+"""The name, mtime in ns and size of each of a folder's files."""
+
+
+def stamp(path: Path) -> Stamp:
+    """What tells whether a run has changed, and no content.
 
     Raises OverlaplabError where a link among the traces leads out of the run's folder.
     """
+    return _stamp(path, lambda names: {MANIFEST_NAME, *trace_names(names)})
+
+
+def watched_stamp(path: Path) -> Stamp:
+    """What tells whether a watched training has gone on; raises as `stamp`."""
+    return _stamp(path, lambda names: set(filter(is_watched_name, names)))
+
+
+def _stamp(path: Path, wanted: Callable[[list[str]], set[str]]) -> Stamp:
     files = []
-    with os.scandir(path) as entries:
+    with os.scandir(path) as scanned:
+        entries = list(scanned)
+        names = wanted([entry.name for entry in entries])
         for entry in entries:
-            if not (is_trace_name(entry.name) or entry.name == MANIFEST_NAME) or not _is_file(entry):
+            if entry.name not in names or not _is_file(entry):
                 continue
             if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(path):
                 raise OverlaplabError(

@@ -44,6 +44,7 @@ _UNKNOWN = {
     STEP: "The link names a step that this run does not have. The page shows what it shows without one.",
 }
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
+_SUMMARY = _TIMELINE.with_name("summary.py")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
 _RULE = re.compile(r"[\w:<>, |-]{1,200}")
 """Names with `|` between them: a stranger's regular expression could otherwise take for ever."""
@@ -76,6 +77,12 @@ def go_to_timeline(query: dict[str, str]) -> NoReturn:
         query = query | {RANKS: ",".join(map(str, sorted((*chosen, rank))))}
     st.session_state["links_unwritten"] = False
     st.switch_page(_TIMELINE, query_params=query)
+
+
+def go_to_run(name: str) -> NoReturn:
+    """Turn to the Summary page of a run below the opened folder."""
+    st.session_state["links_unwritten"] = False
+    st.switch_page(_SUMMARY, query_params={RUN: name})
 
 
 def begin() -> None:

@@ -5,19 +5,19 @@ Run by Streamlit (`overlaplab app DIR`, or `streamlit run app.py -- DIR`).
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 
 import streamlit as st
 from streamlit import net_util
+from streamlit.navigation.page import StreamlitPage
 
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import Entry, find_runs, run_word, scan_runs
+from overlaplab.dashboard.folder import Entry, find_runs, run_word, scan_runs, watched_beside
 from overlaplab.dashboard.heap import rest_modules
-from overlaplab.dashboard.navigation import WITHOUT_RUN, all_pages, list_pages
+from overlaplab.dashboard.live import look_s
+from overlaplab.dashboard.navigation import OF_WATCHED, WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
 from overlaplab.dashboard.upload_form import close_button, upload_form
 from overlaplab.dashboard.widgets import is_dark, opened_folder
@@ -29,6 +29,8 @@ _STYLE = """
 .st-key-head h1 {font-size: 1.05rem; padding: 0; opacity: 0.7;}
 .st-key-head [data-testid="stText"] {font-size: 0.95rem; opacity: 0.7;}
 .st-key-headline [data-testid="stText"] {font-size: 1.5rem; line-height: 1.25; font-weight: 700;}
+.st-key-recordings [data-testid="stText"] {font-size: 0.9rem; opacity: 0.85;}
+.st-key-recordings button {min-height: 0; padding: 0;}
 .st-key-advice {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.6rem 1rem;}
 .st-key-predicted {border: 1px dashed; padding: 0.6rem 1rem;}
 .st-key-predicted [data-testid="stText"] {font-size: 1.05rem; line-height: 1.5;}
@@ -105,11 +107,23 @@ def main() -> None:
     needs_run = page.url_path not in WITHOUT_RUN
     there = _pick_run(needs_run)
     folded = list_pages(at_first, pages, page)
-    if there or not needs_run:
+    if there and page.url_path not in OF_WATCHED and st.session_state["run"] not in st.session_state["names"]:
+        _turn_to_live(pages["live"])
+    elif there or not needs_run:
         page.run()
-        if list_pages(at_last, pages, page, folded) != folded:
-            at_first.empty()  # two places, since a shorter list drawn over a longer one would leave its end standing
+    if (there or not needs_run) and list_pages(at_last, pages, page, folded) != folded:
+        at_first.empty()  # two places, since a shorter list drawn over a longer one would leave its end standing
     links.write()
+
+
+def _turn_to_live(live: StreamlitPage) -> None:
+    """Show what is there of a folder that was watched and not recorded; of one shown already, that there is no more."""
+    if st.session_state["run_turned"]:
+        st.session_state["links_unwritten"] = False
+        st.switch_page(live, query_params={links.RUN: st.session_state["run"]})
+    st.title("Not recorded", anchor=False)
+    st.info("This training was watched, and not recorded: there are no traces here, of which this page tells.")
+    st.page_link(live, label="What was watched ›")
 
 
 def _pick_run(needed: bool) -> bool:
@@ -121,6 +135,7 @@ def _pick_run(needed: bool) -> bool:
         st.session_state["watch_rests"] = True
         _watch(folder, entries)
     names = [entry.name for entry in entries] + uploads().names
+    recorded = [entry.name for entry in entries if entry.recorded] + uploads().names
     refused = findings.links_refused(outside)
     if not names:
         if not needed:
@@ -136,24 +151,26 @@ def _pick_run(needed: bool) -> bool:
         upload_form()
     links.start(links.RUN, "run_picker", links.choice(links.RUN), names[0], names)
     with place:
-        chosen = st.selectbox("Run", names, format_func=run_word, key="run_picker", on_change=links.control_used)
+        chosen = st.selectbox(
+            "Run",
+            names,
+            format_func=lambda name: run_word(name) + ("" if name in recorded else " (watched)"),
+            key="run_picker",
+            on_change=links.control_used,
+        )
         if refused is not None:
             st.text(refused)
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
-    pick_communication()
-    st.session_state["folder"], st.session_state["run"], st.session_state["names"] = folder, chosen, names
+    if chosen in recorded:
+        pick_communication()
+    st.session_state["run_turned"] = st.session_state.get("run") != chosen
+    st.session_state["folder"], st.session_state["run"], st.session_state["names"] = folder, chosen, recorded
+    st.session_state["entries"], st.session_state["watched"] = entries, watched_beside(chosen, entries)
     return True
 
 
-def _watch_s() -> float | None:
-    """Seconds between looks into the opened folder: OVERLAPLAB_WATCH_S, 5 without it; None for never."""
-    setting = os.environ.get("OVERLAPLAB_WATCH_S", "")
-    seconds = float(setting) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", setting) else 5.0
-    return seconds or None
-
-
-@st.fragment(run_every=_watch_s())
+@st.fragment(run_every=look_s(5.0))
 def _watch(folder: Path, seen: list[Entry]) -> None:
     """Look for runs that came, went or were finished, and run the app anew only then."""
     if st.session_state.pop("watch_rests", False):

@@ -15,6 +15,7 @@ from overlaplab.dashboard.data import Opened, open_run
 _VIEWS = Path(__file__).with_name("views")
 _TITLES = {
     "summary": "Summary",
+    "live": "Live",
     "timeline": "Timeline",
     "buckets": "Buckets",
     "zero3": "ZeRO-3",
@@ -26,6 +27,8 @@ _TITLES = {
 }
 WITHOUT_RUN = ("plan",)
 """Pages that need no run."""
+OF_WATCHED = ("live", *WITHOUT_RUN)
+"""Pages that need no recording."""
 _ABOUT = {
     "buckets": ("buckets", "no buckets"),
     "zero3": ("schedule", "gathers nothing"),
@@ -84,6 +87,10 @@ def _nothing_in(*, computed: bool) -> Folded:
     root, name = st.session_state.get("folder"), st.session_state.get("run")
     if name is None:
         return without
+    if name not in st.session_state["names"]:
+        return dict.fromkeys((word for word in _TITLES if word not in OF_WATCHED), "not recorded")
+    if st.session_state.get("watched") is None:
+        without["live"] = "not watched"
     opened = open_run(root, name)
     if isinstance(opened, Opened):
         for word, (table, why) in _ABOUT.items():

@@ -164,9 +164,7 @@ def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
     match block:
         case Chart():
             _draw_once(id(block), is_dark(), block)
-            if block.table is not None:
-                draw = partial(block.draw, dark=is_dark(), note=block.note)
-                download_buttons(draw, block.key, block.table, dark=is_dark())
+            _download_buttons(block)
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -246,6 +244,14 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
 def show_choice(block: Chart, chosen: Callable[[], None]) -> None:
     """A chart of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
     _show_chart(_chart(id(block), is_dark(), block)[1], block.key, on_select=chosen)
+    _download_buttons(block)
+
+
+def _download_buttons(block: Chart) -> None:
+    """Buttons for a chart whose table is worth keeping."""
+    if block.table is not None:
+        draw = partial(block.draw, dark=is_dark(), note=block.note)
+        download_buttons(draw, block.key, block.table, dark=is_dark())
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)

@@ -169,7 +169,17 @@ from overlaplab.findings.systems.plan import (
 )
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
-from overlaplab.findings.watched import watched_notes, watched_sentences
+from overlaplab.findings.watched import (
+    kind_word_of_steps,
+    watched_about,
+    watched_notes,
+    watched_recordings,
+    watched_sentences,
+    watched_shares_note,
+    watched_strip_note,
+    watched_strip_title,
+    watched_times_note,
+)
 from overlaplab.findings.what_if import (
     BEST_FOUND,
     BEST_POSSIBLE,
@@ -292,6 +302,7 @@ __all__ = [
     "how_short",
     "interval_line",
     "judge_requirements",
+    "kind_word_of_steps",
     "lanes_title",
     "late_ranks_title",
     "late_reason",
@@ -379,8 +390,14 @@ __all__ = [
     "verdict",
     "verified_finding",
     "waits_title",
+    "watched_about",
     "watched_notes",
+    "watched_recordings",
     "watched_sentences",
+    "watched_shares_note",
+    "watched_strip_note",
+    "watched_strip_title",
+    "watched_times_note",
     "what_if_advice",
     "what_if_headline",
     "what_if_notes",

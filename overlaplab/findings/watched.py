@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.load.watched import Watched, WatchedRecording
-from overlaplab.words import count, join_names, ms, percent
+from overlaplab.words import count, join_names, ms, ordinal, percent
 
 SAME_RANK_SHARE = 0.8
 """If one rank was the late one this often, it always is."""
@@ -125,3 +125,63 @@ def _stopped_sentences(watched: Watched, ranks: pd.DataFrame) -> Iterator[str]:
 
 def _recordings(watched: Watched) -> list[WatchedRecording]:
     return list({each.step: each for rank in watched.ranks for each in rank.header.recordings}.values())
+
+
+def watched_about(watched: Watched, ranks: pd.DataFrame) -> str:
+    """What a watched training is, for a page's head: `8 ranks · step 2,000 of a running training`."""
+    step = 0 if ranks.empty else int(ranks["last_step"].max()) + 1
+    ended = all(rank.header.ended for rank in watched.ranks)
+    training = "of a training that has ended" if ended else "of a training that has not ended"
+    return f"{count(watched.world_size, 'rank')} · step {step:,} {training}"
+
+
+def watched_recordings(watched: Watched) -> pd.DataFrame:
+    """The recordings that the watch has started, once each, in order: `step`, `path` and `reason`."""
+    rows = [(each.step, each.path, each.reason) for each in sorted(_recordings(watched), key=lambda each: each.step)]
+    return pd.DataFrame(rows, columns=["step", "path", "reason"])
+
+
+def kind_word_of_steps(period: int) -> str:
+    """What a kind of steps is called in a chart: `every 100th step`."""
+    return f"every {ordinal(period)} step"
+
+
+def watched_times_note(series: pd.DataFrame, highest_ns: float) -> str:
+    """How the chart of step times is to be read."""
+    width = _width(series)
+    text = (
+        "Each step's time is the median over the ranks."
+        if width == 1
+        else f"{width:,} steps a column: lines are medians, bands go from the least to the most."
+    )
+    beyond = series[(series["span_high_ns"] > highest_ns).fillna(False)]
+    if beyond.empty:
+        return text
+    return f"{text} The longest steps, of up to {ms(int(beyond['span_high_ns'].max()))}, lie above the chart."
+
+
+def watched_shares_note(series: pd.DataFrame) -> str:
+    """How the chart of exposed shares is to be read."""
+    text = f"Measured in bursts: in {int(series['measured_steps'].sum()):,} of {int(series['steps'].sum()):,} steps."
+    periods = series.loc[series["exposed_share"].notna(), "period"].dropna().unique()
+    words = [kind_word_of_steps(int(period)) for period in periods]
+    return f"{text} Circles: {join_names(words)}." if words else text
+
+
+def watched_strip_title(strip: pd.DataFrame) -> str:
+    """Who was late most often."""
+    late = strip.groupby("rank")[["late_steps", "telling_steps"]].sum()
+    if late.empty or not late["late_steps"].any():
+        return "Who was late: nobody"
+    most = late.sort_values("late_steps", ascending=False, kind="stable").iloc[0]
+    rank = int(most.name)  # type: ignore[call-overload]
+    return f"Who was late: most often rank {rank}, in {percent(most['late_steps'], most['telling_steps'])} of the steps"
+
+
+def watched_strip_note(strip: pd.DataFrame) -> str:
+    """How the strip is to be read."""
+    return f"{_width(strip):,} steps a column; nothing is drawn where no all-reduce tells."
+
+
+def _width(table: pd.DataFrame) -> int:
+    return int((table["last_step"] - table["first_step"]).max()) + 1 if len(table) else 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.folders import MANIFEST_NAME, is_trace_name
+from overlaplab.folders import MANIFEST_NAME, is_trace_name, trace_names
 
 STANDARD_INPUT = "-"
 """The path of a trace that comes through a pipe, and is read once."""
@@ -107,7 +107,8 @@ def _local_sources(path: Path) -> list[Located]:
             raise OverlaplabError("no such file or directory", path=path)
         if not path.is_dir():
             return [_local_source(path)]
-        return [_local_source(file) for file in sorted(path.iterdir()) if is_trace_name(file.name) and file.is_file()]
+        names = trace_names([file.name for file in path.iterdir() if file.is_file()])
+        return [_local_source(path / name) for name in sorted(names)]
 
 
 def _local_source(file: Path) -> Located:

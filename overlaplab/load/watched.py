@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -21,6 +22,8 @@ from overlaplab.errors import OverlaplabError
 VERSION = 1
 CELL = np.dtype([("kind", "u1"), ("flags", "u1"), ("group", "<u2"), ("number", "<u4"), ("value", "<i8")])
 MAX_RANKS = 10_000
+_READERS = 4
+"""Reading waits for the disk, and for memory to be mapped, which threads do side by side."""
 MAX_HEADER_BYTES = 1 << 24
 MAX_CELLS_BYTES = 4 << 30
 MAX_VALUE_NS = 1 << 50
@@ -94,7 +97,7 @@ class WatchedRank:
 
     def cells_of_kind(self, kind: CellKind) -> npt.NDArray[Any]:
         """The cells of one kind."""
-        cells: npt.NDArray[Any] = self.cells[self.cells["kind"] == kind]
+        cells: npt.NDArray[Any] = self.cells[np.flatnonzero(self.cells["kind"] == kind)]
         return cells
 
 
@@ -127,11 +130,14 @@ def load_watched(folder: str | os.PathLike[str]) -> Watched:
         )
     if len(headers) > MAX_RANKS:
         raise OverlaplabError(f"more than {MAX_RANKS} ranks", path=path)
-    ranks = sorted((_read_rank(header) for header in headers), key=lambda rank: rank.header.rank)
+    with ThreadPoolExecutor(_READERS) as pool:
+        ranks = sorted(pool.map(_read_rank, headers), key=lambda rank: rank.header.rank)
     return Watched(str(path), tuple(ranks))
 
 
 def _read_rank(path: Path) -> WatchedRank:
+    if not path.is_file():  # to open a FIFO would block for ever
+        raise OverlaplabError("not a file", path=path, remedy="Delete it to read the other ranks.")
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise OverlaplabError("too large for a header", path=path)
     try:
@@ -157,6 +163,8 @@ def _read_cells(path: Path) -> npt.NDArray[Any]:
         size = path.stat().st_size
     except FileNotFoundError:  # the rank has only just started
         return np.empty(0, CELL)
+    if not path.is_file():
+        raise OverlaplabError("not a file", path=path, remedy="Delete it to read the other ranks.")
     if size > MAX_CELLS_BYTES:
         raise OverlaplabError(f"has {size} bytes; more than {MAX_CELLS_BYTES} are not read", path=path)
     cells = np.fromfile(path, CELL, size // CELL.itemsize)

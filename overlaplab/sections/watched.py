@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses import watched_changes, watched_kinds, watched_late, watched_ranks, watched_steps
+from overlaplab.analyses import (
+    watched_bursts,
+    watched_changes,
+    watched_kinds,
+    watched_late,
+    watched_ranks,
+    watched_series,
+    watched_step_times,
+    watched_steps,
+)
 from overlaplab.columns import columns
 from overlaplab.findings import watched_notes, watched_sentences
 from overlaplab.load.watched import Watched
@@ -30,20 +40,32 @@ class WatchedTables:
         return watched_steps(self.watched)
 
     @cached_property
+    def bursts(self) -> pd.DataFrame:
+        return watched_bursts(self.watched, self.steps)
+
+    @cached_property
+    def times(self) -> pd.Series[Any]:
+        return watched_step_times(self.steps)
+
+    @cached_property
     def late(self) -> pd.DataFrame:
-        return watched_late(self.watched)
+        return watched_late(self.watched, self.times)
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        return watched_ranks(self.steps, self.late)
+        return watched_ranks(self.steps, self.bursts, self.late)
 
     @cached_property
     def kinds(self) -> pd.DataFrame:
-        return watched_kinds(self.steps)
+        return watched_kinds(self.times)
+
+    @cached_property
+    def series(self) -> pd.DataFrame:
+        return watched_series(self.times, self.kinds, self.bursts)
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        return watched_changes(self.steps, self.late)
+        return watched_changes(self.bursts, self.late, self.times, self.kinds)
 
     @property
     def sentences(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlaplab.analyses.watched.steps import watched_steps
+from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.watched import CELL, MAX_VALUE_NS, load_watched
 
@@ -39,6 +39,11 @@ def listed(column: pd.Series[Any]) -> list[int | None]:
     return [None if pd.isna(value) else int(value) for value in column]
 
 
+def bursts(folder: Path) -> pd.DataFrame:
+    watched = load_watched(folder)
+    return watched_bursts(watched, watched_steps(watched))
+
+
 WHOLE = packed((1, 1, 0, 0, 100), (5, 0, 0, 0, 7), (1, 0, 0, 1, 200))
 
 
@@ -50,7 +55,7 @@ def test_a_torn_last_cell_is_dropped(tmp_path: Path, lost: int) -> None:
 
 def test_what_has_no_cell_is_unknown_and_what_comes_twice_adds_up(tmp_path: Path) -> None:
     cells = packed((1, 1, 0, 0, 100), (5, 0, 0, 0, 7), (5, 0, 0, 0, 8), (6, 0, 0, 0, 0), (1, 1, 0, 1, 100))
-    steps = watched_steps(load_watched(write(tmp_path, cells)))
+    steps = bursts(write(tmp_path, cells))
     assert listed(steps["exposed_gradients_ns"]) == [15, None]
     assert listed(steps["exposed_gathers_ns"]) == [0, None]
     assert listed(steps["exposed_comm_ns"]) == [15, None]
@@ -58,7 +63,7 @@ def test_what_has_no_cell_is_unknown_and_what_comes_twice_adds_up(tmp_path: Path
 
 def test_of_ddp_gradients_are_unknown_without_its_own_times(tmp_path: Path) -> None:
     cells = packed((1, 1, 0, 0, 100), (5, 0, 0, 0, 7), (6, 0, 0, 0, 1), (1, 1, 0, 1, 100), (10, 0, 0, 1, 9))
-    steps = watched_steps(load_watched(write(tmp_path, cells, ddp=1)))
+    steps = bursts(write(tmp_path, cells, ddp=1))
     assert listed(steps["exposed_gradients_ns"]) == [None, 9]
     assert listed(steps["exposed_comm_ns"]) == [None, 9]
 

@@ -267,7 +267,7 @@ class Recorder:
     def _follow(self) -> None:
         """A recording begins that a rank has asked for."""
         self._times -= 1
-        if self._trigger is not None:
+        if self._trigger is not None and self._reason is None:  # else it has restarted with what it triggered on
             self._trigger.restart()
         if self._reason is not None and self._watch is not None and self._out is not None:
             self._watch.link(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlaplab.analyses.watched.kinds import is_periodic, periodic_steps, step_times
+from overlaplab.analyses.watched.kinds import is_periodic, kinds_periods
 
 MIN_CHANGE = 0.1
 """Steps that take a tenth longer or shorter have changed."""
@@ -34,27 +34,30 @@ MAX_CHANCE, MAX_LATE_CHANCE = 1e-6, 1e-3
 _COLUMNS = ["change", "rank", "step", "since_step", "before_ns", "after_ns", "exposed_before_ns", "exposed_after_ns"]
 
 
-def watched_changes(steps: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
-    """What has changed for good, from the tables of `watched_steps` and `watched_late`, in order of steps.
+def watched_changes(
+    bursts: pd.DataFrame, late: pd.DataFrame, times: pd.Series[Any], kinds: pd.DataFrame
+) -> pd.DataFrame:
+    """What has changed for good, in order of steps.
+
+    Takes the tables of `watched_bursts`, `watched_late`, `watched_step_times` and `watched_kinds`.
 
     Columns: `change` (`step time` or `late rank`), `rank` (the late one; null of step times), `step` (the first that is
     otherwise), `since_step` (the last measured step that was as before), `before_ns` and `after_ns` (the median step,
     or how late the rank was, before and after), `exposed_before_ns` and `exposed_after_ns` (the median exposed
     communication of a rank's measured step; null where unknown, and of late ranks).
     """
-    rows = [*_time_changes(steps), *_late_changes(late)]
+    rows = [*_time_changes(bursts, times, kinds), *_late_changes(late)]
     table = pd.DataFrame(rows, columns=_COLUMNS).sort_values("step", kind="stable", ignore_index=True)
     return table.astype({column: "Int64" for column in _COLUMNS if column != "change"})
 
 
-def _time_changes(steps: pd.DataFrame) -> list[dict[str, Any]]:
-    spans = step_times(steps)
-    spans = spans[~is_periodic(spans.index.to_numpy(), periodic_steps(spans))]
+def _time_changes(bursts: pd.DataFrame, times: pd.Series[Any], kinds: pd.DataFrame) -> list[dict[str, Any]]:
+    spans = times[~is_periodic(times.index.to_numpy(), kinds_periods(kinds))]
     values, numbers = spans.to_numpy(float), spans.index.to_numpy()
     shortest = max(MIN_STEPS, int(MIN_SHARE * len(values)))
     borders = change_points(values, shortest, MAX_CHANCE, lambda a, b: abs(b / a - 1) >= MIN_CHANGE if a else b > 0)
     ends = [0, *borders, len(values)]
-    measured = steps[steps["measured"] & ~steps["profiled"] & steps["exposed_comm_ns"].notna()]
+    measured = bursts[~bursts["profiled"] & bursts["exposed_comm_ns"].notna()]
     rows = []
     for place, border in enumerate(borders):
         begin, end = ends[place], ends[place + 2]

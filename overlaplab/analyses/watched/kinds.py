@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from overlaplab.analyses.watched.steps import rank_parts
+
 MIN_LONGER = 1.3
 """A step this many times as long as the steps around it stands out."""
 MIN_MEMBERS = 3
@@ -20,28 +22,27 @@ _BLOCK_STEPS = 50
 """A step is compared with so many, among which it is."""
 
 
-def watched_kinds(steps: pd.DataFrame) -> pd.DataFrame:
-    """The kinds of steps of a training, from the table of `watched_steps`: the ordinary one, then periodic ones.
+def watched_kinds(times: pd.Series[Any]) -> pd.DataFrame:
+    """The kinds of steps of a training, from `watched_step_times`: the ordinary one, then periodic ones.
 
     Columns: `period` (each so many steps there is one; null for ordinary steps), `first_step`, `steps` (how many there
     are), `span_ns` (their median, each step's being the median over the ranks) and `extra_ns` (how much longer than an
     ordinary step).
     """
-    spans = step_times(steps)
-    periods = periodic_steps(spans)
-    ordinary = spans[~is_periodic(spans.index.to_numpy(), periods)]
+    periods = periodic_steps(times)
+    ordinary = times[~is_periodic(times.index.to_numpy(), periods)]
     median_ns = float(ordinary.median()) if len(ordinary) else 0.0
     rows: list[dict[str, Any]] = [
-        {"period": None, "first_step": spans.index.min(), "steps": len(ordinary), "span_ns": median_ns, "extra_ns": 0}
+        {"period": None, "first_step": times.index.min(), "steps": len(ordinary), "span_ns": median_ns, "extra_ns": 0}
     ]
     for period, first in periods:
-        members = spans[is_periodic(spans.index.to_numpy(), [(period, first)])]
+        members = times[is_periodic(times.index.to_numpy(), [(period, first)])]
         span_ns = float(members.median())
         rows.append(
             {"period": period, "first_step": first, "steps": len(members), "span_ns": span_ns}
             | {"extra_ns": span_ns - median_ns}
         )
-    table = pd.DataFrame(rows if len(spans) else [], columns=["period", "first_step", "steps", "span_ns", "extra_ns"])
+    table = pd.DataFrame(rows if len(times) else [], columns=["period", "first_step", "steps", "span_ns", "extra_ns"])
     return (
         table.astype(dict.fromkeys(("period", "first_step"), "Int64"))
         .round({"span_ns": 0, "extra_ns": 0})
@@ -49,15 +50,34 @@ def watched_kinds(steps: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def step_times(steps: pd.DataFrame) -> pd.Series[Any]:
-    """The median time of each step over the ranks, by step, without steps in which a profiler ran."""
-    undisturbed = steps[~steps["profiled"]]
-    by_rank = [rows.set_index("step")["span_ns"] for _, rows in undisturbed.groupby("rank")]
-    if not by_rank:
+def watched_step_times(steps: pd.DataFrame) -> pd.Series[Any]:
+    """The median time in ns of each step over the ranks, by step, without steps in which a profiler ran.
+
+    Takes the table of `watched_steps`.
+    """
+    spans, numbers, profiled = (steps[column].to_numpy() for column in ("span_ns", "step", "profiled"))
+    if profiled.any():
+        spans, numbers = spans[~profiled], numbers[~profiled]
+        steps = steps[~profiled]
+    parts = [part for _, part in rank_parts(steps)]
+    step_of_rank = [numbers[part] for part in parts]
+    if not parts:
         return pd.Series(dtype=float, index=pd.Index([], dtype="int64"))
-    if all(spans.index.equals(by_rank[0].index) for spans in by_rank):  # a million steps are better not aligned
-        return pd.Series(np.median([spans.to_numpy() for spans in by_rank], axis=0), index=by_rank[0].index)
-    return pd.concat(by_rank, axis=1).sort_index().median(axis=1)
+    alike = all(np.array_equal(each, step_of_rank[0]) for each in step_of_rank)
+    every = step_of_rank[0] if alike else _sorted_union(step_of_rank)
+    by_rank = np.full((len(parts), len(every)), np.nan)
+    for row, part, steps_there in zip(by_rank, parts, step_of_rank, strict=True):
+        row[np.searchsorted(every, steps_there) if len(steps_there) < len(every) else slice(None)] = spans[part]
+    by_rank.sort(axis=0)  # NaN come last
+    counts = len(parts) - np.isnan(by_rank).sum(axis=0)
+    at = np.arange(len(every))
+    return pd.Series((by_rank[(counts - 1) // 2, at] + by_rank[counts // 2, at]) / 2, index=pd.Index(every))
+
+
+def _sorted_union(numbers: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """All that are in any of these, each once; numpy's `unique` takes ten times as long of integers."""
+    every = np.sort(np.concatenate(numbers))
+    return every[np.concatenate([[True], np.diff(every) > 0])] if len(every) else every
 
 
 def periodic_steps(spans: pd.Series[Any]) -> list[tuple[int, int]]:
@@ -83,6 +103,12 @@ def _block_medians(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return medians
     last = float(np.median(values[-_BLOCK_STEPS:]))  # the steps after the last whole block, with some of it
     return np.append(medians, np.full(len(values) - len(medians), last))
+
+
+def kinds_periods(kinds: pd.DataFrame) -> list[tuple[int, int]]:
+    """The period and the first step of each periodic kind in the table of `watched_kinds`."""
+    periodic = kinds[kinds["period"].notna()]
+    return [(int(period), int(first)) for period, first in zip(periodic["period"], periodic["first_step"], strict=True)]
 
 
 def is_periodic(steps: npt.NDArray[Any], periods: list[tuple[int, int]]) -> npt.NDArray[np.bool_]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from overlaplab.load.watched import CellKind, Watched, WatchedRank
+from overlaplab.load.watched import CellKind, Watched, WatchedGroup, WatchedRank
 
 MIN_LATE_NS = 1_000_000
 """Whoever comes last by less than a millisecond is not late: durations differ by that much anyway."""
@@ -21,50 +20,52 @@ MIN_LATE_SHARE = 0.02
 """Nor is whoever comes last by less than so much of the median step."""
 
 
-def watched_late(watched: Watched) -> pd.DataFrame:
+def watched_late(watched: Watched, times: pd.Series[Any]) -> pd.DataFrame:
     """The last rank of each measured step and process group, in order of steps.
 
-    Of a step's all-reduces, the one tells whose durations differ most; DDP's count as one. Columns: `step`, `group`
-    (its name), `late_rank`, `late_ns` (behind the group's first rank) and `late` (whether that is more than durations
-    differ by anyway, MIN_LATE_NS and MIN_LATE_SHARE). No row where all-reduces of not all ranks are known.
+    Takes the table of `watched_step_times`. Of a step's all-reduces, the one tells whose durations differ most; DDP's
+    count as one. Columns: `step`, `group` (its name), `late_rank`, `late_ns` (behind the group's first rank) and `late`
+    (whether that is more than durations differ by anyway, MIN_LATE_NS and MIN_LATE_SHARE). No row where all-reduces of
+    not all ranks are known.
     """
-    rows = pd.concat([_durations(rank) for rank in watched.ranks], ignore_index=True)
-    grouped = rows.groupby(["step", "group", "members", "number"], sort=False)
-    telling = grouped["duration_ns"].agg(["size", "min", "max", "idxmin"]).reset_index()
-    telling = telling[telling["size"] == telling["members"].map(len)]
+    groups = list(dict.fromkeys(group for rank in watched.ranks for group in rank.header.groups))
+    rows = pd.concat([_durations(rank, groups) for rank in watched.ranks], ignore_index=True)
+    telling = rows.groupby(["step", "group", "number"], sort=False)["duration_ns"].agg(["size", "min", "max", "idxmin"])
+    telling = telling.reset_index()
+    members = np.array([len(group.ranks) for group in groups], np.int64)
+    telling = telling.loc[telling["size"].to_numpy() == members[telling["group"].to_numpy()]]
     telling["late_ns"] = telling["max"] - telling["min"]
-    telling = telling.sort_values("late_ns", kind="stable").drop_duplicates(["step", "group", "members"], keep="last")
+    telling = telling.sort_values("late_ns", kind="stable").drop_duplicates(["step", "group"], keep="last")
     telling["late_rank"] = rows["rank"].to_numpy()[telling["idxmin"].to_numpy(np.int64)]
-    telling["late"] = telling["late_ns"] >= max(MIN_LATE_NS, MIN_LATE_SHARE * _median_step_ns(watched))
+    typical_ns = float(times.median()) if len(times) else 0.0
+    telling["late"] = telling["late_ns"] >= max(MIN_LATE_NS, MIN_LATE_SHARE * typical_ns)
+    telling["group"] = pd.Series([groups[place].name for place in telling["group"]], telling.index, object)
     columns = ["step", "group", "late_rank", "late_ns", "late"]
-    return telling.sort_values(["step", "group", "late_rank"], kind="stable")[columns].reset_index(drop=True)
+    table: pd.DataFrame = telling.sort_values(["step", "group", "late_rank"], kind="stable")
+    return table[columns].reset_index(drop=True)
 
 
-def _durations(rank: WatchedRank) -> pd.DataFrame:
-    """How long all-reduces took on a rank; those of DDP together have the number -1."""
+def _durations(rank: WatchedRank, groups: list[WatchedGroup]) -> pd.DataFrame:
+    """How long all-reduces took on a rank; those of DDP together have the number -1. Groups are places in the list."""
     cells = rank.cells
-    begins = cells["kind"] == CellKind.STEP
-    step_before = np.concatenate([[0], cells["number"][begins]])[np.cumsum(begins)]
-    by_ddp = cells["kind"] == CellKind.DDP_COMMUNICATION
-    chosen = ((cells["kind"] == CellKind.ALL_REDUCE) & (np.cumsum(begins) > 0)) | by_ddp
-    chosen &= cells["group"] < len(rank.header.groups)
-    steps = np.where(by_ddp, cells["number"], step_before)[chosen].astype(np.int64)
-    numbers = np.where(by_ddp, -1, cells["number"].astype(np.int64))[chosen]
-    groups = [rank.header.groups[int(place)] for place in cells["group"][chosen]]
+    kinds = cells["kind"]
+    places = np.flatnonzero((kinds == CellKind.ALL_REDUCE) | (kinds == CellKind.DDP_COMMUNICATION))
+    places = places[cells["group"][places] < len(rank.header.groups)]
+    steps = np.flatnonzero(kinds == CellKind.STEP)
+    before = np.searchsorted(steps, places)  # how many steps have begun
+    by_ddp = kinds[places] == CellKind.DDP_COMMUNICATION
+    places, before, by_ddp = (array[by_ddp | (before > 0)] for array in (places, before, by_ddp))
+    chosen = cells[places]
+    numbers = chosen["number"].astype(np.int64)
+    step_before = np.concatenate([[0], cells["number"][steps]]).astype(np.int64)[before]
+    place_of_group = np.array([groups.index(group) for group in rank.header.groups], np.int64)
     table = pd.DataFrame(
         {
             "rank": rank.header.rank,
-            "step": steps,
-            "group": pd.Series([group.name for group in groups], dtype=object),
-            "members": pd.Series([group.ranks for group in groups], dtype=object),
-            "number": numbers,
-            "duration_ns": cells["value"][chosen],
+            "step": np.where(by_ddp, numbers, step_before),
+            "group": place_of_group[chosen["group"]],
+            "number": np.where(by_ddp, -1, numbers),
+            "duration_ns": chosen["value"],
         }
     )
-    return table.drop_duplicates(["step", "group", "members", "number"])
-
-
-def _median_step_ns(watched: Watched) -> float:
-    spans: list[npt.NDArray[Any]] = [rank.cells_of_kind(CellKind.STEP)["value"] for rank in watched.ranks]
-    values = np.concatenate(spans)
-    return float(np.median(values)) if len(values) else 0.0
+    return table.drop_duplicates(["step", "group", "number"])

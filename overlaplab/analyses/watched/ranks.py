@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-_MEDIANS = ("span_ns", "data_ns", "forward_ns", "backward_ns")
+from overlaplab.analyses.watched.steps import rank_parts
+
+_OF_STEPS, _OF_BURSTS = ("span_ns", "data_ns"), ("forward_ns", "backward_ns")
 _EXPOSED = ("exposed_comm_ns", "exposed_gradients_ns", "exposed_gathers_ns", "exposed_others_ns")
 
 
-def watched_ranks(steps: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
-    """A row per rank, from the tables of `watched_steps` and `watched_late`.
+def watched_ranks(steps: pd.DataFrame, bursts: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
+    """A row per rank, from the tables of `watched_steps`, `watched_bursts` and `watched_late`.
 
     Columns: `rank`, `steps`, `last_step`, medians over its steps without a profiler of `span_ns` and `data_ns` and,
     over the measured ones, of `forward_ns`, `backward_ns`, `exposed_comm_ns`, `exposed_gradients_ns`,
     `exposed_gathers_ns` and `exposed_others_ns`; `late_share` (in how many of the measured steps that tell who was last
     it was late) and `late_median_ns` (how much, where it was). Null where unknown.
     """
-    undisturbed = steps[~steps["profiled"]]
     rows: list[dict[str, Any]] = []
-    for rank, of_rank in steps.groupby("rank"):
-        steps_of_rank = undisturbed[undisturbed["rank"] == rank]
+    undisturbed = bursts[~bursts["profiled"]]
+    for rank, part in rank_parts(steps):
+        of_rank = steps.iloc[part]
+        profiled = of_rank["profiled"].to_numpy()
+        steps_of_rank = of_rank[~profiled] if profiled.any() else of_rank
         row = {"rank": rank, "steps": len(of_rank), "last_step": of_rank["step"].max()}
-        row |= {column: steps_of_rank[column].median() for column in (*_MEDIANS, *_EXPOSED)}
+        row |= {column: _median(steps_of_rank[column]) for column in _OF_STEPS}
+        bursts_of_rank = undisturbed[undisturbed["rank"] == rank]
+        row |= {column: _median(bursts_of_rank[column]) for column in (*_OF_BURSTS, *_EXPOSED)}
         rows.append(row)
-    table = pd.DataFrame(rows, columns=["rank", "steps", "last_step", *_MEDIANS, *_EXPOSED])
-    columns = ["span_ns", *_MEDIANS[1:], *_EXPOSED]
+    table = pd.DataFrame(rows, columns=["rank", "steps", "last_step", *_OF_STEPS, *_OF_BURSTS, *_EXPOSED])
+    columns = [*_OF_STEPS, *_OF_BURSTS, *_EXPOSED]
     table[columns] = table[columns].astype("Float64").round().astype("Int64")
     telling = late["step"].nunique()
     last = late[late["late"]].groupby("late_rank")["late_ns"]
@@ -35,3 +42,9 @@ def watched_ranks(steps: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
     medians = last.median().reindex(table["rank"]).reset_index(drop=True)
     table["late_median_ns"] = medians.astype("Float64").round().astype("Int64")
     return table
+
+
+def _median(values: pd.Series[Any]) -> float | None:
+    """The median of what is known; None where nothing is."""
+    numbers = values.to_numpy() if values.dtype == np.int64 else values.dropna().to_numpy(np.int64)
+    return float(np.median(numbers)) if len(numbers) else None

@@ -1,7 +1,9 @@
-"""Every step of a watched training."""
+"""Every step of a watched training, and what is known of those in bursts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,7 @@ import pandas as pd
 
 from overlaplab.load.watched import IN_BURST, PROFILED, CellKind, Watched, WatchedRank
 
-_TIMES = {
-    "data_ns": CellKind.DATA,
+_BURST_TIMES = {
     "forward_ns": CellKind.FORWARD,
     "backward_ns": CellKind.BACKWARD,
     "exposed_gradients_ns": CellKind.EXPOSED_GRADIENTS,
@@ -27,42 +28,98 @@ def watched_steps(watched: Watched) -> pd.DataFrame:
 
     Columns: `rank`, `step` (from 0), `span_ns` (from one `step()` to the next), `data_ns` (from `step()` to the next
     forward pass; null where an evaluation lies between), `measured` (whether it is one of a burst), `profiled` (whether
-    a profiler ran), and of measured steps `forward_ns`, `backward_ns` and what communication was exposed:
+    a profiler ran).
+    """
+    step_counts = [int(np.count_nonzero(rank.cells["kind"] == CellKind.STEP)) for rank in watched.ranks]
+    rows = sum(step_counts)
+    # Allocated once and written in place: of millions of steps, memory that is touched costs most.
+    numbers, spans, data = (np.zeros(rows, np.int64) for _ in range(3))
+    flags, unknown = np.zeros(rows, np.uint8), np.ones(rows, bool)
+    ranks = np.zeros(rows, np.int32)
+    end = 0
+    for rank in watched.ranks:
+        places = _step_places(rank)
+        part = slice(end, end := end + len(places))
+        for column, name in ((numbers, "number"), (spans, "value"), (flags, "flags")):
+            column[part] = rank.cells[name][places]
+        ranks[part] = rank.header.rank
+        _add_up(rank, CellKind.DATA, numbers[part], data[part], unknown[part])
+    table = {
+        "rank": ranks[:end],
+        "step": numbers[:end],
+        "span_ns": spans[:end],
+        "data_ns": pd.arrays.IntegerArray(data[:end], unknown[:end]),
+        "measured": (flags[:end] & IN_BURST) > 0,
+        "profiled": (flags[:end] & PROFILED) > 0,
+    }
+    return pd.DataFrame(table, copy=False)
+
+
+def watched_bursts(watched: Watched, steps: pd.DataFrame) -> pd.DataFrame:
+    """The measured steps in the table of `watched_steps`, and what more is known of them.
+
+    Columns: `rank`, `step`, `span_ns`, `profiled`, `forward_ns`, `backward_ns` and what communication was exposed:
     `exposed_gradients_ns` (all-reduces and reduce-scatters), `exposed_gathers_ns` (all-gathers), `exposed_others_ns`
     and `exposed_comm_ns`, their sum. Null where it is unknown: of a kind of which no wait was seen, and of gradients of
     a model in DDP where DDP has told nothing; then the sum is, too.
     """
-    tables = [_rank_steps(rank) for rank in watched.ranks]
+    measured = steps.iloc[np.flatnonzero(steps["measured"])]
+    table = measured[["rank", "step", "span_ns", "profiled"]].reset_index(drop=True)
+    tables = [_rank_bursts(rank, table[table["rank"] == rank.header.rank]) for rank in watched.ranks]
     return pd.concat(tables, ignore_index=True)
 
 
-def _rank_steps(rank: WatchedRank) -> pd.DataFrame:
-    cells = rank.cells_of_kind(CellKind.STEP)
-    numbers, places = np.unique(cells["number"], return_index=True)
-    cells = cells[places]
-    table = pd.DataFrame({"rank": rank.header.rank, "step": numbers.astype(np.int64), "span_ns": cells["value"]})
-    table["measured"] = (cells["flags"] & IN_BURST) > 0
-    table["profiled"] = (cells["flags"] & PROFILED) > 0
-    for column, kind in _TIMES.items():
-        table[column] = _sums(rank, kind, numbers)
+def rank_parts(steps: pd.DataFrame) -> Iterator[tuple[int, slice]]:
+    """Each rank of the table of `watched_steps`, and which rows are its."""
+    ranks = steps["rank"].to_numpy()
+    borders = [0, *(np.flatnonzero(np.diff(ranks)) + 1).tolist(), len(ranks)]
+    for begin, end in pairwise(borders):
+        if end > begin:
+            yield int(ranks[begin]), slice(begin, end)
+
+
+def _step_places(rank: WatchedRank) -> npt.NDArray[np.intp]:
+    """Where the rank's steps are among its cells, in order, without those of a number that there was before."""
+    places = np.flatnonzero(rank.cells["kind"] == CellKind.STEP)
+    numbers = rank.cells["number"][places].astype(np.int64)
+    return places if (np.diff(numbers) > 0).all() else places[np.unique(numbers, return_index=True)[1]]
+
+
+def _rank_bursts(rank: WatchedRank, table: pd.DataFrame) -> pd.DataFrame:
+    numbers = table["step"].to_numpy()
+    columns = {name: _sums(rank, kind, numbers) for name, kind in _BURST_TIMES.items()}
     if rank.header.ddp:
         by_ddp = _sums(rank, CellKind.EXPOSED_DDP, numbers)
-        table["exposed_gradients_ns"] = table["exposed_gradients_ns"].fillna(0) + by_ddp
-    gradients, gathers, others = (table[column] for column in EXPOSED)
+        columns["exposed_gradients_ns"] = columns["exposed_gradients_ns"].fillna(0) + by_ddp
+    gradients, gathers, others = (columns[name] for name in EXPOSED)
     is_known = gradients.notna() if rank.header.ddp else gradients.notna() | gathers.notna() | others.notna()
-    table["exposed_comm_ns"] = (gradients.fillna(0) + gathers.fillna(0) + others.fillna(0)).where(is_known)
-    for column in (*EXPOSED, "exposed_comm_ns", "forward_ns", "backward_ns"):
-        table[column] = table[column].where(table["measured"])
-    return table
+    columns["exposed_comm_ns"] = (gradients.fillna(0) + gathers.fillna(0) + others.fillna(0)).where(is_known)
+    return table.reset_index(drop=True).assign(**columns)
 
 
-def _sums(rank: WatchedRank, kind: CellKind, numbers: npt.NDArray[Any]) -> pd.Series[Any]:
+def _sums(rank: WatchedRank, kind: CellKind, numbers: npt.NDArray[np.int64]) -> pd.Series[Any]:
     """The sum of each step's values of a kind; null where there are none."""
+    values, unknown = np.zeros(len(numbers), np.int64), np.ones(len(numbers), bool)
+    _add_up(rank, kind, numbers, values, unknown)
+    return pd.Series(pd.arrays.IntegerArray(values, unknown))
+
+
+def _add_up(
+    rank: WatchedRank,
+    kind: CellKind,
+    numbers: npt.NDArray[np.int64],
+    values: npt.NDArray[np.int64],
+    unknown: npt.NDArray[np.bool_],
+) -> None:
+    """Add to each step's value its cells of a kind; the steps have these numbers, in order."""
     cells = rank.cells_of_kind(kind)
-    places = np.searchsorted(numbers, cells["number"])
-    belongs = places < len(numbers)
-    belongs[belongs] = numbers[places[belongs]] == cells["number"][belongs]
-    places, values = places[belongs], cells["value"][belongs]
-    counts = np.bincount(places, minlength=len(numbers))
-    sums = np.bincount(places, values, len(numbers)).astype(np.int64)  # exact: they are far below 2⁵³
-    return pd.Series(pd.arrays.IntegerArray(sums, counts == 0))
+    if not len(cells) or not len(numbers):
+        return
+    wanted = cells["number"].astype(np.int64)
+    consecutive = numbers[-1] - numbers[0] == len(numbers) - 1
+    places = wanted - numbers[0] if consecutive else np.searchsorted(numbers, wanted)
+    belongs = (places >= 0) & (places < len(numbers))
+    belongs[belongs] = numbers[places[belongs]] == wanted[belongs]
+    places = places[belongs]
+    np.add.at(values, places, cells["value"][belongs])
+    unknown[places] = False

@@ -84,19 +84,21 @@ def test_a_kind_begins_with_its_first_step() -> None:
 
 def test_kinds_changes_and_late_ranks_of_a_training(tmp_path: Path) -> None:
     watched = load_watched(eventful(tmp_path))
-    steps, late = analyses.watched_steps(watched), analyses.watched_late(watched)
-    kinds = analyses.watched_kinds(steps)
+    steps = analyses.watched_steps(watched)
+    times, bursts = analyses.watched_step_times(steps), analyses.watched_bursts(watched, steps)
+    late = analyses.watched_late(watched, times)
+    kinds = analyses.watched_kinds(times)
     assert kinds["period"].tolist() == [pd.NA, 100]
     assert kinds["steps"].tolist() == [1980, 20]
     assert kinds["extra_ns"][1] == pytest.approx(60 * MS, rel=0.2)
-    changes = analyses.watched_changes(steps, late)
+    changes = analyses.watched_changes(bursts, late, times, kinds)
     assert changes["change"].tolist() == ["step time", "late rank", "step time"]
     assert changes["step"].tolist() == pytest.approx([1200, 1240, 1600], abs=3)
     assert changes["since_step"].tolist()[1] == 1142
     assert changes["rank"].tolist() == [pd.NA, 1, pd.NA]
     assert changes["after_ns"].tolist() == pytest.approx([58 * MS, 8 * MS, 73 * MS], rel=0.02)
     assert changes["exposed_before_ns"].tolist()[2] == 14 * MS  # half of the ranks 18, the other half 10
-    ranks = analyses.watched_ranks(steps, late)
+    ranks = analyses.watched_ranks(steps, bursts, late)
     assert ranks["late_share"].tolist() == [0.0, 24 / 60]
     assert ranks["late_median_ns"].isna().tolist() == [True, False]
     assert ranks["late_median_ns"][1] == pytest.approx(8 * MS, rel=0.02)
@@ -106,15 +108,23 @@ def test_kinds_changes_and_late_ranks_of_a_training(tmp_path: Path) -> None:
 
 def test_profiled_steps_are_no_change(tmp_path: Path) -> None:
     cells = [cell for n in range(200) for cell in step(n, 10 * MS if n < 100 else 50 * MS, flags=0 if n < 100 else 2)]
-    steps = analyses.watched_steps(load_watched(write_watched(tmp_path, cells)))
-    late = analyses.watched_late(load_watched(tmp_path))
-    assert analyses.watched_changes(steps, late).empty
-    assert analyses.watched_kinds(steps)["steps"].tolist() == [100]
+    watched = load_watched(write_watched(tmp_path, cells))
+    steps = analyses.watched_steps(watched)
+    times, bursts = analyses.watched_step_times(steps), analyses.watched_bursts(watched, steps)
+    late = analyses.watched_late(watched, times)
+    kinds = analyses.watched_kinds(times)
+    assert analyses.watched_changes(bursts, late, times, kinds).empty
+    assert kinds["steps"].tolist() == [100]
 
 
 def test_of_nothing_there_are_empty_tables(tmp_path: Path) -> None:
     watched = load_watched(write_watched(tmp_path, []))
-    steps, late = analyses.watched_steps(watched), analyses.watched_late(watched)
-    for table in (steps, late, analyses.watched_kinds(steps), analyses.watched_changes(steps, late)):
+    steps = analyses.watched_steps(watched)
+    times, bursts = analyses.watched_step_times(steps), analyses.watched_bursts(watched, steps)
+    late = analyses.watched_late(watched, times)
+    kinds = analyses.watched_kinds(times)
+    for table in (steps, late, kinds, analyses.watched_changes(bursts, late, times, kinds)):
         assert table.empty
-    assert analyses.watched_ranks(steps, late).empty
+    assert analyses.watched_series(times, kinds, bursts).empty
+    assert analyses.watched_strip(watched, late, [0]).empty
+    assert analyses.watched_ranks(steps, bursts, late).empty

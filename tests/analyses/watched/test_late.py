@@ -13,7 +13,8 @@ GROUP = int(CellKind.ALL_REDUCE)
 
 
 def late(folder: Path) -> list[list[object]]:
-    table = analyses.watched_late(load_watched(folder))
+    watched = load_watched(folder)
+    table = analyses.watched_late(watched, analyses.watched_step_times(analyses.watched_steps(watched)))
     return table[["step", "group", "late_rank", "late_ns", "late"]].to_numpy().tolist()  # type: ignore[no-any-return]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from browsing.browser import settle, visit, wait_until, watched
+from browsing.browser import app_on, settle, visit, wait_until, watched
 from colours import contrast
+from made.watched import eventful, with_recording
 from playwright.sync_api import Browser, Page
 
 PAGES = (
@@ -98,6 +101,19 @@ def test_every_page(browser: Browser, address: str, theme: str) -> None:
     assert weak == {}
     assert [found for found in cut.items() if found[1]] == []
     assert [found for found in unsaid.items() if found[1]] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_live_page(browser: Browser, tmp_path: Path, theme: str) -> None:
+    with_recording(eventful(tmp_path / "live", steps=1300), "runs/elsewhere/step-1203")
+    with app_on(tmp_path) as address, watched(browser, color_scheme=theme) as page:
+        visit(page, address)
+        assert page.get_by_role("heading", name="Live").is_visible()
+        pairs = [(text, *pair.split()) for pair, text in page.evaluate(TEXTS).items()]
+        assert [text for text, ink, ground, least in pairs if contrast(ink, ground) < float(least)] == []
+        said = page.evaluate(SAID)
+        assert [len(text) > 40 and text.endswith(".") for text in said] == [True] * 3
+        assert [cut_at(page, width) for width in (1440, 1024)] == [[], []]
 
 
 def cut_at(page: Page, width: int) -> list[str]:

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
 import overlaplab
-from overlaplab.analyses.watched.steps import watched_steps
+from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.load.watched import CellKind, WatchedRank, load_watched
 from overlaplab.ports import free_port
 
@@ -87,7 +87,9 @@ def test_every_step_has_its_time_and_its_data_loading(tmp_path: Path, model: nn.
     assert (steps["span_ns"] > steps["data_ns"]).all()
     assert steps["data_ns"][2] >= 20_000_000
     assert steps["measured"].tolist() == [False, False, False, True]
-    assert steps["forward_ns"].notna().tolist() == steps["backward_ns"].notna().tolist() == [False, False, False, True]
+    bursts = watched_bursts(load_watched(tmp_path), steps)
+    assert bursts["step"].tolist() == [3]
+    assert bursts[["forward_ns", "backward_ns"]].notna().all(axis=None)
     assert rank0(tmp_path).header.ended
 
 
@@ -110,7 +112,7 @@ def test_pauses_are_no_part_of_steps(tmp_path: Path, model: nn.Module, group: No
         train(model, watch, 1)
     steps = watched_steps(load_watched(tmp_path))
     assert steps["span_ns"].min() < 100_000_000
-    assert steps["exposed_others_ns"].isna().all()
+    assert watched_bursts(load_watched(tmp_path), steps)["exposed_others_ns"].isna().all()
 
 
 def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
@@ -137,9 +139,10 @@ def test_waits_are_seen_in_bursts_alone_and_methods_are_restored(tmp_path: Path,
             assert type(work) is dist.Work
             watch.step()
     assert all(vars(cls)[name] is method for (cls, name), method in before.items())
-    steps = watched_steps(load_watched(tmp_path))
+    watched = load_watched(tmp_path)
+    bursts = watched_bursts(watched, watched_steps(watched))
     for column in ("exposed_gradients_ns", "exposed_gathers_ns", "exposed_others_ns"):
-        assert steps["step"][steps[column].notna()].tolist() == [3, 4, 5]
+        assert bursts["step"][bursts[column].notna()].tolist() == [3, 4, 5]
     assert [tuple(g.ranks) for g in rank0(tmp_path).header.groups] == [(0,)]
     assert rank0(tmp_path).cells_of_kind(CellKind.ALL_REDUCE)["number"].tolist() in ([0] * count for count in range(4))
 
@@ -272,7 +275,8 @@ def test_without_the_end_of_backward_passes_they_stay_unknown(
     for _ in range(3):
         watch.step()
     watch.close()
-    assert watched_steps(load_watched(tmp_path))["backward_ns"].isna().all()
+    watched = load_watched(tmp_path)
+    assert watched_bursts(watched, watched_steps(watched))["backward_ns"].isna().all()
 
 
 def test_torch_has_the_methods_that_are_replaced() -> None:

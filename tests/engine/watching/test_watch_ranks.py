@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.futures import Future
 
 import overlaplab
-from overlaplab.analyses.watched.steps import watched_steps
+from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.load.watched import CellKind, load_watched
 
 scenario = Scenarios(__file__)
@@ -50,7 +50,10 @@ def watched_training(
             step(number)
             watch.step()
     dist.barrier()
-    table = watched_steps(load_watched(out))
+    watched = load_watched(out)
+    table = watched_steps(watched)
+    bursts = watched_bursts(watched, table).drop(columns=["span_ns", "profiled"])
+    table = table.merge(bursts, how="left", on=["rank", "step"])
     return table[table["rank"] == comm.rank].set_index("step"), out
 
 

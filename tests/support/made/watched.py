@@ -74,3 +74,12 @@ def eventful(folder: Path, steps: int = 2000, seed: int = 0) -> Path:
         return times
 
     return training(folder, steps, of_rank(0), of_rank(1))
+
+
+def with_recording(folder: Path, path: str, number: int = 1203) -> Path:
+    """The training, whose headers name a recording that it has started at this step."""
+    for file in folder.glob("rank*.json"):
+        header = json.loads(file.read_text())
+        header["recordings"] = [{"step": number, "path": path, "reason": "exposed 33.0 ms, usually 18.0 ms"}]
+        file.write_text(json.dumps(header))
+    return folder

@@ -1,0 +1,249 @@
+"""A watched training over all its steps: step time and exposed communication by kind of step, and who was late when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from overlaplab.charts.parts import Layer, row_axis, tooltip
+from overlaplab.charts.theme import Palette, finish, palette
+from overlaplab.findings import (
+    kind_word_of_steps,
+    watched_shares_note,
+    watched_strip_note,
+    watched_strip_title,
+    watched_times_note,
+)
+from overlaplab.words import count, to_ms
+
+RECORDING = "recording"
+"""The name of the chart's selection parameter: the `step` of the chosen recording."""
+_AXIS_PX = 62  # so wide are the axes of all three, so that their steps stand below each other
+_AIR = 1.12  # of the longest median, left free above it
+_MAX_SPIKES = 120  # more long steps than that are a line of their own
+_GAP = 4  # times the usual distance: a line is broken there
+_FROM_TO = {"first_step:Q": "from step", "last_step:Q": "to step"}
+_WHOLE = {"first_step": ",d", "last_step": ",d", "steps": ",d", "measured_steps": ",d"}
+
+
+def watched_times(
+    series: pd.DataFrame, recordings: pd.DataFrame | None = None, *, dark: bool = False, note: str | None = None
+) -> alt.LayerChart:
+    """Step time and exposed communication, from `overlaplab.analyses.watched_series`: lines are medians of its pieces.
+
+    Bands go from the shortest to the longest step of a piece. Kinds of steps that are longer at regular distances stand
+    out of the line. `recordings` (columns `step` and `reason`) are marked; a mark can be chosen.
+    """
+    tones = palette(dark)
+    table = _in_ms(series)
+    highest = table[["span", "exposed"]].max().max() * _AIR if len(table) else 1.0
+    scale = alt.Scale(domain=[0, highest or 1.0], nice=False, clamp=True)
+    y = alt.Y("span:Q", title=None, scale=scale, axis=_y_axis("ms", tickCount=6))
+    ordinary = table[table["period"].isna()]
+    layers = [*_band(ordinary, "span", scale, tones.soft), *_band(ordinary, "exposed", scale, tones.exposed)]
+    for period in table["period"].dropna().unique():
+        rows = table[(table["period"] == period).fillna(False)]
+        beside = ordinary.set_index("first_step")["span"]
+        base = rows["first_step"].map(beside).fillna(beside.median())
+        layers += _kind(rows.assign(base=base), y, table, tones)
+    layers += _line(ordinary, "span", y, table, tones.soft)
+    layers += _line(ordinary, "exposed", alt.Y("exposed:Q", scale=scale), table, tones.exposed)
+    layers += _words(table, scale, tones)
+    layers.append(_hover(ordinary, table))
+    if recordings is not None and len(recordings):
+        layers += _recordings(recordings, table, tones)
+    title = "Step time and exposed communication"
+    return finish(
+        layers,
+        title=title,
+        subtitle=[watched_times_note(series, highest * 1e6), note],
+        description=f"{title} over {_extent(series)}, by kind of step.",
+        dark=dark,
+        height=230,
+    )
+
+
+def watched_shares(series: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """The exposed share of the step, by kind of step, from `overlaplab.analyses.watched_series`."""
+    tones = palette(dark)
+    table = _in_ms(series)
+    y = alt.Y("share:Q", title=None, scale=alt.Scale(domainMin=0, nice=True), axis=_y_axis("%", tickCount=4))
+    layers = _line(table[table["period"].isna()], "share", y, table, tones.exposed)
+    periodic = table[table["period"].notna() & table["share"].notna()]
+    if len(periodic):
+        dots = Layer(_rows(periodic)).mark_point(color=tones.soft, size=30, opacity=1, clip=True)
+        layers.append(dots.encode(x=_x(table), y=y, tooltip=_lines()))
+    layers.append(_hover(table[table["period"].isna()], table))
+    title = "Exposed communication, % of the step"
+    return finish(
+        layers,
+        title=title,
+        subtitle=[watched_shares_note(series), note],
+        description=f"{title}, over {_extent(series)}, as far as it was measured.",
+        dark=dark,
+        height=110,
+    )
+
+
+def watched_late(strip: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+    """How often each rank was late, from `overlaplab.analyses.watched_strip`; where nothing tells, nothing is drawn."""
+    tones = palette(dark)
+    table = strip.assign(
+        row=strip["rank"].map("rank {}".format),
+        end=strip["last_step"] + 1,
+        percent=100 * strip["late_share"],
+        late_ms=to_ms(strip["late_median_ns"].astype("Float64")),
+        times=[
+            f"{late:,} of {telling:,}"
+            for late, telling in zip(strip["late_steps"], strip["telling_steps"], strict=True)
+        ],
+    )
+    ranks = table.sort_values("rank")["row"].drop_duplicates().tolist()
+    shade = alt.Scale(domain=[0, 100], range=[0.1, 1])
+    legend = alt.Legend(
+        title="late, % of the measured steps",
+        orient="top",
+        values=[0, 25, 50, 75, 100],
+        symbolType="square",
+        titleColor=tones.soft,
+    )
+    y = row_axis("row", ranks, "").axis(
+        domain=False, ticks=False, labelOverlap=False, minExtent=_AXIS_PX, maxExtent=_AXIS_PX
+    )
+    shown = {"row": "who"} | _FROM_TO | {"times": "late in", "late_ms:Q": "by ms (median)"}
+    drawn = (
+        Layer(_rows(table))
+        .mark_rect(fill=tones.exposed, clip=True)
+        .encode(
+            x=_x(strip, "first_step"),
+            x2=alt.X2("end:Q"),
+            y=y,
+            opacity=alt.Opacity("percent:Q", scale=shade, legend=legend),
+            tooltip=tooltip(shown, **_WHOLE),
+        )
+    )
+    title = watched_strip_title(strip)
+    return finish(
+        [drawn],
+        title=title,
+        subtitle=[watched_strip_note(strip), note],
+        description=f"A strip of {count(len(ranks), 'rank')} over {_extent(strip)}. {title}.",
+        dark=dark,
+        height=alt.Step(22 if len(ranks) <= 8 else 16),
+    )
+
+
+def _in_ms(series: pd.DataFrame) -> pd.DataFrame:
+    """The series in ms and percent; each row stands in the middle of its piece."""
+    names = {"span_low": "span_low_ns", "span": "span_ns", "span_high": "span_high_ns", "exposed_low": "exposed_low_ns"}
+    names |= {"exposed": "exposed_comm_ns", "exposed_high": "exposed_high_ns"}
+    return series.assign(
+        at=(series["first_step"].astype("float64") + series["last_step"].astype("float64")) / 2,
+        end=series["last_step"].astype("float64") + 1,
+        share=100 * series["exposed_share"].astype("float64"),
+        **{name: to_ms(series[column].astype("float64")) for name, column in names.items()},
+    )
+
+
+def _rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The table for a chart: plain numbers, None where something is unknown."""
+    return table.astype({name: "float64" for name in table if str(table[name].dtype) in ("Int64", "Float64")})
+
+
+def _x(table: pd.DataFrame, column: str = "at") -> alt.X:
+    last = int(table["last_step"].max()) + 1 if len(table) else 1
+    axis = alt.Axis(format=",d", tickMinStep=1, grid=False)
+    return alt.X(f"{column}:Q", title="step", scale=alt.Scale(domain=[0, last], nice=False), axis=axis)
+
+
+def _y_axis(unit: str, **look: Any) -> alt.Axis:
+    label = f"format(datum.value, ',') + '\u00a0{unit}'"
+    return alt.Axis(domain=False, ticks=False, minExtent=_AXIS_PX, maxExtent=_AXIS_PX, labelExpr=label, **look)
+
+
+def _segments(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Rows of which the column is known, numbered by stretches: a line is broken where too long nothing is known."""
+    there = rows[rows[column].notna()]
+    distance = there["at"].diff()
+    return _rows(there.assign(segment=(distance > _GAP * distance.median()).cumsum()))
+
+
+def _line(rows: pd.DataFrame, column: str, y: alt.Y, table: pd.DataFrame, tone: str) -> list[alt.Chart]:
+    drawn = Layer(_segments(rows, column)).mark_line(color=tone, strokeWidth=1.5, clip=True)
+    point = _segments(rows, column)
+    alone = point[point.groupby("segment")["at"].transform("size") == 1]
+    dots = Layer(alone).mark_circle(color=tone, size=14, opacity=1, clip=True)
+    return [layer.encode(x=_x(table), y=y, detail="segment:N") for layer in (drawn, dots)[: 2 if len(alone) else 1]]
+
+
+def _band(rows: pd.DataFrame, column: str, scale: alt.Scale, tone: str) -> list[alt.Chart]:
+    """From the least to the most of each piece."""
+    there = _segments(rows, column)
+    drawn = Layer(there).mark_area(color=tone, opacity=0.22, clip=True)
+    low, high = f"{column}_low:Q", f"{column}_high:Q"
+    return (
+        [drawn.encode(x=_x(rows), y=alt.Y(low, scale=scale), y2=alt.Y2(high), detail="segment:N")] if len(there) else []
+    )
+
+
+def _kind(rows: pd.DataFrame, y: alt.Y, table: pd.DataFrame, tones: Palette) -> list[alt.Chart]:
+    """Steps of a kind: spikes out of the ordinary ones, or a line where they are many."""
+    if len(rows) > _MAX_SPIKES:
+        return [Layer(_rows(rows)).mark_line(color=tones.soft, strokeWidth=1, opacity=0.7).encode(x=_x(table), y=y)]
+    spikes = Layer(_rows(rows)).mark_rule(color=tones.soft, strokeWidth=1, clip=True)
+    return [spikes.encode(x=_x(table), y=y, y2=alt.Y2("base:Q"))]
+
+
+def _words(table: pd.DataFrame, scale: alt.Scale, tones: Palette) -> list[alt.Chart]:
+    """What each line is, at its right end; words that would meet stand above and below their lines."""
+    ends = []
+    for row in table.drop_duplicates("period", keep="last").to_dict("records"):
+        word = "step" if pd.isna(row["period"]) else kind_word_of_steps(int(row["period"]))
+        ends.append((float(row["span"]), word, tones.soft))
+    exposed = table[table["period"].isna() & table["exposed"].notna()]
+    if len(exposed):
+        ends.append((float(exposed["exposed"].iloc[-1]), "exposed", tones.exposed))
+    layers = []
+    for value, word, tone in ends:
+        place = Layer(pd.DataFrame([{"ms": value, "word": word}]))
+        drawn = place.mark_text(color=tone, align="right", baseline="bottom", dx=-2, dy=-3, fontSize=12)
+        layers.append(drawn.encode(x=alt.value("width"), y=alt.Y("ms:Q", scale=scale), text="word:N"))
+    return layers
+
+
+def _hover(rows: pd.DataFrame, table: pd.DataFrame) -> alt.Chart:
+    """An unseen column per piece, which tells its figures."""
+    drawn = Layer(_rows(rows)).mark_rect(opacity=0, clip=True)
+    chart: alt.Chart = drawn.encode(x=_x(table, "first_step"), x2=alt.X2("end:Q"), tooltip=_lines())
+    return chart
+
+
+def _lines() -> list[alt.Tooltip]:
+    figures = {
+        "steps:Q": "steps",
+        "span:Q": "step ms (median)",
+        "span_low:Q": "shortest ms",
+        "span_high:Q": "longest ms",
+    }
+    figures |= {"measured_steps:Q": "of them measured", "exposed:Q": "exposed ms (median)", "share:Q": "exposed, %"}
+    return tooltip(_FROM_TO | figures, share=".1f", **_WHOLE)
+
+
+def _recordings(recordings: pd.DataFrame, table: pd.DataFrame, tones: Palette) -> list[alt.Chart]:
+    """A dashed line and a diamond where each recording begins."""
+    rows = recordings.assign(at=recordings["step"])
+    x = _x(table)
+    rule = Layer(rows).mark_rule(color=tones.compute, strokeDash=[3, 3]).encode(x=x)
+    chosen = alt.selection_point(name=RECORDING, fields=["step"])
+    diamond = Layer(rows).mark_point(
+        shape="diamond", size=130, filled=True, color=tones.compute, opacity=1, cursor="pointer", yOffset=-2
+    )
+    lines = tooltip({"step:Q": "recorded at step", "reason": "since"}, step=",d")
+    return [rule, diamond.encode(x=x, y=alt.value(0), tooltip=lines).add_params(chosen)]
+
+
+def _extent(table: pd.DataFrame) -> str:
+    last = int(table["last_step"].max()) if len(table) else 0
+    return f"steps 0 to {last:,}"

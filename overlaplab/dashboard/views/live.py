@@ -1,0 +1,89 @@
+"""The Live page: a training that is watched, over all its steps, as it goes on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import streamlit as st
+
+from overlaplab.charts.watched import RECORDING
+from overlaplab.dashboard import links
+from overlaplab.dashboard.folder import recorded_name, run_word
+from overlaplab.dashboard.live import Live, look_s, read_live
+from overlaplab.dashboard.widgets import (
+    error_line,
+    first_sentences,
+    show_block,
+    show_choice,
+    small_head,
+)
+from overlaplab.errors import OverlaplabError
+from overlaplab.sections.blocks import Chart
+from overlaplab.words import ago, sentence, shorten
+
+REFRESH_S = 2.0
+_MARKED = "watched_times"
+"""The key of the chart that has the recordings' marks."""
+
+
+def page() -> None:
+    """Draw the page."""
+    root, name = st.session_state.get("folder"), st.session_state.get("watched")
+    if root is None or name is None:
+        small_head("Live")
+        st.info(
+            "This training was not watched. `overlaplab.watch`, or a Recorder with `watch=True`, measures every step of"
+            " one without a profiler; its folder then appears in the list on the left."
+        )
+        return
+    _live(root, name)
+
+
+@st.fragment(run_every=look_s(REFRESH_S))
+def _live(root: Path, name: str) -> None:
+    """The page's contents, which are drawn anew while the training goes on."""
+    head = small_head("Live")
+    live = read_live(root, name)
+    if isinstance(live, OverlaplabError):
+        st.error("What was watched here cannot be read.")
+        error_line(live)
+        return
+    seconds = max(time.time() - live.written_ns / 1e9, 0)
+    head.text(f"{run_word(name)} · {live.about} · updated {ago(seconds)}", width="stretch")
+    with st.container(key="screen", gap="xsmall"):
+        first_sentences(live.sentences[0], live.sentences[1:])
+        for block in live.section.blocks:
+            if isinstance(block, Chart) and block.key == _MARKED and len(live.recordings):
+                show_choice(block, _keep_mark)
+                _recordings(live, name)
+            else:
+                show_block(block)
+        for note in live.notes:
+            st.text(f"Note: {sentence(shorten(note, 300))}")
+
+
+def _keep_mark() -> None:
+    """The mark that was chosen is read where the page is drawn: a callback may not turn to another page."""
+
+
+def _recordings(live: Live, name: str) -> None:
+    """A button per recording that the watch has started, which opens it, as its mark in the chart does."""
+    state = st.session_state.get(_MARKED, {})
+    chosen = {int(mark["step"]) for mark in state.get("selection", {}).get(RECORDING, ())}
+    rows = st.container(key="recordings", horizontal=True, gap="small", vertical_alignment="center")
+    rows.text("◆ recorded by itself:", width="content")
+    for row in live.recordings.to_dict("records"):
+        run = recorded_name(row["path"], name, st.session_state["entries"])
+        label = f"step {row['step']:,}"
+        if run is None:
+            rows.text(f"{label} ({shorten(row['path'], 60)}, not in the opened folder)", width="content")
+            continue
+        clicked = rows.button(
+            f"{label} ›", key=f"recording_{row['step']}", type="tertiary", help="Open this recording."
+        )
+        if clicked or row["step"] in chosen:
+            links.go_to_run(run)
+
+
+page()
