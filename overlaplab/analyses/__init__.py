@@ -40,10 +40,12 @@ from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.watched.changes import watched_changes
+from overlaplab.analyses.watched.dumped import dumped_collectives, dumped_stopped
 from overlaplab.analyses.watched.kinds import watched_kinds
 from overlaplab.analyses.watched.late import watched_late
 from overlaplab.analyses.watched.ranks import watched_ranks
 from overlaplab.analyses.watched.steps import watched_steps
+from overlaplab.analyses.watched.stopped import watched_stopped
 from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.causes import Cause
 from overlaplab.costs import Theory
@@ -69,6 +71,8 @@ __all__ = [
     "compare",
     "copies",
     "delays",
+    "dumped_collectives",
+    "dumped_stopped",
     "each_collective",
     "exposed",
     "exposed_moments",
@@ -125,6 +129,7 @@ __all__ = [
     "watched_late",
     "watched_ranks",
     "watched_steps",
+    "watched_stopped",
     "work_differs",
     "worst_step",
 ]

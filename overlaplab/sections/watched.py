@@ -6,7 +6,14 @@ from functools import cached_property
 
 import pandas as pd
 
-from overlaplab.analyses import watched_changes, watched_kinds, watched_late, watched_ranks, watched_steps
+from overlaplab.analyses import (
+    watched_changes,
+    watched_kinds,
+    watched_late,
+    watched_ranks,
+    watched_steps,
+    watched_stopped,
+)
 from overlaplab.columns import columns
 from overlaplab.findings import watched_notes, watched_sentences
 from overlaplab.load.watched import Watched
@@ -45,9 +52,13 @@ class WatchedTables:
     def changes(self) -> pd.DataFrame:
         return watched_changes(self.steps, self.late)
 
+    @cached_property
+    def stopped(self) -> pd.DataFrame:
+        return watched_stopped(self.watched)
+
     @property
     def sentences(self) -> list[str]:
-        return watched_sentences(self.watched, self.ranks, self.late, self.kinds, self.changes)
+        return watched_sentences(self.watched, self.ranks, self.late, self.kinds, self.changes, self.stopped)
 
     @property
     def notes(self) -> list[str]:
