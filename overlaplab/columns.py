@@ -711,6 +711,26 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("steps", "count", "steps", "How many steps there are.", short="steps"),
         Column("span_ns", "ns", "step time", "The median step.", short="step ms"),
     ),
+    ("dumped_collectives",): (
+        Column("sequence", "count", "number", "Its number among the group's collectives, from 1.", short="no."),
+        Column("kinds", "text", "kind", "The kind of collective; several where ranks disagree."),
+        Column("arrived", "text", "arrived", "The ranks that launched it."),
+        Column("missing", "text", "missing", "The ranks of the group that had not launched it."),
+        Column("late_rank", "count", "last rank", "The rank that launched it last."),
+        Column("late_ns", "ns", "late by", "How long after the first rank the last one launched it.", short="by"),
+        Column("duration_ns", "ns", "took", "How long it took on the rank on which it took longest.", short="took"),
+        Column("completed", "flag", "over", "Whether it is over on all ranks that launched it."),
+    ),
+    ("watched_stopped", "dumped_stopped"): (
+        Column("answers", "flag", "answers", "Whether its process still told where it is, or told it as it failed."),
+        Column("since_ns", "ns", "for", "How long no step had ended by then."),
+        Column("group", "text", "group", "The process group of which it has enqueued too few collectives."),
+        Column("enqueued", "count", "enqueued", "The number of the group's last collective that it was given."),
+        Column("looked_step", "count", "by step", "The last step that had ended when that was so."),
+        Column(
+            "others_wait_in", "count", "others wait in", "The number of the collective in which others wait for it."
+        ),
+    ),
     ("watched_ranks",): (
         Column("late_median_ns", "ns", "late by", "How much later than the first rank it came.", "by"),
     ),

@@ -23,6 +23,11 @@ def to_ms(ns: Any) -> Any:
     return ns / 1e6
 
 
+def ms_to_ns(milliseconds: float) -> int:
+    """Milliseconds, as others' files have them, in ns."""
+    return round(milliseconds * 1e6)
+
+
 def visible_line(text: str) -> str:
     """A string from a trace as one line of visible characters.
 

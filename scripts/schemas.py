@@ -25,7 +25,7 @@ _TYPES: dict[Unit, str] = {
 }
 _NUMBERS = {
     **dict.fromkeys(("bucket_cap_mb", "first_bucket_mb", "caps_mb", "sent_bytes"), "number"),
-    "bucket_sizes": "integer",
+    **dict.fromkeys(("bucket_sizes", "arrived", "missing"), "integer"),
 }
 """Types of columns whose unit tells another one: caps in MiB, medians, and lists that a table shows as text."""
 TEXT, NUMBER, WHOLE, FLAG, ANY = ({"type": kind} for kind in ("string", "number", "integer", "boolean", "object"))
@@ -468,6 +468,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
     "watch": (
         "A watched training: each rank, kinds of steps, what has changed, who was last; times in ns.",
         {
+            "source": {"type": "string", "enum": ["watch", "flight recorder"]},
             "world_size": WHOLE,
             "ended": FLAG | {"description": "Whether all ranks have ended the training."},
             "sentences": array(TEXT),
@@ -486,6 +487,19 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
                 )
             ),
             "late": array(row("watched_late", "step group late_rank late_ns late")),
+            "stopped": array(
+                row(
+                    "watched_stopped",
+                    "rank last_step? answers since_ns? group? enqueued? looked_step? others_wait_in?",
+                )
+            ),
+            "collectives": array(
+                row(
+                    "dumped_collectives",
+                    "group sequence kinds[] arrived[] missing[] late_rank? late_ns? duration_ns? completed",
+                )
+            )
+            | {"description": "Of Flight Recorder dumps."},
             "recordings": array(keys(rank=WHOLE, step=WHOLE, path=TEXT, reason=TEXT)),
             "notes": array(TEXT),
         },

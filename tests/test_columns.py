@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 from loaded_script import script
 from made import strangers
+from made.dumped import dumps_of_a_stopped_rank
 from made.fits import fits
 from made.fsdp import fsdp
 from made.pipeline import made_pipeline
 from made.runs import label, made_gathering, made_runs, made_sweep
 from made.step_rows import exposed_rows, summary_rows
 from made.traces import op, run_of
-from made.watched import eventful
+from made.watched import eventful, hanging
 
 import overlaplab
 from overlaplab import analyses
@@ -112,6 +113,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found |= {"watched_kinds": kinds, "watched_changes": analyses.watched_changes(bursts, late, times, kinds)}
     found |= {"watched_series": analyses.watched_series(times, kinds, bursts)}
     found |= {"watched_strip": analyses.watched_strip(training, late, [0, 1])}
+    found["watched_stopped"] = analyses.watched_stopped(load_watched(hanging(folder / "hanging")))
+    dumps = dumps_of_a_stopped_rank(folder / "dumps")
+    found |= {
+        "dumped_collectives": analyses.dumped_collectives(dumps),
+        "dumped_stopped": analyses.dumped_stopped(dumps),
+    }
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
     found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))

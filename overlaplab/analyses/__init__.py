@@ -40,12 +40,14 @@ from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.watched.changes import watched_changes
+from overlaplab.analyses.watched.dumped import dumped_collectives, dumped_stopped
 from overlaplab.analyses.watched.kinds import watched_kinds, watched_step_times
 from overlaplab.analyses.watched.late import watched_late
 from overlaplab.analyses.watched.ranks import watched_ranks
 from overlaplab.analyses.watched.scalars import step_scalars
 from overlaplab.analyses.watched.series import watched_series, watched_strip
 from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
+from overlaplab.analyses.watched.stopped import watched_stopped
 from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.causes import Cause
 from overlaplab.costs import Theory
@@ -71,6 +73,8 @@ __all__ = [
     "compare",
     "copies",
     "delays",
+    "dumped_collectives",
+    "dumped_stopped",
     "each_collective",
     "exposed",
     "exposed_moments",
@@ -131,6 +135,7 @@ __all__ = [
     "watched_series",
     "watched_step_times",
     "watched_steps",
+    "watched_stopped",
     "watched_strip",
     "work_differs",
     "worst_step",

@@ -23,7 +23,12 @@ REFRESH_S = 2.0
 
 @app.command("watch", epilog="Example: overlaplab watch runs/live")
 def watch_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that overlaplab.watch writes into.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The folder that overlaplab.watch writes into, or one of Flight Recorder dumps."
+        ),
+    ],
     once: Annotated[bool, typer.Option("--once", help="Print what is there, and end.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -31,9 +36,17 @@ def watch_command(
 
     Ends with the training, or with Ctrl-C; where standard output is no terminal, prints once.
     """
+    from overlaplab.load.flight_recorder import is_dumps, load_dumps
+    from overlaplab.report.dumped import dumped_document, dumped_terminal
     from overlaplab.report.watched import watched_document, watched_terminal
 
-    if as_json:
+    if is_dumps(folder):
+        dumps = load_dumps(folder)
+        if as_json:
+            print_json(dumped_document(dumps))
+        else:
+            show(*dumped_terminal(dumps))
+    elif as_json:
         print_json(watched_document(_read(folder)))
     elif once or not sys.stdout.isatty():
         show(*watched_terminal(_read(folder)))

@@ -86,6 +86,7 @@ from overlaplab.findings.diagnosis.parts import CausePart
 from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, hidden_finding, how_short, verdict
+from overlaplab.findings.dumped import dumped_notes, dumped_sentences
 from overlaplab.findings.events import event_facts
 from overlaplab.findings.first_screen import (
     Tile,
@@ -276,6 +277,8 @@ __all__ = [
     "describe_settings",
     "device_folded",
     "diagnose",
+    "dumped_notes",
+    "dumped_sentences",
     "event_facts",
     "exposed_by_axis",
     "exposed_lead",

@@ -24,15 +24,20 @@ _EXPOSED_WORDS = {
 
 
 def watched_sentences(
-    watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame, kinds: pd.DataFrame, changes: pd.DataFrame
+    watched: Watched,
+    ranks: pd.DataFrame,
+    late: pd.DataFrame,
+    kinds: pd.DataFrame,
+    changes: pd.DataFrame,
+    stopped: pd.DataFrame,
 ) -> list[str]:
     """What a watched training shows, most important first; takes the tables of `overlaplab.analyses.watched`."""
     return [
         _headline(watched, ranks, kinds),
+        *_stopped_sentences(ranks, stopped),
         _who_is_late(watched, ranks, late),
         *(_change(change) for _, change in changes.iterrows()),
         *(_kind(kind) for _, kind in kinds[kinds["period"].notna()].iterrows()),
-        *_stopped_sentences(watched, ranks),
         *(f"Recorded by itself at step {each.step}: {each.path} ({each.reason})." for each in _recordings(watched)),
     ]
 
@@ -116,11 +121,51 @@ def _kind(kind: pd.Series[Any]) -> str:
     )
 
 
-def _stopped_sentences(watched: Watched, ranks: pd.DataFrame) -> Iterator[str]:
+def _stopped_sentences(ranks: pd.DataFrame, stopped: pd.DataFrame) -> Iterator[str]:
+    if len(stopped) > 1 and len(stopped) == len(ranks) and stopped["others_wait_in"].isna().all():
+        yield _all_stopped(stopped)
+        return
+    for row in stopped.to_dict("records"):
+        yield _stopped_sentence(row)
     furthest = ranks["last_step"].max()
     for row in ranks.to_dict("records"):
-        if furthest - row["last_step"] >= BEHIND_STEPS:
+        if furthest - row["last_step"] >= BEHIND_STEPS and row["rank"] not in set(stopped["rank"]):
             yield f"Rank {row['rank']} has ended no step after {row['last_step']}; others are at {furthest}."
+
+
+def _all_stopped(stopped: pd.DataFrame) -> str:
+    rows = stopped.sort_values("since_ns").to_dict("records")
+    text = f"No rank has ended a step{_after_step(rows[0]['last_step'])}{_for_seconds(rows[0]['since_ns'])}"
+    if not all(
+        pd.isna(row["group"]) or (row["group"], row["enqueued"]) == (rows[0]["group"], rows[0]["enqueued"])
+        for row in rows
+    ):
+        return f"{text}."
+    if pd.isna(rows[0]["group"]):
+        return f"{text}; which collectives they wait in is unknown."
+    return f"{text}: the last collective of group {rows[0]['group']} that all have enqueued is {rows[0]['enqueued']:,}."
+
+
+def _stopped_sentence(row: dict[Any, Any]) -> str:
+    text = f"Rank {row['rank']} has stopped{_after_step(row['last_step'])}"
+    if row["answers"]:
+        text += _for_seconds(row["since_ns"])
+    else:
+        text += ", and its process tells no more: it was stopped or killed"
+    if pd.isna(row["group"]):
+        return f"{text}; what it had enqueued is unknown."
+    earlier = "" if row["answers"] or pd.isna(row["looked_step"]) else f" by the end of step {row['looked_step']:,}"
+    verb = "it has enqueued" if row["answers"] else "it had enqueued"
+    text += f". The last collective of group {row['group']} that {verb}{earlier} is {row['enqueued']:,}"
+    return f"{text}." if pd.isna(row["others_wait_in"]) else f"{text}; the others wait in {row['others_wait_in']:,}."
+
+
+def _after_step(step: Any) -> str:
+    return " in its first step" if pd.isna(step) else f" after step {step:,}"
+
+
+def _for_seconds(since_ns: Any) -> str:
+    return "" if pd.isna(since_ns) else f", for {since_ns / 1e9:,.0f} s"
 
 
 def _recordings(watched: Watched) -> list[WatchedRecording]:

@@ -32,7 +32,7 @@ _HEADER_NAME = re.compile(r"rank(\d{1,6})\.json")
 
 
 class CellKind(IntEnum):
-    """What a cell's value is, in ns; `overlaplab_engine.watching.log` describes each."""
+    """What a cell's value is, times in ns; `overlaplab_engine.watching.log` describes each."""
 
     STEP = 1
     DATA = 2
@@ -44,10 +44,15 @@ class CellKind(IntEnum):
     DDP_COMMUNICATION = 8
     ALL_REDUCE = 9
     EXPOSED_DDP = 10
+    LOOK = 11
+    ENQUEUED = 12
+    COMPLETED = 13
 
 
 IN_BURST, PROFILED = 1, 2
 """Bits of the flags of a step's cell."""
+STEP_ENDED, STALLED, FAILED = 0, 1, 2
+"""Flags of a cell LOOK: why was looked."""
 
 
 class WatchedGroup(msgspec.Struct, frozen=True):
@@ -55,6 +60,7 @@ class WatchedGroup(msgspec.Struct, frozen=True):
 
     name: str
     ranks: tuple[int, ...]
+    description: str = ""
 
 
 class WatchedRecording(msgspec.Struct, frozen=True):

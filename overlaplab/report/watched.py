@@ -15,6 +15,7 @@ def watched_document(tables: WatchedTables) -> dict[str, Any]:
     """What `overlaplab watch --json` prints."""
     headers = [rank.header for rank in tables.watched.ranks]
     return {
+        "source": "watch",
         "world_size": tables.watched.world_size,
         "ended": all(header.ended for header in headers),
         "sentences": tables.sentences,
@@ -22,6 +23,8 @@ def watched_document(tables: WatchedTables) -> dict[str, Any]:
         "kinds": records(tables.kinds),
         "changes": records(tables.changes),
         "late": records(tables.late),
+        "stopped": records(tables.stopped),
+        "collectives": [],
         "recordings": [
             {"rank": header.rank, "step": recording.step, "path": recording.path, "reason": recording.reason}
             for header in headers

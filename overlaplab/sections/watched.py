@@ -16,6 +16,7 @@ from overlaplab.analyses import (
     watched_series,
     watched_step_times,
     watched_steps,
+    watched_stopped,
 )
 from overlaplab.columns import columns
 from overlaplab.findings import watched_notes, watched_sentences
@@ -67,9 +68,13 @@ class WatchedTables:
     def changes(self) -> pd.DataFrame:
         return watched_changes(self.bursts, self.late, self.times, self.kinds)
 
+    @cached_property
+    def stopped(self) -> pd.DataFrame:
+        return watched_stopped(self.watched)
+
     @property
     def sentences(self) -> list[str]:
-        return watched_sentences(self.watched, self.ranks, self.late, self.kinds, self.changes)
+        return watched_sentences(self.watched, self.ranks, self.late, self.kinds, self.changes, self.stopped)
 
     @property
     def notes(self) -> list[str]:

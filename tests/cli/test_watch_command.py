@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made.watched import MS, eventful, step, write_watched
+from made.watched import MS, eventful, hanging, step, write_watched
 from schemas import expect_schema
 
-from overlaplab.load.watched import CellKind, load_watched
+from overlaplab.load.watched import STALLED, CellKind, load_watched
 from overlaplab.sections.watched import WatchedTables
 
 
@@ -54,7 +54,28 @@ def test_changing_ranks_and_hardly_any(tmp_path: Path) -> None:
 
 def test_a_rank_that_has_stopped_is_named(tmp_path: Path) -> None:
     ranks = [[cell for n in range(count) for cell in step(n, MS)] for count in (100, 40)]
-    assert sentences(write_watched(tmp_path, *ranks))[-1] == "Rank 1 has ended no step after 39; others are at 99."
+    assert sentences(write_watched(tmp_path, *ranks))[1] == "Rank 1 has ended no step after 39; others are at 99."
+
+
+def test_where_a_rank_has_stopped_is_told(tmp_path: Path) -> None:
+    assert sentences(hanging(tmp_path / "hangs"))[1] == (
+        "Rank 1 has stopped after step 2, for 14 s. The last collective of group default that it has enqueued is 6; the"
+        " others wait in 7."
+    )
+    stalled = [*step(0, MS), (int(CellKind.LOOK), STALLED, 0, 1, 20_000 * MS), (int(CellKind.ENQUEUED), 0, 0, 1, 1234)]
+    silent = [*step(0, MS), (int(CellKind.LOOK), 0, 0, 1, 0), (int(CellKind.ENQUEUED), 0, 0, 1, 1230)]
+    assert sentences(write_watched(tmp_path / "killed", stalled, silent, ended=False))[1] == (
+        "Rank 1 has stopped after step 0, and its process tells no more: it was stopped or killed. The last collective"
+        " of group default that it had enqueued by the end of step 0 is 1,230; the others wait in 1,234."
+    )
+    assert sentences(write_watched(tmp_path / "all", stalled, stalled, ended=False))[1] == (
+        "No rank has ended a step after step 0, for 20 s: the last collective of group default that all have enqueued"
+        " is 1,234."
+    )
+    assert sentences(write_watched(tmp_path / "unknown", stalled, step(0, MS), ended=False))[1] == (
+        "Rank 1 has stopped after step 0, and its process tells no more: it was stopped or killed; what it had enqueued"
+        " is unknown."
+    )
 
 
 def test_recordings_and_notes_are_told(tmp_path: Path, command: Any) -> None:

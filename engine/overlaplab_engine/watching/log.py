@@ -7,6 +7,7 @@ in one write, so that a file is readable whenever its process is killed; the hea
 import json
 import os
 import struct
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,7 +21,7 @@ _CELL = struct.Struct("<BBHIq")
 
 
 class CellKind(IntEnum):
-    """What a cell's value is: a time in ns. A cell's number is the step's, but for all-reduces."""
+    """What a cell's value is, times in ns. A cell's number is the step's, but for all-reduces."""
 
     STEP = 1
     """From one `step()` to the next. The first cell of each step."""
@@ -41,6 +42,12 @@ class CellKind(IntEnum):
     """From DDP's first all-reduce of a step to the end of its last; `group` is DDP's."""
     ALL_REDUCE = 9
     """From launch to end; `number` counts those of the group within the step."""
+    LOOK = 11
+    """How long no step had ended when the groups were looked at; `number` is that of the step under way."""
+    ENQUEUED = 12
+    """After a LOOK: the number of the last collective that the group was given, from 1."""
+    COMPLETED = 13
+    """After a LOOK: the number of the group's last collective that was over."""
 
 
 class Flag(IntEnum):
@@ -49,6 +56,16 @@ class Flag(IntEnum):
     IN_BURST = 1
     PROFILED = 2
     """A profiler ran, which makes steps longer."""
+
+
+class LookFlag(IntEnum):
+    """The flags of a cell LOOK: why was looked."""
+
+    STEP_ENDED = 0
+    STALLED = 1
+    """No step had ended for long."""
+    FAILED = 2
+    """An error ended the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +85,13 @@ class Cell:
 
 
 class WatchLog:
-    """The two files of a rank."""
+    """The two files of a rank; two threads may write."""
 
     def __init__(self, out: Path, rank: int, world_size: int, header: dict[str, Any]) -> None:
         """Replace what an earlier training has left in `out`. OSError where files cannot be written."""
         out.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.RLock()
+        self._is_open = True
         self._header_path = out / f"rank{rank}.json"
         self._header = {
             "format": FORMAT,
@@ -93,19 +112,25 @@ class WatchLog:
         self._file = os.open(cells, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def append(self, cells: Iterable[Cell]) -> None:
-        """Append cells, in one write."""
-        os.write(self._file, b"".join([cell.to_bytes() for cell in cells]))
+        """Append cells, in one write; none once the files are closed."""
+        written = b"".join([cell.to_bytes() for cell in cells])
+        with self._lock:
+            if self._is_open:
+                os.write(self._file, written)
 
     def add(self, key: str, item: Any) -> None:
         """Add an item to one of the header's lists."""
-        self._header[key].append(item)
-        self._write_header()
+        with self._lock:
+            self._header[key].append(item)
+            self._write_header()
 
     def close(self, *, ended: bool) -> None:
         """Close the files; the header says whether the training has `ended`, and was not killed."""
-        os.close(self._file)
-        self._header["ended"] = ended
-        self._write_header()
+        with self._lock:
+            self._is_open = False
+            os.close(self._file)
+            self._header["ended"] = ended
+            self._write_header()
 
     def _write_header(self) -> None:
         written = self._header_path.with_suffix(".json.new")

@@ -12,11 +12,12 @@ them alike. Nothing that goes wrong in here reaches the training.
 import atexit
 import os
 import sys
+import threading
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,8 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.watching.bursts import Bursts
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
 from overlaplab_engine.watching.ddp_timers import DDPTimers
-from overlaplab_engine.watching.log import Cell, CellKind, Flag, WatchLog
+from overlaplab_engine.watching.log import Cell, CellKind, Flag, LookFlag, WatchLog
+from overlaplab_engine.watching.looks import STALLED_NS, Lookout, Looks
 from overlaplab_engine.watching.passes import Passes
 from overlaplab_engine.watching.waits import Waits
 
@@ -89,6 +91,9 @@ class Watch:
         self._passes: Passes | None = None
         self._timers: list[DDPTimers] = []
         self._groups: dict[int, tuple[Any, int]] = {}  # by id: pybind's objects compare by identity
+        self._groups_lock = threading.Lock()
+        self._looks: Looks | None = None
+        self._lookout: Lookout | None = None
         self._sums: dict[tuple[CellKind, int, int], int] = defaultdict(int)  # by kind, step and group
         self._data_ns: int | None = None
         self._passed = False  # whether a forward pass of this step was seen
@@ -97,6 +102,7 @@ class Watch:
         self._timers_stop_at: int | None = None
         self._measured = False
         self._clock: WatchHostClock | EventClock = WatchHostClock()
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -155,7 +161,10 @@ class Watch:
         try:
             if self._log is not None:
                 self._clock.begin_step()
-            self._write(())
+            # The second is set where an error has ended the interpreter.
+            failed = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
+            since_ns = max(0, time.perf_counter_ns() - self._step_start_ns)
+            self._write(self._look(LookFlag.FAILED, self._step, since_ns) if failed and self._is_ours() else ())
             self._shut()
         except Exception as error:
             self._fail(error)
@@ -196,6 +205,10 @@ class Watch:
         for ddp in ddps if device == "cpu" else ():
             with self._note_missing("DDP's waits"):
                 self._timers.append(DDPTimers(ddp))
+        if distributed:
+            with self._note_missing("places where ranks stop"):
+                self._looks = Looks(self._number_group)
+                self._lookout = Lookout(self._look_if_stalled)
         self._waits = Waits(self._clock, self._receiver, self._fail)
         if any(ddp._comm_hooks for ddp in ddps):
             self._waits.future_kind = CellKind.EXPOSED_GRADIENTS
@@ -255,7 +268,25 @@ class Watch:
             Cell(CellKind.ALL_REDUCE, each.number, each.duration_ns, group=self._number_group(each.group))
             for each in self._waits.all_reduces
         ]
+        if self._looks is not None and self._looks.is_due:
+            cells += self._look(LookFlag.STEP_ENDED, self._step + 1, 0)
         self._write(cells)
+
+    def _look(self, why: LookFlag, step: int, since_ns: int) -> list[Cell]:
+        """How far each process group has come; see [Note: looks]. Two threads look."""
+        try:
+            return [] if self._looks is None else list(self._looks.cells(why, step, since_ns))
+        except Exception as error:
+            self._looks = None
+            if self._log is not None:  # else the other thread has come too late
+                self.note(f"places where ranks stop are not seen: {type(error).__name__}: {error}")
+            return []
+
+    def _look_if_stalled(self) -> None:
+        log, since_ns = self._log, time.perf_counter_ns() - self._step_start_ns
+        if log is not None and since_ns >= STALLED_NS:
+            with suppress(OSError):  # the training's thread has it, too
+                log.append(self._look(LookFlag.STALLED, self._step, since_ns))
 
     def _write(self, cells: "list[Cell] | tuple[()]") -> None:
         """Append cells and what was summed up since."""
@@ -297,11 +328,12 @@ class Watch:
                 self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns
 
     def _number_group(self, group: Any) -> int:
-        if id(group) not in self._groups:
-            assert self._log is not None
-            self._groups[id(group)] = group, len(self._groups)
-            self._log.add("groups", _describe(group))
-        return self._groups[id(group)][1]
+        with self._groups_lock:
+            if id(group) not in self._groups:
+                assert self._log is not None
+                self._log.add("groups", _describe(group))
+                self._groups[id(group)] = group, len(self._groups)
+            return self._groups[id(group)][1]
 
     def link(self, step: int, path: Path, reason: str) -> None:
         """Note a recording that begins before this step, and why."""
@@ -336,6 +368,8 @@ class Watch:
         if _watching is self:
             _watching = None
         atexit.unregister(self.close)
+        if self._lookout is not None:
+            self._lookout.close()
         if self._waits is not None:
             self._waits.restore()
         if self._passes is not None:
@@ -343,8 +377,12 @@ class Watch:
         for timers in self._timers:
             timers.stop()
         self._timers = []
-        if log is not None and self._pid == os.getpid():  # and not a fork, such as a data loader's worker
+        if log is not None and self._is_ours():
             log.close(ended=not self._broken)
+
+    def _is_ours(self) -> bool:
+        """Whether this process is the one that watches, and not a fork, such as a data loader's worker."""
+        return self._pid == os.getpid()
 
 
 def _profiler_runs() -> bool:
@@ -354,7 +392,11 @@ def _profiler_runs() -> bool:
 
 def _describe(group: Any) -> dict[str, Any]:
     """What the header says of a process group; its members are those of the same name on other ranks."""
-    return {"name": str(group.group_name), "ranks": list(dist.get_process_group_ranks(group))}
+    return {
+        "name": str(group.group_name),
+        "description": str(getattr(group, "group_desc", "")),
+        "ranks": list(dist.get_process_group_ranks(group)),
+    }
 
 
 def _warn(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from overlaplab.load.watched import CELL, CellKind
+from overlaplab.load.watched import CELL, STALLED, CellKind
 
 Cells = list[tuple[int, int, int, int, int]]
 
@@ -53,6 +53,20 @@ def training(folder: Path, steps: int, *ranks: Callable[[int], tuple[int, Mappin
             span_ns, measured = rank(number)
             cells[-1] += step(number, span_ns, measured if number % 100 in (40, 41, 42) else None)
     return write_watched(folder, *cells)
+
+
+def hanging(folder: Path) -> Path:
+    """After three steps rank 1 hangs, and rank 0 waits for it in the group's collective 7."""
+    ranks = [
+        [
+            *(cell for number in range(3) for cell in step(number, 40 * MS)),
+            (int(CellKind.LOOK), STALLED, 0, 3, seconds * 1000 * MS),
+            (int(CellKind.ENQUEUED), 0, 0, 3, enqueued),
+            (int(CellKind.COMPLETED), 0, 0, 3, 6),
+        ]
+        for enqueued, seconds in ((7, 12), (6, 14))
+    ]
+    return write_watched(folder, *ranks, ended=False)
 
 
 def eventful(folder: Path, steps: int = 2000, seed: int = 0) -> Path:

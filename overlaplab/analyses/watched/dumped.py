@@ -1,0 +1,90 @@
+"""What Flight Recorder dumps tell: each group's collectives across the ranks, and which rank lacks one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.analyses.watched.stopped import STOPPED_COLUMNS, group_word
+from overlaplab.load.flight_recorder import DumpEntry, FlightDumps
+from overlaplab.words import ms_to_ns
+
+_COLLECTIVES = {
+    "group": "object",
+    "sequence": "int64",
+    "kinds": "object",
+    "arrived": "object",
+    "missing": "object",
+    **dict.fromkeys(("late_rank", "late_ns", "duration_ns"), "Int64"),
+    "completed": "bool",
+}
+
+
+def dumped_collectives(dumps: FlightDumps) -> pd.DataFrame:
+    """One row per collective of each group, in order of groups and numbers; messages are left out.
+
+    Columns: `group` (its description), `sequence` (its number in the group, from 1), `kinds` (more than one where ranks
+    disagree), `arrived` (the ranks that launched it), `missing` (ranks of the group that did not, though their dumps
+    hold what came before), `late_rank` and `late_ns` (which rank launched it last, and how long after the first: by
+    the clock of each rank's host; null unless all arrived), `duration_ns` (the longest rank's; null where it was not
+    timed, as over gloo) and `completed` (whether it is over on all ranks that arrived). Collectives that a ring has
+    already forgotten on some rank have no row.
+    """
+    rows = []
+    for group, ranks in _entries(dumps).items():
+        firsts = [min(entries) for entries in ranks.values()]
+        numbers = {number for entries in ranks.values() for number in entries}
+        for number in sorted(number for number in numbers if number >= max(firsts)):
+            entries = {rank: of_rank[number] for rank, of_rank in ranks.items() if number in of_rank}
+            rows.append({"group": group_word(*group), "sequence": number} | _collective(entries, set(ranks)))
+    return pd.DataFrame(rows, columns=list(_COLLECTIVES)).astype(_COLLECTIVES)
+
+
+def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
+    """The ranks that lack a group's collective which others have launched, with the columns of `watched_stopped`."""
+    rows: dict[int, dict[str, Any]] = {}
+    for group, ranks in _entries(dumps).items():
+        last = {rank: max(entries) for rank, entries in ranks.items()}
+        for rank, enqueued in last.items():
+            if enqueued < max(last.values()) and rank not in rows:
+                rows[rank] = {
+                    "rank": rank,
+                    "last_step": None,
+                    "answers": True,
+                    "since_ns": None,
+                    "group": group_word(*group),
+                    "enqueued": enqueued,
+                    "looked_step": None,
+                    "others_wait_in": enqueued + 1,
+                }
+    return pd.DataFrame([rows[rank] for rank in sorted(rows)], columns=list(STOPPED_COLUMNS)).astype(STOPPED_COLUMNS)
+
+
+def _entries(dumps: FlightDumps) -> dict[tuple[str, str], dict[int, dict[int, DumpEntry]]]:
+    """The collectives by group, rank and number. A rank of a group that has launched nothing in it has no entries."""
+    entries: dict[tuple[str, str], dict[int, dict[int, DumpEntry]]] = {}
+    for rank in dumps.ranks:
+        for entry in rank.entries:
+            if not entry.is_p2p and entry.collective_seq_id > 0:
+                of_group = entries.setdefault(entry.process_group, {})
+                of_group.setdefault(rank.rank, {}).setdefault(entry.collective_seq_id, entry)
+    return entries
+
+
+def _collective(entries: Mapping[int, DumpEntry], ranks: set[int]) -> dict[str, Any]:
+    arrivals = {rank: entry.time_created_ns for rank, entry in entries.items()}
+    missing = sorted(ranks - set(entries))
+    late_rank = max(arrivals, key=lambda rank: (arrivals[rank], rank))
+    all_came = not missing and len(entries) > 1
+    durations = [entry.duration_ms for entry in entries.values() if entry.duration_ms is not None]
+    return {
+        "kinds": tuple(sorted({entry.kind for entry in entries.values()})),
+        "arrived": tuple(sorted(entries)),
+        "missing": tuple(missing),
+        "late_rank": late_rank if all_came else None,
+        "late_ns": max(arrivals.values()) - min(arrivals.values()) if all_came else None,
+        "duration_ns": ms_to_ns(max(durations)) if durations else None,
+        "completed": all(entry.retired or entry.state == "completed" for entry in entries.values()),
+    }
