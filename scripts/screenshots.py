@@ -4,6 +4,7 @@ python scripts/screenshots.py runs out/            # all pages of the first run
 python scripts/screenshots.py runs out/ --run bucketed --width 1280 1920
 python scripts/screenshots.py runs out/ --run zero3 --pages zero3 --themes light --against zero3-serial
 python scripts/screenshots.py traces docs --docs   # the pictures of the README and docs/ (make screenshots)
+python scripts/screenshots.py runs . --pages live --themes light --run mine/watch  # docs/live.png, of the tutorial
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ RECORDING = "recording"
 _AXIS_PX = 62  # so wide are the axes of all three, so that their steps stand below each other
 _AIR = 1.12  # of the longest median, left free above it
 _MAX_SPIKES = 120  # more long steps than that are a line of their own
-_GAP = 4  # times the usual distance: a line is broken there
+_GAP = 4  # times the mean distance, that between bursts included: a line is broken there
 _FROM_TO = {"first_step:Q": "from step", "last_step:Q": "to step"}
 _WHOLE = {"first_step": ",d", "last_step": ",d", "steps": ",d", "measured_steps": ",d"}
 
@@ -167,7 +167,7 @@ def _segments(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Rows of which the column is known, numbered by stretches: a line is broken where too long nothing is known."""
     there = rows[rows[column].notna()]
     distance = there["at"].diff()
-    return _rows(there.assign(segment=(distance > _GAP * distance.median()).cumsum()))
+    return _rows(there.assign(segment=(distance > _GAP * distance.mean()).cumsum()))
 
 
 def _line(rows: pd.DataFrame, column: str, y: alt.Y, table: pd.DataFrame, tone: str) -> list[alt.Chart]:

@@ -94,5 +94,10 @@ def test_a_share_without_a_burst_for_long_breaks_its_line(tmp_path: Path) -> Non
     assert {row["segment"] for row in drawn[0][1]} == {0, 1}
 
 
+def test_bursts_are_joined(tmp_path: Path) -> None:
+    drawn = layers(charts.watched_shares(series(eventful(tmp_path, steps=400))))  # each piece is a step
+    assert {row["segment"] for row in drawn[0][1]} == {0}
+
+
 def test_charts_of_nothing_are_drawn(tmp_path: Path) -> None:
     assert "text" not in marks(charts.watched_times(series(write_watched(tmp_path, []))))
