@@ -57,7 +57,9 @@ def main(
     keep_last: Annotated[
         bool, typer.Option("--keep-last", help="torch-fsdp2 keeps its last layer, too, as zero3 does.")
     ] = False,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Activation checkpointing.")] = False,
+    checkpointing: Annotated[
+        str, typer.Option(help="Activation checkpointing: all, every K-th layer, or none.")
+    ] = "none",
     accumulate: Annotated[int, typer.Option(help="Microbatches per step.")] = 1,
     pairs: PAIRS = 30,
     layers: LAYERS = 8,

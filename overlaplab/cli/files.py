@@ -36,6 +36,8 @@ def report(
     runs = expand_runs(runs)
     loaded = load(runs, opening)
     refuse_target(out, loaded)
+    # altair needs jsonschema, which, where Jupyter has installed a grammar of IRIs, parses it for more than a second.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     with progress("drawing") as advance:
         from overlaplab.report.page import report_page  # it imports altair, for which bad input need not wait
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
+import os
+import tempfile
 from dataclasses import asdict
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT
+from overlaplab.load.cache import folder, is_off
 
 
 def asset(name: str) -> str:
@@ -23,13 +29,47 @@ def asset(name: str) -> str:
 
 @cache
 def libraries() -> str:
-    """Vega, Vega-Lite and vega-embed as one script of about 0.9 MB that sets `window.vegaEmbed`; made offline."""
-    import vl_convert  # an extra, which `overlaplab report` asks for
+    """Vega, Vega-Lite and vega-embed as one script of about 0.9 MB that sets `window.vegaEmbed`; made offline.
 
-    version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
+    Bundling takes seconds of CPU, so the script is kept in the cache's folder.
+    """
+    vega_lite = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    stored = folder() / f"vega-{vega_lite}-{version('vl-convert-python')}.js"
+    script = _read_script(stored)
+    if script is None:
+        import vl_convert  # an extra, which `overlaplab report` asks for
+
+        script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vega_lite)
+        _keep_script(stored, script)
     assert not any(end in script.lower() for end in ("</script", "<!--")), "the libraries would end their own element"
     return script
+
+
+def _read_script(stored: Path) -> str | None:
+    """The script of a file that begins with a line with its digest; None if it is absent or damaged."""
+    if is_off():
+        return None
+    try:
+        digest, _, script = stored.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return script.decode() if hashlib.sha256(script).hexdigest().encode() == digest else None
+
+
+def _keep_script(stored: Path, script: str) -> None:
+    if is_off():
+        return
+    content = script.encode()
+    with contextlib.suppress(OSError):  # a full or read-only disk
+        stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=stored.parent, suffix=".part", delete=False) as file:
+            try:
+                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+                file.close()
+                os.replace(file.name, stored)
+            except BaseException:
+                os.unlink(file.name)
+                raise
 
 
 def style() -> str:

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SLOW = {"pandas", "numpy", "altair", "pyarrow", "streamlit", "torch", "loky", "distributed", "fsspec", "msgspec", "hta"}
+DRAWING = {"jinja2", "jsonschema", "vl_convert"}
 COMMAND = "import sys; sys.argv[0] = 'overlaplab'; from overlaplab.cli import main; main()"
 """What the installed script `overlaplab` does: completion depends on its name."""
 
@@ -82,11 +83,25 @@ def test_completion_loads_nothing_slow(shell: str, typed: str) -> None:
     assert found & {*SLOW, "overlaplab_engine", "rich"} == set()
 
 
-def test_figures_are_printed_without_drawing() -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "summary traces/naive",
+        "summary traces/naive --line",
+        "exposed traces/naive --json",
+        "buckets traces/naive",
+        "schedule traces/zero3",
+        "collectives traces/naive --json",
+        "pipeline traces/pipeline",
+        "compare traces/naive traces/per-param",
+        "advise traces/naive",
+    ],
+)
+def test_figures_are_printed_without_drawing(command: str) -> None:
     """Importing altair takes seconds, which every command would."""
-    found = loaded("-c", COMMAND, "summary", "traces/naive")
+    found = loaded("-c", COMMAND, *command.split())
     assert "pandas" in found
-    assert found & (SLOW - {"pandas", "numpy", "pyarrow", "msgspec"}) == set()
+    assert found & (DRAWING | SLOW - {"pandas", "numpy", "pyarrow", "msgspec"}) == set()
 
 
 def test_only_the_dashboard_needs_streamlit_and_nothing_torch() -> None:
