@@ -139,12 +139,15 @@ def _in_ms(series: pd.DataFrame) -> pd.DataFrame:
     """The series in ms and percent; each row stands in the middle of its piece."""
     names = {"span_low": "span_low_ns", "span": "span_ns", "span_high": "span_high_ns", "exposed_low": "exposed_low_ns"}
     names |= {"exposed": "exposed_comm_ns", "exposed_high": "exposed_high_ns"}
-    return series.assign(
+    table = series.assign(
         at=(series["first_step"].astype("float64") + series["last_step"].astype("float64")) / 2,
         end=series["last_step"].astype("float64") + 1,
         share=100 * series["exposed_share"].astype("float64"),
         **{name: to_ms(series[column].astype("float64")) for name, column in names.items()},
     )
+    left_out = [name for name in table if str(name).endswith("_ns") or name == "exposed_share"]
+    whole = dict.fromkeys(("first_step", "last_step", "steps", "measured_steps"), "float64")
+    return table.drop(columns=left_out).astype(whole)  # once, and not for every layer
 
 
 def _rows(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from overlaplab_engine import Recorder
 from overlaplab_engine.errors import EngineError
@@ -56,3 +59,15 @@ def test_what_is_unknown_never_triggers() -> None:
 def test_other_conditions_are_refused(text: str) -> None:
     with pytest.raises(EngineError, match="record_when is such as"):
         Recorder("unused", record_when=text)
+
+
+def test_what_a_recorder_has_triggered_on_is_what_is_usual_when_it_records(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, record_when="step > 1.3 * median", times=2)
+    begun: list[str | None] = []
+    recorder._asked = SimpleNamespace(ask=lambda: begun.append(recorder._reason))  # type: ignore[assignment]
+    for step_ns in (10, 10, 10, 20, 20):
+        recorder._observe([step_ns], [])
+    recorder._follow()
+    for step_ns in (20, 40, 40):
+        recorder._observe([step_ns], [])
+    assert len(begun) == 2
