@@ -33,11 +33,11 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for name in only.split(","):
             arguments = _arguments(name, run.resolve(), Path(folder) / "report.html")
-            sides: dict[Path, list[float]] = {ROOT: [], other.resolve(): []}
+            sides: list[tuple[Path, list[float]]] = [(ROOT, []), (other.resolve(), [])]
             for number in range(pairs + 1):
-                for side in sides if number % 2 else reversed(sides):  # neither always goes first
-                    sides[side].append(cpu_s(side, arguments, Path(folder)))
-            ours, theirs = (values[1:] for values in sides.values())
+                for checkout, seconds in sides if number % 2 else reversed(sides):  # neither always goes first
+                    seconds.append(cpu_s(checkout, arguments, Path(folder)))
+            ours, theirs = (seconds[1:] for _, seconds in sides)
             print(line(name, ours, theirs, unit="s", scale=1), flush=True)
 
 
