@@ -730,6 +730,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column(
             "others_wait_in", "count", "others wait in", "The number of the collective in which others wait for it."
         ),
+        Column("ended", "flag", "ended", "Whether it has ended its training, while others go on."),
     ),
     ("watched_ranks",): (
         Column("late_median_ns", "ns", "late by", "How much later than the first rank it came.", "by"),

@@ -490,7 +490,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "stopped": array(
                 row(
                     "watched_stopped",
-                    "rank last_step? answers since_ns? group? enqueued? looked_step? others_wait_in?",
+                    "rank last_step? answers since_ns? group? enqueued? looked_step? others_wait_in? ended",
                 )
             ),
             "collectives": array(

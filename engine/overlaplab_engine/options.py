@@ -3,6 +3,7 @@
 This module needs no torch, which the command line's help must not import.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,7 +95,8 @@ class Option:
 
 def declarations(options: type, kind: type[T]) -> dict[str, T]:
     """Find what the fields of a dataclass declare of a kind, `Option` or `Need`, by name."""
-    annotations = [item for base in options.__mro__ for item in vars(base).get("__annotations__", {}).items()]
+    bases = reversed(options.__mro__)
+    annotations = [item for base in bases for item in inspect.get_annotations(base).items()]
     return {name: extra for name, hint in annotations for extra in get_args(hint) if isinstance(extra, kind)}
 
 

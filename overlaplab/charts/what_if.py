@@ -78,14 +78,14 @@ def depths_predicted(
     table: pd.DataFrame,
     *,
     chosen: int | None,
-    measured_ns: int,
+    measured_ns: int | None,
     half_ns: float,
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
     """The step by prefetch depth: rows of `what_if.steps_by_depth`, on either side the interval's half.
 
-    A named line stands at the recorded step, whose depth is not known.
+    A named line stands at the recorded step, `measured_ns`, if its depth is not known.
     """
     return _curve(
         table.assign(at=table["prefetch"], value=to_ms(table["step_ns"])),

@@ -41,7 +41,7 @@ def report(
     with progress("drawing") as advance:
         from overlaplab.report.page import report_page  # it imports altair, for which bad input need not wait
 
-        text = report_page(loaded, selection, advance)
+        text = report_page(loaded, selection, advance, cached=not opening.no_cache)
     page = text.encode("utf-8", errors="replace")
     with whole_file(out) as file:
         file.write(page)

@@ -34,7 +34,7 @@ def watched_sentences(
     """What a watched training shows, most important first; takes the tables of `overlaplab.analyses.watched`."""
     return [
         _headline(watched, ranks, kinds),
-        *_stopped_sentences(ranks, stopped),
+        *_stopped_sentences(watched, ranks, stopped),
         _who_is_late(watched, ranks, late),
         *(_change(change) for _, change in changes.iterrows()),
         *(_kind(kind) for _, kind in kinds[kinds["period"].notna()].iterrows()),
@@ -51,10 +51,14 @@ def watched_notes(watched: Watched) -> list[str]:
 
 
 def _headline(watched: Watched, ranks: pd.DataFrame, kinds: pd.DataFrame) -> str:
+    if kinds.empty and len(ranks):
+        steps = count(int(ranks["steps"].max()), "step")
+        return f"{steps}, in all of which a profiler ran: how long they take is unknown."
     if kinds.empty:
         return "No step has ended yet."
-    steps, span_ns = int(ranks["steps"].max()), int(kinds["span_ns"].iloc[0])
-    head = f"{count(steps, 'step')} of {count(len(watched.ranks), 'rank')}, {ms(span_ns)} each (median): "
+    span_ns = int(kinds["span_ns"].iloc[0])
+    steps, ranks_there = count(int(ranks["steps"].max()), "step"), count(len(watched.ranks), "rank")
+    head = f"{steps} of {ranks_there}, {ms(span_ns)} each (median): "
     exposed = ranks["exposed_comm_ns"].dropna()
     if exposed.empty:
         return head + "how much communication was exposed is unknown."
@@ -73,7 +77,7 @@ def _who_is_late(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> s
     if late.empty:
         return "Who is late is unknown: only all-reduces tell."
     telling = late["step"].nunique()
-    whose = late[late["late"]]
+    whose = late[late["late"]].drop_duplicates(["step", "late_rank"])  # a rank may be late in several groups
     share = whose["step"].nunique() / telling
     if share < SELDOM_LATE_SHARE:
         return f"Hardly ever is a rank late: in {percent(share, 1)} of {count(telling, 'measured step')}."
@@ -121,8 +125,8 @@ def _kind(kind: pd.Series[Any]) -> str:
     )
 
 
-def _stopped_sentences(ranks: pd.DataFrame, stopped: pd.DataFrame) -> Iterator[str]:
-    if len(stopped) > 1 and len(stopped) == len(ranks) and stopped["others_wait_in"].isna().all():
+def _stopped_sentences(watched: Watched, ranks: pd.DataFrame, stopped: pd.DataFrame) -> Iterator[str]:
+    if len(stopped) > 1 and len(stopped) == len(watched.ranks) and stopped["others_wait_in"].isna().all():
         yield _all_stopped(stopped)
         return
     for row in stopped.to_dict("records"):
@@ -135,7 +139,9 @@ def _stopped_sentences(ranks: pd.DataFrame, stopped: pd.DataFrame) -> Iterator[s
 
 def _all_stopped(stopped: pd.DataFrame) -> str:
     rows = stopped.sort_values("since_ns").to_dict("records")
-    text = f"No rank has ended a step{_after_step(rows[0]['last_step'])}{_for_seconds(rows[0]['since_ns'])}"
+    last_step = rows[0]["last_step"]
+    what = "its first step" if pd.isna(last_step) else f"a step after step {last_step:,}"
+    text = f"No rank has ended {what}{_for_seconds(rows[0]['since_ns'])}"
     if not all(
         pd.isna(row["group"]) or (row["group"], row["enqueued"]) == (rows[0]["group"], rows[0]["enqueued"])
         for row in rows
@@ -147,6 +153,9 @@ def _all_stopped(stopped: pd.DataFrame) -> str:
 
 
 def _stopped_sentence(row: dict[Any, Any]) -> str:
+    if row["ended"]:
+        wait = "" if pd.isna(row["others_wait_in"]) else f" in {row['others_wait_in']:,}"
+        return f"Rank {row['rank']} has ended its training{_after_step(row['last_step'])}; the others wait{wait}."
     text = f"Rank {row['rank']} has stopped{_after_step(row['last_step'])}"
     if row["answers"]:
         text += _for_seconds(row["since_ns"])

@@ -28,14 +28,15 @@ _PLAIN_OPCODES = frozenset(
     re.findall(
         r"\w+",
         """
-        PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT
+        PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT
         BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 EMPTY_LIST APPEND
         APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS PUT BINPUT LONG_BINPUT
         MEMOIZE GET BINGET LONG_BINGET
         """,
     )
 )
-"""Whatever a pickle of plain values is made of."""
+"""Whatever a pickle of plain values is made of; what pickles never use to hold them could make one value many."""
+MAX_ENTRIES, MAX_GROUPS = 1_000_000, 10_000
 _REMEDY = "Give a folder of nothing but Flight Recorder dumps, one per rank."
 
 _Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
@@ -59,6 +60,11 @@ class DumpEntry(msgspec.Struct, frozen=True):
     """Whether it is over."""
 
     @property
+    def is_over(self) -> bool:
+        """Whether it is known to have ended."""
+        return self.retired or self.state == "completed"
+
+    @property
     def kind(self) -> str:
         """The kind of collective: `all_reduce`."""
         return self.profiling_name.partition(":")[2] or self.profiling_name
@@ -71,6 +77,9 @@ class _DumpedGroup(msgspec.Struct, frozen=True):
 class _Dump(msgspec.Struct, frozen=True):
     entries: list[DumpEntry]
     pg_config: dict[str, _DumpedGroup] = {}
+
+
+_DECODER = msgspec.json.Decoder(_Dump, strict=False)  # JSON has its numbers as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +160,15 @@ def _read_rank(rank: int, path: Path) -> DumpedRank:
     except OSError as error:
         raise OverlaplabError(f"cannot be read: {error.strerror}", path=path) from None
     try:
-        plain = msgspec.json.decode(content) if content.lstrip()[:1] == b"{" else _plain_pickle(content)
-        dump = msgspec.convert(plain, _Dump, strict=False)  # JSON has its numbers as text
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _NotPlainError) as error:
+        text = content if content.lstrip()[:1] == b"{" else msgspec.json.encode(_plain_pickle(content))
+        dump = _DECODER.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError, _NotPlainError) as error:
         raise OverlaplabError(f"no Flight Recorder dump: {error}", path=path, remedy=_REMEDY) from None
-    members = {name: _numbers(group.ranks) for name, group in dump.pg_config.items() if _numbers(group.ranks)}
+    if len(dump.entries) > MAX_ENTRIES or len(dump.pg_config) > MAX_GROUPS:
+        what = f"more than {MAX_ENTRIES:,} entries or {MAX_GROUPS:,} groups"
+        raise OverlaplabError(what, path=path)
+    numbers = {name: _numbers(group.ranks) for name, group in dump.pg_config.items()}
+    members = {name: ranks for name, ranks in numbers.items() if ranks}
     return DumpedRank(rank, tuple(sorted(dump.entries, key=lambda entry: entry.time_created_ns)), members)
 
 

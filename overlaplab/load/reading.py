@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -80,9 +80,10 @@ def read_all(
         executor=executor,
         optional=optional,
     )
-    for place, content in results:
-        read[missing[place]] = content
-        progress(len(read), len(files))
+    with contextlib.closing(results):  # an error of `progress` would else keep workers alive with its traceback
+        for place, content in results:
+            read[missing[place]] = content
+            progress(len(read), len(files))
     return [read[place] for place in range(len(files))]
 
 
@@ -97,7 +98,7 @@ def work_on_each(
     """Return what the job makes of each file, in order, as `read_all` does, but pickled between processes."""
     progress(0, len(files))
     results: dict[int, Result | NotATraceError] = {}
-    for place, result in _run_on_files(
+    finished = _run_on_files(
         files,
         worker_job=work,
         decode=lambda _, result: result,
@@ -106,9 +107,11 @@ def work_on_each(
         ),
         executor=executor,
         optional=optional,
-    ):
-        results[place] = result
-        progress(len(results), len(files))
+    )
+    with contextlib.closing(finished):
+        for place, result in finished:
+            results[place] = result
+            progress(len(results), len(files))
     return [results[place] for place in range(len(files))]
 
 
@@ -120,7 +123,7 @@ def _run_on_files(
     read_locally: Callable[[Located, Decoders | None], Result],
     executor: Executor | None,
     optional: Container[str],
-) -> Iterator[tuple[int, Result | NotATraceError]]:
+) -> Generator[tuple[int, Result | NotATraceError], None, None]:
     """Yield `decode(index, worker_job(file))` by index, or `read_locally(file, decoders)` without workers for files."""
     left, own_workers = list(range(len(files))), executor is None
     with _workers(files) if executor is None else nullcontext(executor) as workers:
@@ -229,8 +232,9 @@ def _workers(missing: Sequence[Located]) -> AbstractContextManager[Executor | No
 
 @contextmanager
 def _decoders(missing: Sequence[Located]) -> Iterator[Decoders | None]:
-    """Worker processes that decode the one file; None if they do not pay off, or decode another one already."""
-    if len(missing) != 1 or not _DECODING.acquire(blocking=False):
+    """Processes that decode the one file; None if they do not pay off, decode another, or this is itself a worker."""
+    is_worker = multiprocessing.parent_process() is not None  # of a pool, of which each process would start its own
+    if len(missing) != 1 or is_worker or not _DECODING.acquire(blocking=False):
         yield None
         return
     try:

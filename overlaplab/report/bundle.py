@@ -28,37 +28,44 @@ def asset(name: str) -> str:
 
 
 @cache
-def libraries() -> str:
+def libraries(*, cached: bool = True) -> str:
     """Vega, Vega-Lite and vega-embed as one script of about 0.9 MB that sets `window.vegaEmbed`; made offline.
 
-    Bundling takes seconds of CPU, so the script is kept in the cache's folder.
+    Bundling takes seconds of CPU, so the script is kept in the cache's folder, unless `cached` is false.
     """
     vega_lite = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     stored = folder() / f"vega-{vega_lite}-{version('vl-convert-python')}.js"
-    script = _read_script(stored)
+    uses_cache = cached and not is_off()
+    script = _read_script(stored) if uses_cache else None
     if script is None:
         import vl_convert  # an extra, which `overlaplab report` asks for
 
         script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vega_lite)
-        _keep_script(stored, script)
-    assert not any(end in script.lower() for end in ("</script", "<!--")), "the libraries would end their own element"
+        if uses_cache:
+            _keep_script(stored, script)
+    assert _is_embeddable(script), "the libraries would end their own element"
     return script
 
 
+def _is_embeddable(script: str) -> bool:
+    return not any(end in script.lower() for end in ("</script", "<!--"))
+
+
 def _read_script(stored: Path) -> str | None:
-    """The script of a file that begins with a line with its digest; None if it is absent or damaged."""
-    if is_off():
-        return None
+    """The script of a file that begins with a line with its digest; None if it is absent, damaged or another user's."""
     try:
-        digest, _, script = stored.read_bytes().partition(b"\n")
-    except OSError:
+        with stored.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest, _, content = file.read().partition(b"\n")
+        script = content.decode()
+    except (OSError, UnicodeDecodeError):
         return None
-    return script.decode() if hashlib.sha256(script).hexdigest().encode() == digest else None
+    is_ours = not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+    is_whole = hashlib.sha256(content).hexdigest().encode() == digest
+    return script if is_ours and is_whole and _is_embeddable(script) else None
 
 
 def _keep_script(stored: Path, script: str) -> None:
-    if is_off():
-        return
     content = script.encode()
     with contextlib.suppress(OSError):  # a full or read-only disk
         stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -46,9 +46,11 @@ def report_page(
     runs: Sequence[Run],
     selection: Selection = EVERYTHING,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    cached: bool = True,
 ) -> str:
     """The report on these runs as HTML: what compares them, then each; of a sweep only a run of its best and one of its
-    worst cap.
+    worst cap. `cached`: its libraries may be read from the cache's folder.
 
     Raises `OverlaplabError` for a rank or step that a run does not have.
     """
@@ -68,7 +70,7 @@ def report_page(
         title = f"{names[place]}: {role}" if role else names[place]
         chapters.append(_chapter(reported[place], f"run-{place + 1}", title))
     title = f"overlaplab: {names[0]}" if len(names) == 1 else f"overlaplab: {len(names)} runs"
-    return _render_page(title, chapters)
+    return _render_page(title, chapters, cached=cached)
 
 
 def _chapter(tables: RunTables, anchor: str, name: str) -> Chapter:
@@ -92,14 +94,14 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return [f"{place}: {name}" if name in twice else name for place, name in enumerate(names, 1)]
 
 
-def _render_page(title: str, chapters: Sequence[Chapter]) -> str:
+def _render_page(title: str, chapters: Sequence[Chapter], *, cached: bool) -> str:
     specs: dict[str, Any] = {}
     for chapter in chapters:
         for number, section in enumerate(chapter.sections, 1):
             for place, block in enumerate(section.blocks, 1):
                 if isinstance(block, Drawn):
                     specs[f"{chapter.anchor}-{number}-{place}"] = columnar_spec(block.spec)
-    scripts = [libraries(), asset("page.js")]
+    scripts = [libraries(cached=cached), asset("page.js")]
     sheet = style()
     return _template().render(
         title=title,

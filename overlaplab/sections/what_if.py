@@ -17,7 +17,7 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
-from overlaplab.simulate.predictions.answer import Answer, Question
+from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.device_answers import Option, least_cap_mb, option_or_why, whole_bytes
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
@@ -126,6 +126,12 @@ class _ShownAnswer:
         """How many were played."""
         return self.question.setting.ranks or len(self.run.traces)
 
+    @property
+    def depth(self) -> int | None:
+        """Units gathered ahead: those asked for, or else those recorded."""
+        asked_depth, recorded_depth = self.question.setting.prefetch, self.manifest.prefetch
+        return recorded_depth if asked_depth is None else asked_depth
+
     def changes_but(self, part: Literal["bucket_cap_mb", "prefetch", "ranks"]) -> bool:
         """Whether anything is changed beside this part of the setting."""
         return replace(self.question.setting, **{part: getattr(Setting(), part)}) != Setting()
@@ -169,7 +175,7 @@ def _over_caps(
     if caps.empty:
         return
     cap = played.question.setting.bucket_cap_mb or played.manifest.bucket_cap_mb
-    if cap is None and played.manifest.strategy is not None:
+    if cap is None and played.manifest.strategy is not None and not is_on_gpus(played.run):
         cap = CAP_MB
     found_ns = what_if.best_found_ns(played.run, played.question)
     draw = partial(
@@ -191,8 +197,8 @@ def _over_depths(played: _ShownAnswer, depths: pd.DataFrame) -> Iterator[Chart]:
         draw = partial(
             charts.depths_predicted,
             depths,
-            chosen=played.question.setting.prefetch,
-            measured_ns=played.measured_ns,
+            chosen=played.depth,
+            measured_ns=None if played.changes_but("prefetch") or played.depth is not None else played.measured_ns,
             half_ns=played.sure.half_ns,
         )
         yield Chart(key="depths_predicted", draw=draw, note=played.note, table=as_held(depths, "by_depth"))
@@ -246,7 +252,10 @@ def _caps_table(played: _ShownAnswer, option: Option | None, advised_mb: float |
 
 def _depths_table(played: _ShownAnswer, option: Option | None) -> pd.DataFrame:
     """The setting with other prefetch depths; empty where its strategy gathers no units."""
-    return what_if.steps_by_depth(played.run, played.question) if option == "prefetch" else pd.DataFrame()
+    if option != "prefetch":
+        return pd.DataFrame()
+    depths = {*DEPTHS, *([played.depth] if played.depth is not None else [])}
+    return what_if.steps_by_depth(played.run, played.question, sorted(depths))
 
 
 def _ranks_table(played: _ShownAnswer) -> pd.DataFrame:

@@ -59,10 +59,12 @@ def test_a_rank_that_has_stopped_is_named(tmp_path: Path) -> None:
 
 def test_where_a_rank_has_stopped_is_told(tmp_path: Path) -> None:
     assert sentences(hanging(tmp_path / "hangs"))[1] == (
-        "Rank 1 has stopped after step 2, for 14 s. The last collective of group default that it has enqueued is 6; the"
+        "Rank 1 has stopped after step 2, for 19 s. The last collective of group default that it has enqueued is 6; the"
         " others wait in 7."
     )
-    stalled = [*step(0, MS), (int(CellKind.LOOK), STALLED, 0, 1, 20_000 * MS), (int(CellKind.ENQUEUED), 0, 0, 1, 1234)]
+    stalled = [*step(0, MS)]
+    for since_s in (15, 20):
+        stalled += [(int(CellKind.LOOK), STALLED, 0, 1, since_s * 1000 * MS), (int(CellKind.ENQUEUED), 0, 0, 1, 1234)]
     silent = [*step(0, MS), (int(CellKind.LOOK), 0, 0, 1, 0), (int(CellKind.ENQUEUED), 0, 0, 1, 1230)]
     assert sentences(write_watched(tmp_path / "killed", stalled, silent, ended=False))[1] == (
         "Rank 1 has stopped after step 0, and its process tells no more: it was stopped or killed. The last collective"

@@ -27,14 +27,28 @@ def test_a_second_process_reads_what_the_first_has_bundled(cache_folder: Path, m
     assert stored.name.startswith("vega-")
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-1], lambda text: text + b";", lambda text: b""])
-def test_a_damaged_file_is_bundled_anew(damage, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "no text"])
+def test_a_damaged_file_is_bundled_anew(damage: str, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_, **__: "first")
     assert bundle_again() == "first"
     (stored,) = cache_folder.iterdir()
-    stored.write_bytes(damage(stored.read_bytes()))
+    text = stored.read_bytes()
+    damaged = {"cut": text[:-1], "longer": text + b";", "empty": b"", "no text": b"\xff\n\xff"}
+    stored.write_bytes(damaged[damage])
     monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_, **__: "second")
     assert bundle_again() == "second"
+
+
+def test_a_script_that_another_user_may_have_written_is_bundled_anew(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_, **__: "first")
+    assert bundle_again() == "first"
+    (stored,) = cache_folder.iterdir()
+    stored.chmod(0o666)
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_, **__: "second")
+    assert bundle_again() == "second"
+    assert bundle_again(cached=False) == "second"
 
 
 def test_without_a_cache_nothing_is_kept(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

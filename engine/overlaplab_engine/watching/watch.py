@@ -99,6 +99,7 @@ class Watch:
         self._passed = False  # whether a forward pass of this step was seen
         self._profiled = False
         self._step_start_ns = 0
+        self._is_paused = False
         self._timers_stop_at: int | None = None
         self._measured = False
         self._clock: WatchHostClock | EventClock = WatchHostClock()
@@ -146,6 +147,7 @@ class Watch:
     def paused(self) -> Iterator[None]:
         """What runs inside, such as evaluation, is no part of a step."""
         start_ns = time.perf_counter_ns()
+        self._is_paused = True
         waits, measuring = self._waits, self._waits is not None and self._waits.measuring
         if waits is not None:
             waits.measuring = False
@@ -155,16 +157,19 @@ class Watch:
             if waits is not None:
                 waits.measuring = measuring
             self._step_start_ns += time.perf_counter_ns() - start_ns
+            self._is_paused = False
 
     def close(self) -> None:
         """Stop. What was written stays; a step that has not ended is left out."""
+        if self._log is not None and not self._is_ours():
+            return  # a child that was forked has the parent's file
         try:
             if self._log is not None:
                 self._clock.begin_step()
             # The second is set where an error has ended the interpreter.
             failed = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
             since_ns = max(0, time.perf_counter_ns() - self._step_start_ns)
-            self._write(self._look(LookFlag.FAILED, self._step, since_ns) if failed and self._is_ours() else ())
+            self._write(self._look(LookFlag.FAILED, self._step, since_ns) if failed else ())
             self._shut()
         except Exception as error:
             self._fail(error)
@@ -284,7 +289,7 @@ class Watch:
 
     def _look_if_stalled(self) -> None:
         log, since_ns = self._log, time.perf_counter_ns() - self._step_start_ns
-        if log is not None and since_ns >= STALLED_NS:
+        if log is not None and since_ns >= STALLED_NS and not self._is_paused:
             with suppress(OSError):  # the training's thread has it, too
                 log.append(self._look(LookFlag.STALLED, self._step, since_ns))
 

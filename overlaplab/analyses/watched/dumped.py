@@ -47,8 +47,11 @@ def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
     rows: dict[int, dict[str, Any]] = {}
     for group, ranks in _entries(dumps).items():
         last = {rank: max(entries) for rank, entries in ranks.items()}
+        least = min(last.values())
+        over = [n for entries in ranks.values() for n, entry in entries.items() if entry.is_over and n <= least]
+        wait = max(over, default=least) + 1  # a host may run ahead of the collective that its group waits in
         for rank, enqueued in last.items():
-            if enqueued < max(last.values()) and rank not in rows:
+            if enqueued < wait <= max(last.values()) and rank not in rows:
                 rows[rank] = {
                     "rank": rank,
                     "last_step": None,
@@ -57,7 +60,8 @@ def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
                     "group": group_word(*group),
                     "enqueued": enqueued,
                     "looked_step": None,
-                    "others_wait_in": enqueued + 1,
+                    "others_wait_in": wait,
+                    "ended": False,
                 }
     return pd.DataFrame([rows[rank] for rank in sorted(rows)], columns=list(STOPPED_COLUMNS)).astype(STOPPED_COLUMNS)
 
@@ -86,5 +90,5 @@ def _collective(entries: Mapping[int, DumpEntry], ranks: set[int]) -> dict[str, 
         "late_rank": late_rank if all_came else None,
         "late_ns": max(arrivals.values()) - min(arrivals.values()) if all_came else None,
         "duration_ns": ms_to_ns(max(durations)) if durations else None,
-        "completed": all(entry.retired or entry.state == "completed" for entry in entries.values()),
+        "completed": all(entry.is_over for entry in entries.values()),
     }

@@ -36,10 +36,10 @@ def watched_ranks(steps: pd.DataFrame, bursts: pd.DataFrame, late: pd.DataFrame)
     columns = [*_OF_STEPS, *_OF_BURSTS, *_EXPOSED]
     table[columns] = table[columns].astype("Float64").round().astype("Int64")
     telling = late["step"].nunique()
-    last = late[late["late"]].groupby("late_rank")["late_ns"]
-    times = last.size().reindex(table["rank"], fill_value=0).to_numpy()
+    by_rank = late[late["late"]].groupby("late_rank")
+    times = by_rank["step"].nunique().reindex(table["rank"], fill_value=0).to_numpy()
     table["late_share"] = pd.array(times / telling if telling else [None] * len(table), dtype="Float64")
-    medians = last.median().reindex(table["rank"]).reset_index(drop=True)
+    medians = by_rank["late_ns"].median().reindex(table["rank"]).reset_index(drop=True)
     table["late_median_ns"] = medians.astype("Float64").round().astype("Int64")
     return table
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.analyses.watched.kinds import is_periodic, kinds_periods
-from overlaplab.load.watched import Watched
+from overlaplab.load.watched import CellKind, Watched
 
 MAX_SERIES_PIECES = 500
 """A chart's width in pixels, halved: more than two lines a pixel show nothing more."""
@@ -74,6 +74,7 @@ def watched_strip(
     many of them the rank was late), `late_share` and `late_median_ns` (by how much, where it was; null elsewhere).
     """
     every = max(rank.header.every for rank in watched.ranks)
+    last_step = max(int(rank.cells_of_kind(CellKind.STEP)["number"].max(initial=0)) for rank in watched.ranks)
     numbers = late["step"].to_numpy()
     width = max(round_width(numbers, pieces), every)
     members = _members(watched, late)
@@ -86,7 +87,8 @@ def watched_strip(
         parts = dict(_pieces(behind.index.to_numpy(), width))
         for piece, part in _pieces(telling, width):
             count = len(telling[part])
-            row: dict[str, Any] = {"rank": rank, "first_step": piece * width, "last_step": (piece + 1) * width - 1}
+            row: dict[str, Any] = {"rank": rank, "first_step": piece * width}
+            row["last_step"] = min((piece + 1) * width - 1, last_step)
             row |= {"telling_steps": count, "late_steps": 0, "late_share": 0.0}
             if piece in parts:
                 late_ns = behind.to_numpy()[parts[piece]]

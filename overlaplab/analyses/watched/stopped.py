@@ -1,7 +1,9 @@
 """Where a rank of a watched training has stopped, by the last collective that each rank was given (docs/watching.md).
 
-A rank that hangs has enqueued fewer collectives of a group than the others, which wait in the first one that it lacks.
-Of a rank whose process was killed or stopped, files say what it had enqueued at its last look, steps earlier.
+A rank that hangs lacks the first collective of a group that is not over, in which the others wait. Others may have
+enqueued more: a host may run ahead of them. Of a rank whose process was killed or stopped, files say what it had
+enqueued at its last look, steps earlier. Ranks are looked at one after another, so that a rank counts as stuck only if
+it has enqueued nothing between two looks, and for longer than its longest steps.
 """
 
 from __future__ import annotations
@@ -20,10 +22,15 @@ STOPPED_COLUMNS = {
     "since_ns": "Int64",
     "group": "object",
     **dict.fromkeys(("enqueued", "looked_step", "others_wait_in"), "Int64"),
+    "ended": "bool",
 }
 
 
-@dataclass(frozen=True, slots=True)
+MIN_STEPS_LONG = 3
+"""A rank is stuck if no step has ended for this many times its longest step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
     """A rank's last look."""
 
@@ -32,8 +39,10 @@ class _Look:
     """The last one that has ended; -1 before."""
     looked_step: int
     """The last one that had ended then."""
+    is_stalled: bool
+    """Whether no step has ended since, and none had for long."""
     is_stuck: bool
-    """Whether no step has ended since, and none had for long, or the training has failed."""
+    """Whether it is stalled and has enqueued nothing since the look before, or the training has failed."""
     failed: bool
     ended: bool
     since_ns: int
@@ -48,26 +57,31 @@ def watched_stopped(watched: Watched) -> pd.DataFrame:
     told, or told as it failed, where it is; else it was stopped or killed, or never lets go of Python), `since_ns` (how
     long no step had ended by then; null where it does not answer), `group` (its description; null where unknown),
     `enqueued` (the number of the last collective of the group that it was given), `looked_step` (the last step that had
-    ended when that was so) and `others_wait_in` (the number of the collective that the group's other ranks wait in).
+    ended when that was so), `others_wait_in` (the number of the collective that the group's other ranks wait in) and
+    `ended` (whether it has ended its training, while others go on).
     Where all ranks have enqueued the same, all have rows, and `others_wait_in` is null.
     """
     looks = [_last_look(rank) for rank in watched.ranks]
     stuck = [look for look in looks if look.is_stuck]
     others = [look for look in looks if not look.is_stuck and not look.ended]
+    last_step = max((look.last_step for look in stuck), default=-1)
+    goes_on = any(look.is_stalled or look.last_step > last_step for look in others)
     rows: list[dict[str, object]] = []
-    if stuck and not any(look.last_step > max(each.last_step for each in stuck) for look in others):
+    if stuck and not goes_on:
         silent = [_row(look, stuck) for look in others]
-        behind = [_row(look, stuck) for look in stuck if _first_behind(look, stuck) is not None]
+        over = [_row(look, stuck) for look in looks if look.ended and not look.is_stuck]
+        behind = [_row(look, stuck) for look in stuck if _first_lacking_group(look, stuck) is not None]
         all_alike = [] if any(look.ended for look in stuck) else [_row(look, stuck) for look in stuck]
-        rows = silent or behind or all_alike
+        rows = silent or over or behind or all_alike
     return pd.DataFrame(rows, columns=list(STOPPED_COLUMNS)).astype(STOPPED_COLUMNS)
 
 
 def _row(look: _Look, stuck: Sequence[_Look]) -> dict[str, object]:
-    group = _first_behind(look, stuck) or next(iter(look.enqueued), None)
-    waits = [] if group is None else [_waits_in(other, group) for other in stuck if other is not look]
+    group = _first_lacking_group(look, stuck) or next(iter(look.enqueued), None)
     enqueued = None if group is None else look.enqueued[group]
-    wait = min((wait for wait in waits if wait is not None and wait > (enqueued or 0)), default=None)
+    wait = None if group is None else _first_unfinished(group, stuck)
+    if wait is not None and (enqueued is None or enqueued >= wait or not _are_waiting(group, wait, stuck)):
+        wait = None
     return {
         "rank": look.rank,
         "last_step": look.last_step if look.last_step >= 0 else None,
@@ -77,23 +91,35 @@ def _row(look: _Look, stuck: Sequence[_Look]) -> dict[str, object]:
         "enqueued": enqueued,
         "looked_step": look.looked_step if group is not None and look.looked_step >= 0 else None,
         "others_wait_in": wait,
+        "ended": look.ended and not look.is_stuck,
     }
 
 
-def _first_behind(look: _Look, stuck: Sequence[_Look]) -> WatchedGroup | None:
-    """The first group of which another rank has enqueued more."""
+def _first_lacking_group(look: _Look, stuck: Sequence[_Look]) -> WatchedGroup | None:
+    """The first group of which the rank lacks the first collective that is not over, and another rank waits in it."""
     for group, enqueued in look.enqueued.items():
-        if any(other.enqueued.get(group, 0) > enqueued for other in stuck):
+        wait = _first_unfinished(group, stuck)
+        if wait is not None and enqueued < wait and _are_waiting(group, wait, stuck):
             return group
     return None
 
 
-def _waits_in(look: _Look, group: WatchedGroup) -> int | None:
-    """The first collective that is not over; the last one that was enqueued where that is unknown, or it has failed."""
-    enqueued, completed = look.enqueued.get(group), look.completed.get(group)
-    if enqueued is None or completed is None or look.failed:
-        return enqueued
-    return completed + 1 if completed < enqueued else None
+def _are_waiting(group: WatchedGroup | None, number: int, stuck: Sequence[_Look]) -> bool:
+    return any(group is not None and look.enqueued.get(group, 0) >= number for look in stuck)
+
+
+def _first_unfinished(group: WatchedGroup, stuck: Sequence[_Look]) -> int | None:
+    """The first collective that is over on no rank; where that is unknown, the first that not all have enqueued.
+
+    What is over on one rank was enqueued by all. A collective that has failed counts as completed.
+    """
+    enqueued = [look.enqueued[group] for look in stuck if group in look.enqueued]
+    over = [
+        min(look.completed[group], look.enqueued[group] - 1) if look.failed else look.completed[group]
+        for look in stuck
+        if group in look.completed and group in look.enqueued
+    ]
+    return max(over) + 1 if over else min(enqueued) + 1 if len(enqueued) > 1 else max(enqueued, default=None)
 
 
 def group_word(name: str, description: str) -> str:
@@ -104,24 +130,42 @@ def group_word(name: str, description: str) -> str:
 
 def _last_look(rank: WatchedRank) -> _Look:
     cells = rank.cells
-    steps = cells["number"][cells["kind"] == CellKind.STEP]
-    last_step = int(steps[-1]) if len(steps) else -1
+    steps = cells[cells["kind"] == CellKind.STEP]
+    last_step = int(steps["number"][-1]) if len(steps) else -1
     places = np.flatnonzero(cells["kind"] == CellKind.LOOK)
     look = cells[places[-1]] if len(places) else None
-    counts: dict[int, dict[WatchedGroup, int]] = {CellKind.ENQUEUED: {}, CellKind.COMPLETED: {}}
-    for cell in cells[places[-1] + 1 :] if look is not None else ():
-        if int(cell["kind"]) not in counts:
-            break
-        if cell["group"] < len(rank.header.groups):
-            counts[int(cell["kind"])][rank.header.groups[int(cell["group"])]] = int(cell["value"])
+    enqueued, completed = _counts(rank, int(places[-1])) if look is not None else ({}, {})
+    since_ns = int(look["value"]) if look is not None else 0
+    why = int(look["flags"]) if look is not None and int(look["number"]) > last_step else None
+    is_stalled = why == STALLED and not rank.header.ended
+    before = cells[places[-2]] if len(places) > 1 else None
+    is_still = (
+        before is not None
+        and before["flags"] == STALLED
+        and int(before["number"]) > last_step
+        and _counts(rank, int(places[-2]))[0] == enqueued
+        and since_ns >= MIN_STEPS_LONG * int(steps["value"].max(initial=0))
+    )
     return _Look(
         rank=rank.header.rank,
         last_step=last_step,
         looked_step=int(look["number"]) - 1 if look is not None else -1,
-        is_stuck=look is not None and look["flags"] in (STALLED, FAILED) and int(look["number"]) > last_step,
-        failed=look is not None and look["flags"] == FAILED,
+        is_stalled=is_stalled,
+        is_stuck=why == FAILED or (is_stalled and bool(is_still)),
+        failed=why == FAILED,
         ended=rank.header.ended,
-        since_ns=int(look["value"]) if look is not None else 0,
-        enqueued=counts[CellKind.ENQUEUED],
-        completed=counts[CellKind.COMPLETED],
+        since_ns=since_ns,
+        enqueued=enqueued,
+        completed=completed,
     )
+
+
+def _counts(rank: WatchedRank, place: int) -> tuple[dict[WatchedGroup, int], dict[WatchedGroup, int]]:
+    """How many collectives of each group were enqueued, and were over, at the look in this place."""
+    counts: dict[int, dict[WatchedGroup, int]] = {CellKind.ENQUEUED: {}, CellKind.COMPLETED: {}}
+    for cell in rank.cells[place + 1 :]:
+        if int(cell["kind"]) not in counts:
+            break
+        if cell["group"] < len(rank.header.groups):
+            counts[int(cell["kind"])][rank.header.groups[int(cell["group"])]] = int(cell["value"])
+    return counts[CellKind.ENQUEUED], counts[CellKind.COMPLETED]

@@ -24,6 +24,8 @@ from overlaplab.words import ago, sentence, shorten
 
 REFRESH_S = 2.0
 _MARKED = "watched_times"
+_IS_NEW = "watched_mark_is_new"
+"""Whether the chosen mark has not opened its recording yet: a mark stays chosen while the page follows the training."""
 """The key of the chart that has the recordings' marks."""
 
 
@@ -65,12 +67,14 @@ def _live(root: Path, name: str) -> None:
 
 def _keep_mark() -> None:
     """The mark that was chosen is read where the page is drawn: a callback may not turn to another page."""
+    st.session_state[_IS_NEW] = True
 
 
 def _recordings(live: Live, name: str) -> None:
     """A button per recording that the watch has started, which opens it, as its mark in the chart does."""
     state = st.session_state.get(_MARKED, {})
-    chosen = {int(mark["step"]) for mark in state.get("selection", {}).get(RECORDING, ())}
+    marks = state.get("selection", {}).get(RECORDING, ()) if st.session_state.pop(_IS_NEW, False) else ()
+    chosen = {int(mark["step"]) for mark in marks}
     rows = st.container(key="recordings", horizontal=True, gap="small", vertical_alignment="center")
     rows.text("◆ recorded by itself:", width="content")
     for row in live.recordings.to_dict("records"):

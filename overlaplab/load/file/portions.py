@@ -43,6 +43,9 @@ class Decoders:
         try:
             return self.executor.submit(job, *arguments)
         except Exception as error:
+            for process in list((getattr(self.executor, "_processes", None) or {}).values()):
+                process.terminate()  # one that has started, though others could not, would never be told to end
+                process.join()
             refused: Future[Result] = Future()
             refused.set_exception(error)
             return refused

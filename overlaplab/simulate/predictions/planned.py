@@ -11,7 +11,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
-from overlaplab.simulate.predictions.device import device_manifest
+from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.error import Interval, recorded_caps
 from overlaplab.simulate.predictions.predict import manifests_beside
 from overlaplab.simulate.programs.setting import Setting
@@ -51,7 +51,8 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     )
     answer = what_if.answer(run, Question(setting=setting))
     if recorded is None:
-        recorded = recorded_caps(device_manifest(run), manifests_beside(run.path))
+        beside = manifests_beside(run.path) if manifest or not is_on_gpus(run) else ()
+        recorded = recorded_caps(device_manifest(run), beside)
     return PlannedStep(
         run=run,
         step_ns=answer.step_ns,

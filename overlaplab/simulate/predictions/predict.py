@@ -86,7 +86,11 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     `caps`: rows of `recorded_caps`; those of the recordings beside the run where not given.
     """
     manifest = device_manifest(run)
-    played = _play_on_gpus(run, setting) if is_on_gpus(run) else _play_on_cpus(replace(run, manifest=manifest), setting)
+    played = (
+        _play_on_gpus(run, setting)
+        if is_on_gpus(run)
+        else _play_on_cpus(run if run.manifest else replace(run, manifest=manifest), setting)
+    )
     step_ns = mean_step_ns(run, played.predicted_ns)
     if caps is None:
         beside = manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()

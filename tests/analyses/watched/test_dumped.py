@@ -56,7 +56,7 @@ def test_who_came_last_and_who_lacks_a_collective(tmp_path: Path) -> None:
         ["default", 2, ("all_reduce",), (0, 1), (), 1, 5 * MS, None, True],
         ["default", 3, ("all_reduce",), (0,), (1,), None, None, None, True],
     ]
-    assert rows(dumped_stopped(dumps)) == [[1, None, True, None, "default", 2, None, 3]]
+    assert rows(dumped_stopped(dumps)) == [[1, None, True, None, "default", 2, None, 3, False]]
 
 
 def test_what_a_ring_has_forgotten_tells_nothing(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_other_conditions_are_refused(text: str) -> None:
 def test_what_a_recorder_has_triggered_on_is_what_is_usual_when_it_records(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, record_when="step > 1.3 * median", times=2)
     begun: list[str | None] = []
-    recorder._asked = SimpleNamespace(ask=lambda: begun.append(recorder._reason))  # type: ignore[assignment]
+    recorder._request = SimpleNamespace(ask=lambda: begun.append(recorder._reason))  # type: ignore[assignment]
     for step_ns in (10, 10, 10, 20, 20):
         recorder._observe([step_ns], [])
     recorder._follow()

@@ -60,11 +60,17 @@ def hanging(folder: Path) -> Path:
     ranks = [
         [
             *(cell for number in range(3) for cell in step(number, 40 * MS)),
-            (int(CellKind.LOOK), STALLED, 0, 3, seconds * 1000 * MS),
-            (int(CellKind.ENQUEUED), 0, 0, 3, enqueued),
-            (int(CellKind.COMPLETED), 0, 0, 3, 6),
+            *(
+                cell
+                for since in (seconds - 5, seconds)
+                for cell in (
+                    (int(CellKind.LOOK), STALLED, 0, 3, since * 1000 * MS),
+                    (int(CellKind.ENQUEUED), 0, 0, 3, enqueued),
+                    (int(CellKind.COMPLETED), 0, 0, 3, 6),
+                )
+            ),
         ]
-        for enqueued, seconds in ((7, 12), (6, 14))
+        for enqueued, seconds in ((7, 17), (6, 19))
     ]
     return write_watched(folder, *ranks, ended=False)
 
