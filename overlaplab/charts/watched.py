@@ -16,7 +16,7 @@ from overlaplab.findings import (
     watched_strip_title,
     watched_times_note,
 )
-from overlaplab.words import count, to_ms
+from overlaplab.words import count, ms_to_ns, to_ms
 
 RECORDING = "recording"
 """The name of the chart's selection parameter: the `step` of the chosen recording."""
@@ -58,7 +58,7 @@ def watched_times(
     return finish(
         layers,
         title=title,
-        subtitle=[watched_times_note(series, highest * 1e6), note],
+        subtitle=[watched_times_note(series, ms_to_ns(highest)), note],
         description=f"{title} over {_extent(series)}, by kind of step.",
         dark=dark,
         height=230,
