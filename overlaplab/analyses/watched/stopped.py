@@ -24,8 +24,6 @@ STOPPED_COLUMNS = {
     **dict.fromkeys(("enqueued", "looked_step", "others_wait_in"), "Int64"),
     "ended": "bool",
 }
-
-
 MIN_STEPS_LONG = 3
 """A rank is stuck if no step has ended for this many times its longest step."""
 
@@ -79,9 +77,8 @@ def watched_stopped(watched: Watched) -> pd.DataFrame:
 def _row(look: _Look, stuck: Sequence[_Look]) -> dict[str, object]:
     group = _first_lacking_group(look, stuck) or next(iter(look.enqueued), None)
     enqueued = None if group is None else look.enqueued[group]
-    wait = None if group is None else _first_unfinished(group, stuck)
-    if wait is not None and (enqueued is None or enqueued >= wait or not _are_waiting(group, wait, stuck)):
-        wait = None
+    awaited = None if group is None else _awaited_number(group, stuck)
+    is_behind = awaited is not None and enqueued is not None and enqueued < awaited
     return {
         "rank": look.rank,
         "last_step": look.last_step if look.last_step >= 0 else None,
@@ -90,36 +87,40 @@ def _row(look: _Look, stuck: Sequence[_Look]) -> dict[str, object]:
         "group": None if group is None else group_word(group.name, group.description),
         "enqueued": enqueued,
         "looked_step": look.looked_step if group is not None and look.looked_step >= 0 else None,
-        "others_wait_in": wait,
+        "others_wait_in": awaited if is_behind else None,
         "ended": look.ended and not look.is_stuck,
     }
 
 
 def _first_lacking_group(look: _Look, stuck: Sequence[_Look]) -> WatchedGroup | None:
-    """The first group of which the rank lacks the first collective that is not over, and another rank waits in it."""
+    """The first group of which the rank lacks the collective that another rank waits in."""
     for group, enqueued in look.enqueued.items():
-        wait = _first_unfinished(group, stuck)
-        if wait is not None and enqueued < wait and _are_waiting(group, wait, stuck):
+        awaited = _awaited_number(group, stuck)
+        if awaited is not None and enqueued < awaited:
             return group
     return None
 
 
-def _are_waiting(group: WatchedGroup | None, number: int, stuck: Sequence[_Look]) -> bool:
-    return any(group is not None and look.enqueued.get(group, 0) >= number for look in stuck)
-
-
-def _first_unfinished(group: WatchedGroup, stuck: Sequence[_Look]) -> int | None:
-    """The first collective that is over on no rank; where that is unknown, the first that not all have enqueued.
+def _awaited_number(group: WatchedGroup, stuck: Sequence[_Look]) -> int | None:
+    """The first collective that is over on no rank, if a rank waits in it; where that is unknown, the first that not
+    all have enqueued.
 
     What is over on one rank was enqueued by all. A collective that has failed counts as completed.
     """
-    enqueued = [look.enqueued[group] for look in stuck if group in look.enqueued]
+    looks = [look for look in stuck if group in look.enqueued]
+    enqueued = [look.enqueued[group] for look in looks]
     over = [
         min(look.completed[group], look.enqueued[group] - 1) if look.failed else look.completed[group]
-        for look in stuck
-        if group in look.completed and group in look.enqueued
+        for look in looks
+        if group in look.completed
     ]
-    return max(over) + 1 if over else min(enqueued) + 1 if len(enqueued) > 1 else max(enqueued, default=None)
+    if over:
+        first = max(over) + 1
+    elif len(enqueued) > 1:
+        first = min(enqueued) + 1
+    else:
+        return max(enqueued, default=None)
+    return first if first <= max(enqueued) else None
 
 
 def group_word(name: str, description: str) -> str:

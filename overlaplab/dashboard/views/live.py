@@ -24,9 +24,9 @@ from overlaplab.words import ago, sentence, shorten
 
 REFRESH_S = 2.0
 _MARKED = "watched_times"
+"""The key of the chart that has the recordings' marks."""
 _IS_NEW = "watched_mark_is_new"
 """Whether the chosen mark has not opened its recording yet: a mark stays chosen while the page follows the training."""
-"""The key of the chart that has the recordings' marks."""
 
 
 def page() -> None:

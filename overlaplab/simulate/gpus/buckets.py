@@ -36,8 +36,6 @@ from overlaplab.simulate.transfers import UNSTEADY
 
 _CLOCK_TOLERANCE_NS = 2_000
 """An event that begins so much before a bucket ends may have waited for it: clocks agree to within this."""
-_MIN_TRANSFERS = 3
-"""Transfers, from which on a line through them also tells how far it is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

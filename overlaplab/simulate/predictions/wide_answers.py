@@ -53,6 +53,16 @@ def play_question(run: Run, question: Question) -> tuple[WideProgram, WidePlayed
     Of a collective's T what it took beyond the recorded link's model is kept. Raises `OverlaplabError` where the run
     cannot tell.
     """
+    return _play_recorded(run) if question == AS_RECORDED else _play(run, question)
+
+
+@once_per_run
+def _play_recorded(run: Run) -> tuple[WideProgram, WidePlayed]:
+    """The run as it was recorded, with which each answer is compared."""
+    return _play(run, AS_RECORDED)
+
+
+def _play(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
     setting, algorithm = question.setting, question.algorithm
     ranks = setting.ranks or len(run.traces)
     program_ranks = _program_ranks(run, setting)
