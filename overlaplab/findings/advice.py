@@ -14,7 +14,7 @@ import pandas as pd
 from overlaplab import simulate
 from overlaplab.analyses.across_runs.verified import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
-from overlaplab.events import Run, missing_ranks, rule_of, step_windows
+from overlaplab.events import Run, step_windows
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.certainty import doubt_clause
@@ -22,10 +22,9 @@ from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.runs import describe_machine, link_missed
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
-from overlaplab.manifest import played_phantoms, strategy_traits
+from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
-from overlaplab.vocabulary import Rule
 from overlaplab.words import count, duration, join_names, ms, percent, size_exact, to_ms
 
 Row: TypeAlias = Mapping[Any, Any]
@@ -40,11 +39,7 @@ _AGAIN = "Record it again on a quiet machine, or more steps, so that at least th
 
 def advice_refused(run: Run) -> tuple[str, str] | None:
     """Why nothing can be said of other settings, and what to do about it; None where it can."""
-    manifest, missing = run.manifest, missing_ranks(run)
-    if missing and not all(rule_of(trace) is Rule.GPU for trace in run.traces):
-        ranks = "one rank" if len(run.traces) == 1 else f"{len(run.traces)} ranks"
-        world = missing + len(run.traces) + played_phantoms(manifest)
-        return f"{ranks} of {world}: when the others arrived is unknown", "Open all ranks' traces together."
+    manifest = run.manifest
     if manifest is None:
         return None
     if (traits := strategy_traits(manifest)) is not None and traits.hops is not None:

@@ -180,7 +180,7 @@ class RunTables:
     @property
     def window(self) -> dict[str, int | None]:
         """The `rank` and `step` that speak for the run: every page's default. Empty where nothing was measured."""
-        return {} if self.diagnosis is None else {"rank": self.diagnosis.rank, "step": self.diagnosis.step}
+        return {} if self.summary.empty else dict(zip(("rank", "step"), self._speaks, strict=True))
 
     @property
     def manifest(self) -> Manifest | None:

@@ -17,6 +17,8 @@ from overlaplab import findings, simulate
 from overlaplab.analyses.across_runs.verified import verify_gain
 from overlaplab.findings import Loop, diagnose
 from overlaplab.manifest import MachineStep, Swept
+from overlaplab.report.documents import advice_document
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.traits import BUCKETS, TRAITS, UNITS
 
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -168,7 +170,6 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
     for changed, words in (
         ({"machine": busy}, "machine busy in steps"),
         ({"link_steps": late}, "link not attained"),
-        ({"world_size": 8}, "2 ranks of 8"),
     ):
         refused = findings.advice_refused(replace(run, manifest=replace(run.manifest, **changed)))
         assert refused is not None
@@ -177,9 +178,20 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
     told = findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=busy)))
     assert told is not None
     assert "more steps" in told[1]
-    alone = findings.advice_refused(overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz"))
-    assert alone is not None
-    assert alone[0].startswith("one rank of 2")
+
+
+def test_a_rank_alone_is_advised_as_on_its_summary() -> None:
+    run = overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz")
+    assert findings.advice_refused(run) is None
+    advised, diagnosis = advice_document(run), RunTables(run=run).diagnosis
+    assert diagnosis is not None
+    assert advised["advice"] == diagnosis.advice
+
+    assert "open all their traces together" in advised["advice"]
+    assert advised["sentences"] == [
+        "These traces do not tell what other buckets, or gathering further ahead, would gain."
+    ]
+    assert advised["settings"] == []
 
 
 def steps(*medians: float) -> list[np.ndarray[Any, Any]]:

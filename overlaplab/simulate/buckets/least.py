@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from overlaplab.simulate.buckets.cutting import Cutting, best_cutting, best_cuttings, transfer_table
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
-from overlaplab.simulate.programs.buckets import Buckets, Recutting, recut
+from overlaplab.simulate.programs.buckets import Buckets, Recutting
 
 Times = npt.NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class Least:
 
 def least_steps(cut: Recutting) -> Least | None:
     """None where ranks have different numbers of backward passes."""
-    parts = [_parts(recut(program, (), host_ns=0, wake_ns=0)) for program in cut.alone]
+    parts = [_parts(each.moves) for each in cut.alone]
     if len({len(each) for each in parts}) > 1:
         return None
     took_ns = transfer_table([cut.sent[name] for name in cut.order], cut.takes)
@@ -80,7 +80,7 @@ def least_steps(cut: Recutting) -> Least | None:
     ends: list[list[int]] = [[] for _ in parts]
     least = Least(cut=cut, took_ns=took_ns, passes=(), spans_ns=at_ns)
     passes: list[BackwardPass] = []
-    steps = sum(isinstance(move, End) for move in cut.alone[0]) - 1
+    steps = sum(isinstance(move, End) for move in cut.alone[0].moves) - 1
     for part in zip(*parts, strict=True):
         begun = int(at_ns.min())
         moves = [

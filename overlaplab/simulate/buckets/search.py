@@ -23,9 +23,8 @@ from overlaplab.manifest import Link
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, least_steps
-from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting, takes_behind
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, takes_behind, without_buckets
 from overlaplab.simulate.programs.times import retime_program
 from overlaplab.simulate.undisturbed import TIE, step_weights
 
@@ -74,7 +73,7 @@ def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
             cut = replace(
                 cut,
                 recorded=replace(cut.recorded, programs=programs),
-                alone=tuple(map(without_displaced, programs)),
+                alone=without_buckets(programs),
                 takes=takes_behind(run, cut.recorded, link),
                 measured=None,
             )

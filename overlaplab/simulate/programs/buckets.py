@@ -44,8 +44,8 @@ class Recutting:
     recorded: Recorded
     buckets: tuple[tuple[str, ...], ...] | None
     """Those recorded, where they are filled, launched and waited for as others would be."""
-    alone: tuple[Program, ...]
-    """Its programs, as if collectives displaced nothing."""
+    alone: tuple[WithoutBuckets, ...]
+    """Its programs without buckets, as if collectives displaced nothing."""
     order: tuple[str, ...]
     """The gradients as buckets take them: in the order that DDP learnt, else as they arrive on the first rank."""
     sizes: Mapping[str, int]
@@ -94,7 +94,7 @@ class Recutting:
         if tuple(map(tuple, buckets)) == self.buckets:
             return list(self.recorded.programs)
         launches = [self._launch(number, names) for number, names in enumerate(buckets)]
-        changed = (recut(program, launches, host_ns=self.host_ns, wake_ns=self.wake_ns) for program in self.alone)
+        changed = (each.add(launches, host_ns=self.host_ns, wake_ns=self.wake_ns) for each in self.alone)
         return [with_displaced(program) for program in changed]
 
     def _launch(self, number: int, names: Sequence[str]) -> Launch:
@@ -137,7 +137,7 @@ def find_recutting(run: Run) -> Recutting | None:
     return Recutting(
         recorded=recorded,
         buckets=_recorded_buckets(recorded) if traits.buckets else None,
-        alone=tuple(map(without_displaced, recorded.programs)),
+        alone=without_buckets(recorded.programs),
         order=order,
         sizes={name: size for name, (size, _) in recorded.gradients.items()},
         sent={name: size for name, (_, size) in recorded.gradients.items()},
@@ -190,56 +190,56 @@ def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
     return sent.pop() if len(sent) == 1 else None
 
 
-def recut(program: Program, buckets: Sequence[Launch], *, host_ns: int, wake_ns: int) -> list[Move]:
-    """One rank's program with other buckets, which are launched under a key of their own in each pass.
-
-    A launch costs the host `host_ns` before it, as much again after it, and to wake up at the end `wake_ns`; the
-    recorded ones no longer do.
-    """
-    return _Recut(program, buckets, host_ns, wake_ns).moves
+def without_buckets(programs: Sequence[Program]) -> tuple[WithoutBuckets, ...]:
+    """See `Recutting.alone`."""
+    return tuple(WithoutBuckets(without_displaced(program)) for program in programs)
 
 
-class _Recut:
-    """Makes one rank's program."""
+class WithoutBuckets:
+    """One rank's program without its buckets: what is the same whatever they are."""
 
-    def __init__(self, program: Program, buckets: Sequence[Launch], host_ns: int, wake_ns: int) -> None:
-        self.moves: list[Move] = []
-        self._buckets, self._host_ns, self._wake_ns = buckets, host_ns, wake_ns
-        self._number_of = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
+    def __init__(self, program: Program) -> None:
+        self.moves = tuple(without_launches(program, {launch.key for launch in _buckets(program)}))
         self._unused = _unused_by_pass(program)
-        self._pass = 0
-        self._begin()
-        for move in without_launches(program, {launch.key for launch in _buckets(program)}):
-            self._add(move)
+        self._marks = [
+            place
+            for place, move in enumerate(self.moves)
+            if isinstance(move, Mark) and move.word in ("gradient", "backward_end")
+        ]
 
-    def _begin(self) -> None:
-        """A backward pass."""
-        unused = self._unused[self._pass] if self._pass < len(self._unused) else frozenset()
-        self._missing = [sum(name not in unused for name in bucket.parameters) for bucket in self._buckets]
-        self._launched = 0
+    def add(self, buckets: Sequence[Launch], *, host_ns: int, wake_ns: int) -> list[Move]:
+        """With these buckets, which are launched under a key of their own in each pass.
 
-    def _add(self, move: Move) -> None:
-        self.moves.append(move)
-        if isinstance(move, Mark) and move.word == "gradient" and move.name in self._number_of:
-            self._missing[self._number_of[move.name]] -= 1
-            self._launch_full()
-        elif isinstance(move, Mark) and move.word == "backward_end":
-            self._missing = [0] * len(self._buckets)
-            self._launch_full()
-            last = len(self._buckets) - 1
-            self.moves += [Wait(self._key(number), self._wake_ns * (number == last)) for number in range(last + 1)]
-            self._pass += 1
-            self._begin()
+        A launch costs the host `host_ns` before it, as much again after it, and to wake up at the end `wake_ns`.
+        """
+        number_of = {name: number for number, bucket in enumerate(buckets) for name in bucket.parameters}
+        moves: list[Move] = []
+        passes = launched = begun = 0
+        missing = self._count_gradients(buckets, 0)
+        for place in self._marks:
+            moves += self.moves[begun : place + 1]
+            begun, mark = place + 1, self.moves[place]
+            assert isinstance(mark, Mark)
+            ends = mark.word == "backward_end"
+            if mark.name in number_of:
+                missing[number_of[mark.name]] -= 1
+            elif not ends:
+                continue
+            while launched < len(buckets) and (ends or not missing[launched]):  # in their order, when full
+                launch = replace(buckets[launched], key=("bucket", passes, launched))
+                moves += [Work(host_ns), launch, Work(host_ns)]
+                launched += 1
+            if ends:
+                last = len(buckets) - 1
+                moves += [Wait(("bucket", passes, each), wake_ns * (each == last)) for each in range(last + 1)]
+                passes, launched = passes + 1, 0
+                missing = self._count_gradients(buckets, passes)
+        return [*moves, *self.moves[begun:]]
 
-    def _launch_full(self) -> None:
-        """Launch the buckets that have all their gradients, in their order."""
-        while self._launched < len(self._buckets) and not self._missing[self._launched]:
-            launch = replace(self._buckets[self._launched], key=self._key(self._launched))
-            self.moves += [Work(self._host_ns), launch, Work(self._host_ns)]
-            self._launched += 1
-
-    def _key(self, number: int) -> tuple[str, int, int]:
-        return "bucket", self._pass, number
+    def _count_gradients(self, buckets: Sequence[Launch], backward_pass: int) -> list[int]:
+        """How many each bucket waits for in this pass."""
+        unused = self._unused[backward_pass] if backward_pass < len(self._unused) else frozenset()
+        return [sum(name not in unused for name in bucket.parameters) for bucket in buckets]
 
 
 def _buckets(program: Program) -> list[Launch]:

@@ -11,14 +11,13 @@ from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
-from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
 from overlaplab.simulate.edits.units import larger_units
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
-from overlaplab.simulate.programs.buckets import find_recutting
+from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]
@@ -186,7 +185,7 @@ def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Lin
     buckets = None if cut is None else cut.cut_by_arrival()
     if cut is None or buckets is None:
         return None
-    return replace(cut, alone=tuple(map(without_displaced, programs))).programs(buckets)
+    return replace(cut, alone=without_buckets(programs)).programs(buckets)
 
 
 def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:

@@ -23,7 +23,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, without_buckets
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded
 from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns
@@ -184,7 +184,7 @@ def small(works: list[list[int]], sizes: list[int], other_ns: int, host_ns: int)
     return Recutting(
         recorded=recorded,
         buckets=None,
-        alone=recorded.programs,
+        alone=without_buckets(recorded.programs),
         order=tuple(NAMES),
         sizes=known,
         sent=known,

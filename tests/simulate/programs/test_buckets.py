@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
-from overlaplab.simulate.programs.buckets import recut
+from overlaplab.simulate.programs.buckets import WithoutBuckets
 
 
 def spans(programs: Sequence[Sequence[Move]]) -> list[list[int]]:
@@ -16,6 +16,10 @@ def spans(programs: Sequence[Sequence[Move]]) -> list[list[int]]:
 
 def bucket(parameters: tuple[str, ...], transfer_ns: int, displaced_ns: int = 0) -> Launch:
     return Launch(None, transfer_ns, role="bucket", parameters=parameters, displaced_ns=displaced_ns)
+
+
+def recut(program: Sequence[Move], buckets: Sequence[Launch], host_ns: int = 0, wake_ns: int = 0) -> list[Move]:
+    return WithoutBuckets(program).add(buckets, host_ns=host_ns, wake_ns=wake_ns)
 
 
 BACKWARD: list[Move] = [
@@ -44,7 +48,7 @@ def test_a_bucket_on_its_way_displaces_computation() -> None:
     """Half of its T of 20 each, of the last 2 before the wait. The recorded one displaced 1 of the last 3."""
     program = [*BACKWARD[:8], Launch("all", 60, role="bucket", displaced_ns=20), BACKWARD[8], *BACKWARD[10:]]
     buckets = [bucket((name,), 20, displaced_ns=10) for name in "cba"]
-    moves = with_displaced(recut(without_displaced(program), buckets, host_ns=0, wake_ns=0))
+    moves = with_displaced(recut(without_displaced(program), buckets))
     assert sum(move.ns for move in moves if isinstance(move, Work)) == 10 + 20 + 2 * 30 + 2 * 2 + 5
     assert spans([moves]) == [[10 + 20 + 2 * 30 + 20 + 5]]
 
@@ -57,12 +61,12 @@ def test_a_launch_that_was_waited_for_at_once_saves_its_range_alone() -> None:
         blocking += [Work(20), Mark("gradient", name), launch, Work(3), Wait(name, 2)]
     blocking += [Mark("backward_end"), Work(30), End()]
     buckets = [bucket(("b", "a"), 60)]
-    assert spans([recut(blocking, buckets, host_ns=0, wake_ns=0)]) == [[10 + 2 * 20 + 60 + 30]]
+    assert spans([recut(blocking, buckets)]) == [[10 + 2 * 20 + 60 + 30]]
 
 
 def test_what_has_no_gradient_is_sent_at_the_end() -> None:
     buckets = [bucket(("unused",), 20), bucket(("a", "b", "c"), 40)]
-    moves = recut(BACKWARD, buckets, host_ns=0, wake_ns=0)
+    moves = recut(BACKWARD, buckets)
     assert spans([moves]) == [[10 + 60 + 3 + 60 + 5 - 2]]
 
 
@@ -72,12 +76,12 @@ def test_what_a_pass_does_not_use_holds_no_bucket_up() -> None:
     flags = Launch("flags", 1)
     program = [End(), Mark("backward"), Work(10), Mark("gradient", "c"), *sent, Work(10), flags, Mark("backward_end")]
     buckets = [bucket(("c", "unused"), 40)]
-    moves = recut([*program, End()], buckets, host_ns=0, wake_ns=0)
+    moves = recut([*program, End()], buckets)
     assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), "flags"]
     assert spans([moves]) == [[10 + 40]]
 
 
 def test_each_pass_has_buckets_of_its_own() -> None:
     buckets = [bucket(("c", "b", "a"), 60)]
-    moves = recut([*BACKWARD[:-1], *BACKWARD[1:]], buckets, host_ns=0, wake_ns=0)
+    moves = recut([*BACKWARD[:-1], *BACKWARD[1:]], buckets)
     assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), ("bucket", 1, 0)]
