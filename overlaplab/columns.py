@@ -600,6 +600,13 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         Column("against", "text", "against", "What it answers of the step: exposed time of a cause, or idle time."),
         Column("memory_bytes", "bytes", "more memory", "How much more each rank would hold, at most.", short="more MB"),
     ),
+    ("late_rank_names",): (
+        Column("name", "text", "computes", "The kernel, or on CPUs the operator that no other one contains."),
+        Column("own_ns", "ns", "late rank", "How long these take the late rank in a mean step."),
+        Column("others_ns", "ns", "others", "How long they take the others, in the median."),
+        Column("own", "count", "late rank's number", "How many the late rank runs in a mean step."),
+        Column("others", "count", "others' number", "How many the others run, in the median."),
+    ),
     ("late_rank_phases",): (
         Column(
             "phase",

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, rule_of, thread_numbers
+from overlaplab.events import Run, Trace, WorkKind, activity, outermost, rule_of, thread_numbers
 from overlaplab.evidence.launches import launches
 from overlaplab.intervals import pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
@@ -143,27 +143,9 @@ def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
     return pd.Series(np.array(values, dtype=object)[column.cat.codes], index=column.index).infer_objects()
 
 
-def _outermost(trace: Trace, work: WorkKind) -> pd.DataFrame:
-    """Events that count as this, except inside others of their thread that do: `event` (row), `thread`, times."""
-    events = trace.events
-    rows = np.flatnonzero(counting_as(trace, work))
-    starts = events["ts_ns"].to_numpy(dtype=np.int64)[rows]
-    ends = starts + events["dur_ns"].to_numpy(dtype=np.int64)[rows]
-    candidates = pd.DataFrame(
-        {"event": rows, "thread": thread_numbers(events)[rows], "start_ns": starts, "end_ns": ends}
-    )
-    before = (
-        candidates.groupby("thread")["end_ns"]
-        .cummax()
-        .groupby(candidates["thread"])
-        .shift(fill_value=np.iinfo(np.int64).min)
-    )
-    return candidates[candidates["end_ns"] > before]
-
-
 def _compute_operators(trace: Trace) -> pd.DataFrame:
-    """Every thread's outermost computing operators, cut to the time that counts (columns of `_outermost`, `name`)."""
-    whole = _outermost(trace, WorkKind.COMPUTE)
+    """Every thread's outermost computing operators, cut to the time that counts (columns of `outermost`, `name`)."""
+    whole = outermost(trace, WorkKind.COMPUTE)
     of, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
     cut = whole.iloc[of]
     names = trace.events["name"].astype(object).to_numpy()[cut["event"]]
@@ -171,8 +153,8 @@ def _compute_operators(trace: Trace) -> pd.DataFrame:
 
 
 def _communication_ranges(trace: Trace) -> pd.DataFrame:
-    """Every thread's outermost ranges of communication (columns of `_outermost`, `name`)."""
-    ranges = _outermost(trace, WorkKind.COMMUNICATION)
+    """Every thread's outermost ranges of communication (columns of `outermost`, `name`)."""
+    ranges = outermost(trace, WorkKind.COMMUNICATION)
     kinds = [collective_kind(str(name)) for name in trace.events["name"].iloc[ranges["event"]]]
     return ranges.assign(name=[f"ncclKernel_{kind or 'communication'}" for kind in kinds])
 

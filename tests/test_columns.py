@@ -83,6 +83,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
     sampled = overlaplab.load_run(SAMPLE)
     found["late_steps"] = analyses.late_steps(sampled)
+    found["late_rank_names"] = analyses.late_rank_names(sampled, 0, "forward")
     found["late_rank_phases"] = analyses.late_rank_phases(sampled, 0)
     found["advise"] = advise(overlaplab.load_run(SAMPLE))
     stages = made_pipeline(folder / "stages")

@@ -21,7 +21,7 @@ from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, exposed, exposed_moments
 from overlaplab.analyses.idle import host_role, idle
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
-from overlaplab.analyses.late_rank import is_chronic, late_rank_phases, late_steps, latest_rank
+from overlaplab.analyses.late_rank import is_chronic, late_rank_names, late_rank_phases, late_steps, latest_rank
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
@@ -90,6 +90,7 @@ __all__ = [
     "largest_batches",
     "last_gap_ns",
     "late_buckets",
+    "late_rank_names",
     "late_rank_phases",
     "late_steps",
     "latest_rank",

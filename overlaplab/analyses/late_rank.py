@@ -8,7 +8,18 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
-from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, once_per_run, rule_of, step_windows
+from overlaplab.events import (
+    Run,
+    Trace,
+    WorkKind,
+    activity,
+    counting_as,
+    once_per_run,
+    outermost,
+    rule_of,
+    step_windows,
+    windows_at,
+)
 from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.passes import pass_labels
 from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
@@ -19,6 +30,11 @@ MIN_LATE_SHARE = 0.8
 
 _MAX_KERNELS_APART = 0.01
 """Ranks whose numbers of kernels differ by at most 1 % run the same ones."""
+_NAMES = {
+    "name": "object",
+    **dict.fromkeys(("own_ns", "others_ns"), "int64"),
+    **dict.fromkeys(("own", "others"), "float64"),
+}
 _COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
 
@@ -77,6 +93,47 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
     return table.loc[order].reset_index(drop=True)
+
+
+def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
+    """What a rank computes in a phase of `late_rank_phases`, beside the others in the median, by name.
+
+    Columns: `name` (of a kernel; on CPUs of an operator that no other one contains), `own_ns`, `others_ns` (both int64:
+    how long they take in a mean step), `own`, `others` (float64: how many there are). The largest difference comes
+    first. Empty of phases in which nothing computes: of all but passes, `kernels` and `same_kernels`.
+    """
+    if phase not in ("forward", "backward", "optimizer", "kernels", "same_kernels"):
+        return pd.DataFrame(columns=list(_NAMES)).astype(_NAMES)
+    by_rank = {trace.rank: _computed_by_name(trace, phase) for trace in run.traces}
+    took = pd.DataFrame({each: table["took_ns"] for each, table in by_rank.items()}).fillna(0)
+    number = pd.DataFrame({each: table["number"] for each, table in by_rank.items()}).fillna(0)
+    table = pd.DataFrame(
+        {
+            "name": took.index.astype(object),
+            "own_ns": took[rank].to_numpy(),
+            "others_ns": took.drop(columns=[rank]).median(axis=1).to_numpy(),
+            "own": number[rank].to_numpy(),
+            "others": number.drop(columns=[rank]).median(axis=1).to_numpy(),
+        }
+    )
+    order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
+    return table.loc[order].reset_index(drop=True).round({"own_ns": 0, "others_ns": 0}).astype(_NAMES)
+
+
+def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
+    """By name `took_ns` and `number` in a mean step."""
+    windows, events = step_windows(trace), outermost(trace, WorkKind.COMPUTE)
+    starts = events["start_ns"].to_numpy()
+    inside = windows_at(windows, starts) >= 0
+    if "kernels" not in phase:
+        spans = [(label.start_ns, label.end_ns) for label in pass_labels(trace) if label.word == phase]
+        passes = union([start for start, _ in spans], [end for _, end in spans])
+        place = np.searchsorted(passes[:, 0], starts, side="right") - 1
+        inside &= (place >= 0) & (starts < passes[:, 1][place])
+    names = trace.events["name"].astype(object).to_numpy()[events["event"].to_numpy()[inside]]
+    took = (events["end_ns"] - events["start_ns"]).to_numpy()[inside]
+    sums = pd.Series(took).groupby(names).agg(["sum", "size"]) / max(len(windows), 1)
+    return sums.rename(columns={"sum": "took_ns", "size": "number"})
 
 
 def _spent_on_device(trace: Trace) -> dict[tuple[str, str | None], int]:

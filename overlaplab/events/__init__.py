@@ -11,6 +11,7 @@ from overlaplab.events.activity import (
     damaged_rows,
     device_sign,
     longest_names,
+    outermost,
     rule_of,
 )
 from overlaplab.events.doubts import early_kernels, only_ends_recorded, said_to_communicate, unknown_communication
@@ -84,6 +85,7 @@ __all__ = [
     "once_per_run",
     "once_per_trace",
     "only_ends_recorded",
+    "outermost",
     "processor_counts",
     "recording_start",
     "rule_of",

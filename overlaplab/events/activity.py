@@ -112,6 +112,19 @@ def counting_as(trace: Trace, work: WorkKind) -> NDArray[np.bool_]:
     return np.asarray(_codes(trace) == _WORKS.index(work))
 
 
+def outermost(trace: Trace, work: WorkKind) -> pd.DataFrame:
+    """Events that count as this, except inside others of their thread that do: `event` (row), `thread`, times."""
+    rows = np.flatnonzero(counting_as(trace, work))
+    starts = trace.events["ts_ns"].to_numpy(dtype=np.int64)[rows]
+    ends = starts + trace.events["dur_ns"].to_numpy(dtype=np.int64)[rows]
+    threads = thread_numbers(trace.events)[rows]
+    candidates = pd.DataFrame({"event": rows, "thread": threads, "start_ns": starts, "end_ns": ends})
+    latest = candidates.groupby("thread")["end_ns"].cummax()
+    return candidates[
+        candidates["end_ns"] > latest.groupby(candidates["thread"]).shift(fill_value=np.iinfo(np.int64).min)
+    ]
+
+
 @once_per_trace
 def damaged_rows(trace: Trace) -> NDArray[np.int64]:
     """The rows of events that would count as something if their times were known."""

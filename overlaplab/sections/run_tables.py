@@ -131,10 +131,12 @@ class RunTables:
         if balance.empty or int(balance["gain_ns"].iloc[0]) <= LITTLE_GAIN * int(balance["step_ns"].iloc[0]):
             return None
         late = analyses.late_steps(self.run)
-        rank = analyses.latest_rank(late)
-        phases = analyses.late_rank_phases(self.run, -1 if rank is None else rank)
-        steps = analyses.summary(self.run)
-        return findings.late_reason(late, phases, steps["step"].nunique(), float(steps["span_ns"].mean()))
+        rank, steps = analyses.latest_rank(late), analyses.summary(self.run)
+        if rank is None:
+            return None
+        phases = analyses.late_rank_phases(self.run, rank)
+        names = analyses.late_rank_names(self.run, rank, phases["phase"].iloc[0]) if len(phases) else None
+        return findings.late_reason(late, phases, steps["step"].nunique(), float(steps["span_ns"].mean()), names)
 
     @cached_property
     def _speaks(self) -> tuple[int | None, int | None]:

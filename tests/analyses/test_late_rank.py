@@ -10,7 +10,7 @@ from made.hosts import loop
 from made.traces import run_of
 from samples import sample_run
 
-from overlaplab.analyses import late_rank_phases, late_steps, latest_rank
+from overlaplab.analyses import late_rank_names, late_rank_phases, late_steps, latest_rank
 from overlaplab.events import step_windows
 from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.findings import late_reason
@@ -64,6 +64,25 @@ def test_on_gpus_the_late_rank_is_told_by_device_and_host(
     assert first["others_ns"] / 1000 == pytest.approx(others_us, abs=20)
 
 
+def test_what_a_late_rank_computes_is_told_by_name(tmp_path: Path) -> None:
+    """Two steps of four kernels of 25 us, where the others' take 10."""
+    run = run_of(tmp_path, loop(), loop(), loop(kernel_us=25), backend="nccl")
+    phase = late_rank_phases(run, 2).iloc[0]
+    table = late_rank_names(run, 2, phase["phase"])
+    assert table["own_ns"].sum() == phase["own_ns"]
+    assert table["others_ns"].sum() == phase["others_ns"]
+    assert table["own"].tolist() == table["others"].tolist()
+    assert late_rank_names(run, 2, "launching").empty
+
+
+def test_operators_of_a_pass_are_those_that_no_other_contains() -> None:
+    """The sample's layers sleep 1.4 times as long on rank 1: six operators forward, six backward, little else."""
+    table = late_rank_names(sample_run(RECORDED / "05-longer-sequences"), 1, "backward")
+    assert set(table["name"].head(6)) == {f"sleep::layer{number}" for number in range(6)}
+    assert (table["own"].head(6) == 1).all()
+    assert (table["own_ns"] / table["others_ns"]).head(6).tolist() == pytest.approx([1.4] * 6, rel=0.15)
+
+
 def test_of_a_rank_alone_nothing_is_compared() -> None:
     assert late_rank_phases(sample_run("h100/torch-ddp"), 0).empty
 
@@ -89,6 +108,31 @@ def test_the_sentence_says_how_often_and_by_how_much() -> None:
     equal = LOADS.assign(others_ns=40 * MS)
     assert late_reason(steps, equal, 5, 160 * MS) == (
         "Rank 1 was the latest in 4 of 5 steps; what it does takes as long as what the others do."
+    )
+
+
+def names(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
+    table = pd.DataFrame(rows, columns=["name", "own_ns", "others_ns", "own", "others"])
+    return table.assign(own_ns=table["own_ns"] * MS, others_ns=table["others_ns"] * MS)
+
+
+@pytest.mark.parametrize(
+    ("by_name", "words"),
+    [
+        ([("mm", 50, 20, 8, 8), ("add", 9, 2, 4, 4)], "Most of it goes into mm: 50.0 ms against 20.0 ms, as many."),
+        ([("mm", 50, 20, 8, 3), ("add", 9, 2, 4, 4)], "Most of it goes into mm: 50.0 ms against 20.0 ms, 8 against 3."),
+        (
+            [("mm", 30, 15, 8, 8), ("add", 29, 10, 4, 4), ("relu", 1, 9, 1, 9)],
+            "It runs the same operators, and most take longer: larger inputs, or a slower processor.",
+        ),
+        ([("mm", 30, 15, 8, 4), ("add", 29, 10, 4, 4)], "It runs 12 operators where the others run 8."),
+    ],
+)
+def test_the_sentence_names_what_takes_longer(by_name: list[tuple[str, int, int, int, int]], words: str) -> None:
+    phases = LOADS.assign(phase="backward", what=None)
+    said = late_reason(late(1, 1), phases, 2, 160 * MS, names(*by_name))
+    assert (
+        said == f"Rank 1 was the latest in 2 of 2 steps: its backward passes take 41.0 ms, the others' 1.0 ms. {words}"
     )
 
 

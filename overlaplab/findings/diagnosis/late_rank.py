@@ -22,11 +22,19 @@ _PHASES = {
 }
 
 
-def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_ns: float) -> str | None:
+_MOST = 0.5
+"""A name that takes this share of what a rank takes longer is what most of it goes into."""
+_APART = 0.01
+"""Numbers of operators that differ by at most 1 % count as equal."""
+
+
+def late_reason(
+    steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_ns: float, names: pd.DataFrame | None = None
+) -> str | None:
     """Whether it is always the same rank, and what it does for longer, as a sentence; None where none was late.
 
     Takes rows of `analyses.late_steps` and, of the `latest_rank`, of `analyses.late_rank_phases`, the number of
-    recorded steps, and how long one takes.
+    recorded steps, how long one takes, and of the first of these phases rows of `analyses.late_rank_names`.
     """
     rank = latest_rank(steps)
     if rank is None:
@@ -48,4 +56,27 @@ def late_reason(steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_n
     words, beside = _PHASES[first["phase"]], "the others'" if "take" in _PHASES[first["phase"]] else "the others for"
     if first["what"] is not None and not pd.isna(first["what"]):
         words, beside = f"its {shorten(str(first['what']), 40)} takes", "the others'"
-    return f"{sentence}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}."
+    of_names = "" if names is None else _most_of_it(names, int(first["own_ns"] - first["others_ns"]))
+    return f"{sentence}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}{of_names}."
+
+
+def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
+    """Into what so much more time goes; empty where that is unknown."""
+    if names.empty:
+        return ""
+    first = names.iloc[0]
+    if first["own_ns"] - first["others_ns"] >= _MOST * longer_ns:
+        calls = (
+            "as many" if _is_equal(first["own"], first["others"]) else f"{first['own']:g} against {first['others']:g}"
+        )
+        times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
+        return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
+    longer = names[names["own_ns"] > names["others_ns"]]
+    number, others = longer["own"].sum(), longer["others"].sum()
+    if _is_equal(number, others):
+        return ". It runs the same operators, and most take longer: larger inputs, or a slower processor"
+    return f". It runs {number:,.0f} operators where the others run {others:,.0f}"
+
+
+def _is_equal(number: float, others: float) -> bool:
+    return abs(number - others) <= _APART * others
