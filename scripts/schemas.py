@@ -111,6 +111,7 @@ _ACTION = keys(
     gain_ns=WHOLE,
     half_ns=null_or(WHOLE),
     step_ns=WHOLE,
+    memory_bytes=null_or(WHOLE),
     certain=FLAG,
     why=TEXT,
 )

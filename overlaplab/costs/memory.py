@@ -80,6 +80,23 @@ def prefetched_bytes(manifest: Manifest, further: int) -> int | None:
     return sum(largest[:further]) if largest else None
 
 
+def joined_units_bytes(manifest: Manifest, together: int) -> int | None:
+    """What a rank holds more at most, if so many units that follow each other are one: while one computes, the next is
+    gathered. None if the manifest names no units.
+    """
+    sizes = [unit.bytes for unit in manifest.units]
+    if not sizes:
+        return None
+    largest = max(sum(sizes[first : first + together]) for first in range(len(sizes)))
+    return 2 * (largest - max(sizes))
+
+
+def whole_gradients_bytes(manifest: Manifest) -> int | None:
+    """What a rank holds more, if it keeps all gradients and not its shard of them; None if sizes are not known."""
+    reduced = reduced_bytes(manifest) if manifest.parameters else None
+    return None if reduced is None else reduced - reduced // manifest.axes.owners
+
+
 def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:
     if dtype is None:
         return parameter_bytes(manifest)

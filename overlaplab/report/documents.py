@@ -227,7 +227,7 @@ def _diagnosis(diagnosis: Diagnosis) -> Document:
 
 def _actions(diagnosis: Diagnosis | None) -> list[Document]:
     """What would help, the most valuable first."""
-    figures = ("text", "setting", "what", "gain_ns", "half_ns", "step_ns", "why")
+    figures = ("text", "setting", "what", "gain_ns", "half_ns", "step_ns", "memory_bytes", "why")
     return [
         {"action": each.action.name, "certain": each.is_certain} | {name: getattr(each, name) for name in figures}
         for each in (() if diagnosis is None else diagnosis.actions)

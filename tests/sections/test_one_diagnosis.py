@@ -4,6 +4,7 @@ anybody's traces with `STRANGERS=DIR pytest tests/sections/test_one_diagnosis.py
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -179,6 +180,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)
     assert both_some_and_no_option(tables, speaks) == []
     document = exposed_document(run)
+    json.dumps(document, allow_nan=False)
     assert document["worst"] == {"rank": speaks.rank, "step": speaks.step}
     assert (document["advice"], document["verdict"]) == (speaks.advice, tables.verdict)
     assert contradictions(tables.verdict, speaks) == []

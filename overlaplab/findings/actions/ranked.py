@@ -14,7 +14,7 @@ from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
-from overlaplab.words import ms, percent
+from overlaplab.words import ms, percent, size_exact
 
 Row: TypeAlias = Mapping[Any, Any]
 _COST_WEIGHT = 0.5
@@ -39,6 +39,8 @@ class Advised:
     """By how much a recorded gain may differ with 95 % certainty; None where unknown."""
     step_ns: int
     """How long a step would take."""
+    memory_bytes: int | None
+    """How much more each rank would hold, at most; None where unknown."""
     why: str
     """The largest cause of the diagnosed step that it answers, or its idle time; empty where it answers neither."""
 
@@ -101,6 +103,7 @@ def _advised_action(action: Action, text: str, row: Row, why: str) -> Advised:
         gain_ns=int(row["gain_ns"]),
         half_ns=None if pd.isna(row["half_ns"]) else int(row["half_ns"]),
         step_ns=int(row["step_ns"]),
+        memory_bytes=None if pd.isna(row["memory_bytes"]) else int(row["memory_bytes"]),
         why=why,
     )
 
@@ -177,6 +180,7 @@ def _weighed_ns(advised: Advised) -> float:
 def predicted_words(advised: Advised) -> str:
     """The recommendation: `Try bucket_cap_mb 5. Predicted: −104 ms per step (33 %) ± 6.2 ms.`"""
     gain = f"−{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
+    gain += f", for up to {size_exact(advised.memory_bytes)} more memory on each rank" if advised.memory_bytes else ""
     if not advised.is_certain:
         return f"Nothing gains for certain. Most is predicted of {advised.text}: {gain}."
     condition = f" {advised.action.condition}" if advised.action.condition else ""

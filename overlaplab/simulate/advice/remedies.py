@@ -35,8 +35,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
 from overlaplab.simulate.advice.doubt import gains_miss_ns
@@ -63,7 +65,7 @@ _GAINS = {
     "setting": "float64",
     "what": "object",
     **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
-    "half_ns": "Int64",
+    **dict.fromkeys(("half_ns", "memory_bytes"), "Int64"),
 }
 _INTO_THE_NEXT = ("background",)
 """Remedies that move time from a step into the next one: of these all steps together tell the gain."""
@@ -89,7 +91,7 @@ def remedies(run: Run) -> pd.DataFrame:
                 row |= {key: value for key, value in about.items() if key in row}
                 row |= {"gain_ns": took - takes, "step_ns": takes}
                 rows.append(row)
-    return _table(rows)
+    return _table(rows, _COLUMNS)
 
 
 @once_per_run
@@ -98,14 +100,16 @@ def gains(run: Run) -> pd.DataFrame:
 
     One row per remedy, also those of `pipeline_remedies`. Columns: `remedy`, `setting`, `what` (as of `remedies`; the
     setting of a pipeline's is its `what`), `gain_ns` (how much shorter a step would be; negative if longer), `step_ns`
-    (how long it would take; both int64), `half_ns` (Int64: by how much a recorded gain may differ with 95 % certainty).
+    (how long it would take; both int64), `half_ns` (Int64: by how much a recorded gain may differ with 95 % certainty),
+    `memory_bytes` (Int64: how much more each rank would hold, at most; null where unknown).
     """
     rows: list[dict[str, Any]] = []
     for name, about, _, after in _played_remedies(run):
         both = recorded_spans_ns(run), after
         took, takes = (float(spans.mean()) if name in _INTO_THE_NEXT else mean_step_ns(run, spans) for spans in both)
         row = {"remedy": name, "setting": np.nan, "what": None, "half_ns": gains_miss_ns(run)} | about
-        rows.append(row | {"gain_ns": round(took - takes), "step_ns": round(takes)})
+        row |= {"gain_ns": round(took - takes), "step_ns": round(takes)}
+        rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
     for each in pipeline_remedies(run).to_dict("records"):
         pipeline_row: dict[str, Any] = {
             "remedy": each["remedy"],
@@ -114,7 +118,23 @@ def gains(run: Run) -> pd.DataFrame:
             "half_ns": None,
         }
         rows.append(pipeline_row | {"gain_ns": each["gain_ns"], "step_ns": each["step_ns"]})
-    return pd.DataFrame(rows, columns=list(_GAINS)).astype(_GAINS)
+    return _table(rows, _GAINS)
+
+
+def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> int | None:
+    """See `memory_bytes` of `gains`."""
+    if remedy not in ("prefetch", "larger_units", "last_pass", "background", "strategy"):
+        return 0
+    traits = strategy_traits(manifest)
+    if manifest is None or traits is None:
+        return None
+    if remedy == "prefetch":
+        return prefetched_bytes(manifest, int(setting) - (manifest.prefetch or 0))
+    if remedy == "larger_units":
+        return joined_units_bytes(manifest, int(setting))
+    if remedy == "last_pass":
+        return whole_gradients_bytes(manifest) if "gradients" in traits.sharded else 0
+    return None
 
 
 @once_per_run
@@ -137,8 +157,9 @@ def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]
             yield "larger_units", {"setting": float(units.together), "half_ns": units.half_ns}, before, units.spans_ns
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
+    """As objects first: pandas makes NaN of None beside names."""
+    return pd.DataFrame(rows, columns=list(types), dtype=object).astype(types)
 
 
 def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:

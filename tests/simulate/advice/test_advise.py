@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from made.traces import event, gloo, op, run_of, step
-from samples import sample_run
+from samples import sample_run, sample_tables
 
 import overlaplab
-from overlaplab.simulate import OPTIONS, advise, best_cap_mb, fits, gains_miss_ns
+from overlaplab.simulate import OPTIONS, advise, best_cap_mb, fits, gains, gains_miss_ns
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.words import size_exact
 
 SAMPLES = Path(__file__).parents[3] / "traces"
 
@@ -70,6 +72,36 @@ def test_a_deeper_prefetch_holds_its_units_more() -> None:
     largest = sorted((unit.bytes for unit in run.manifest.units), reverse=True)
     assert table["prefetch"].tolist() == [1, 2, 3, 4]
     assert table["memory_bytes"].tolist() == np.cumsum(largest[:4]).tolist()
+
+
+@pytest.mark.parametrize("name", ["zero3-serial", "torch-fsdp2"])
+def test_an_action_says_what_memory_it_takes(name: str) -> None:
+    """Gathering ahead holds the largest units; two units as one hold twice what the largest two hold more than one."""
+    run = sample_run(name)
+    rows = gains(run).set_index("remedy")
+    units = [unit.bytes for unit in run.manifest.units] if run.manifest else []
+    if name == "zero3-serial":
+        depth = int(rows.loc["prefetch", "setting"])
+        assert rows.loc["prefetch", "memory_bytes"] == sum(sorted(units)[-depth:])
+    else:
+        assert rows.loc["larger_units", "setting"] == 2
+        most = max(first + second for first, second in pairwise(units))
+        assert rows.loc["larger_units", "memory_bytes"] == 2 * (most - max(units))
+    assert rows.loc["half_the_bytes", "memory_bytes"] == 0
+
+
+def test_the_recommendation_says_what_memory_it_takes() -> None:
+    diagnosis = sample_tables("zero3-serial").diagnosis
+    assert diagnosis is not None
+    first = diagnosis.actions[0]
+    assert first.memory_bytes
+    assert f"for up to {size_exact(first.memory_bytes)} more memory on each rank" in diagnosis.advice
+
+
+def test_names_are_texts_or_none_beside_others() -> None:
+    """pandas makes NaN of None in a column that holds texts as well."""
+    what = gains(sample_run("h100/torch-fsdp2"))["what"].tolist()
+    assert {type(each) for each in what} == {str, type(None)}
 
 
 def ddp_step() -> list[dict[str, Any]]:

@@ -51,4 +51,4 @@ def gains(*rows: tuple[str, float | None, float] | tuple[str, float | None, floa
     names = ["remedy", "setting", "gain_ns", "half_ns"]
     table = pd.DataFrame([(*row, None)[:4] for row in rows], columns=names)
     table[["gain_ns", "half_ns"]] = (table[["gain_ns", "half_ns"]].astype("Float64") * MS).astype("Int64")
-    return table.assign(step_ns=100 * MS - table["gain_ns"], what=None)
+    return table.assign(step_ns=100 * MS - table["gain_ns"], what=None, memory_bytes=0)
