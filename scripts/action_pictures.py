@@ -1,4 +1,4 @@
-"""Draw a step before and after each action into docs/actions, from tests/situations and traces/h100/loops.
+"""Draw a step before and after each action into docs/actions, from tests/situations and traces.
 
 python scripts/action_pictures.py
 """
@@ -27,18 +27,22 @@ PICTURES = {
     "no_pause": ("pause", Setting(edits=(("no-pause", None),))),
     "device_waits": ("norms", Setting(edits=(("no-device-waits", None),))),
     "launch_overhead": ("launches", Setting(edits=(("no-launch-overhead", None),))),
+    "prefetch": ("zero3-serial", Setting(prefetch=1)),
+    "larger_units": ("11-fsdp2-tiny-units", Setting(edits=(("larger-units", "8"),))),
+    "earlier": ("02-metrics-all-reduced", Setting(edits=(("early", None),))),
     "half_the_bytes": ("12-zero1-one-bucket", Setting(edits=(("half-bytes", None),))),
 }
-"""By action the situation and what is changed."""
+"""By action the recording and what is changed."""
+ROOMS = (ROOT / "tests" / "situations" / "recorded", ROOT / "traces" / "h100" / "loops", ROOT / "traces")
+"""Where recordings are."""
 
 
 def main() -> None:
     """Draw them all."""
     folder = ROOT / "docs" / "actions"
     folder.mkdir(exist_ok=True)
-    for action, (situation, setting) in PICTURES.items():
-        loops = ROOT / "traces" / "h100" / "loops" / situation
-        run = load_run(loops if loops.exists() else ROOT / "tests" / "situations" / "recorded" / situation)
+    for action, (recording, setting) in PICTURES.items():
+        run = load_run(next(room / recording for room in ROOMS if (room / recording).exists()))
         assert run.manifest is not None
         seen = recorded_caps(run.manifest, ())
         parts = what_if_parts(run, Question(setting=setting), seen, None)

@@ -201,7 +201,9 @@ def test_units_that_follow_each_other_are_one() -> None:
     (larger,) = larger_units([program], 2, lambda _kind, size: 12 + size) or [[]]
     sent = [(move.what, move.bytes, move.transfer_ns) for move in larger if isinstance(move, Launch)]
     assert sent == [("a", 16, 28), ("c", 16, 28), ("c", 16, 28), ("a", 16, 28)]
-    (unknown,) = larger_units([program], 2, lambda _kind, _size: None) or [[]]
+    (middle,) = larger_units([program], 2, lambda _kind, _size: None) or [[]]
+    assert {move.transfer_ns for move in middle if isinstance(move, Launch)} == {30}, "between 20 and both"
+    (unknown,) = larger_units([program], 2, lambda _kind, _size: None, unknown=1.0) or [[]]
     assert {move.transfer_ns for move in unknown if isinstance(move, Launch)} == {40}, "no longer than both"
     recorded, longest, likely = (spans([each])[0][0] for each in (program, unknown, larger))
     assert recorded == 8 * 20 + 12 * 10 + 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,18 @@ from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
 from overlaplab.events import step_windows
+from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.remedies import gains, remedies
 from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
+from overlaplab.simulate.programs import made_programs
+from overlaplab.simulate.programs.larger_units import units_apart_ns
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.undisturbed import mean_step_ns
 
 SAMPLES = Path(__file__).parents[2] / "traces"
+SITUATIONS = Path(__file__).parents[1] / "situations" / "recorded"
 PLAYED = [
     *("naive", "per-param", "bucketed", "zero2", "zero3", "zero3-serial", "torch-ddp", "torch-fsdp2"),
     *(
@@ -92,6 +99,21 @@ def test_what_cannot_be_played_has_no_remedies() -> None:
 
 def test_fsdp2_is_played_with_larger_units() -> None:
     assert {"larger_units", "half_the_bytes"} <= set(gains(sample_run("torch-fsdp2"))["remedy"])
+
+
+@pytest.mark.parametrize("name", ["torch-fsdp2", "11-fsdp2-tiny-units"])
+def test_larger_units_are_one_play_whoever_asks(name: str) -> None:
+    """As an action and as an edit; T of larger collectives is known of the one run, and unknown of the other."""
+    run = sample_run(name if name == "torch-fsdp2" else SITUATIONS / name)
+    action = gains(run).set_index("remedy").loc["larger_units"]
+    together = f"{action['setting']:g}"
+    programs = made_programs(run, Setting(edits=(("larger-units", together),)))
+    assert round(mean_step_ns(run, play(programs).all_spans_ns())) == action["step_ns"]
+    apart_ns = units_apart_ns(run, int(together))
+    assert (apart_ns > 0) == (name != "torch-fsdp2")
+    doubt_ns = gains_miss_ns(run)
+    assert doubt_ns is not None
+    assert action["half_ns"] == round(hypot(doubt_ns, apart_ns))
 
 
 def test_collectives_of_plain_gloo_do_not_queue(tmp_path: Path) -> None:

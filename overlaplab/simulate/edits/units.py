@@ -17,22 +17,25 @@ def unit_order(program: Program) -> list[str]:
     return list(dict.fromkeys(unit for unit in gathers if unit is not None))
 
 
-def larger_units(programs: Sequence[Program], together: int, takes: Takes) -> list[list[Move]] | None:
+def larger_units(
+    programs: Sequence[Program], together: int, takes: Takes, unknown: float = 0.5
+) -> list[list[Move]] | None:
     """With `together` units that follow each other as one unit: one gather in place of theirs, where the first is
     launched and waited for, and one reduce-scatter, where the last is.
 
-    The host does between the others' gathers what computes, and no more. Where T of so many bytes is unknown, one takes
-    as long as those that it replaces, which is the longest that it could. None where units are too few.
+    The host does between the others' gathers what computes, and no more. T of so many bytes lies between that of the
+    longest that it replaces and all of theirs: where it is unknown, it lies by this share of the way from the one to
+    the other. None where units are too few.
     """
     order = unit_order(programs[0])
     if len(order) < 2 * together or any(unit_order(program) != order for program in programs):
         return None
     group_of = {unit: place // together for place, unit in enumerate(order)}
-    return [_merge_units(program, group_of, takes) for program in programs]
+    return [_merge_units(program, group_of, takes, unknown) for program in programs]
 
 
-def _merge_units(program: Program, group_of: dict[str, int], takes: Takes) -> list[Move]:
-    merged, absorbed = _merge_collectives(program, group_of, takes)
+def _merge_units(program: Program, group_of: dict[str, int], takes: Takes, unknown: float) -> list[Move]:
+    merged, absorbed = _merge_collectives(program, group_of, takes, unknown)
     units = {move.key: move.what for move in program if isinstance(move, Launch) and move.role == "scatter"}
     gathers = {place for place, move in enumerate(program) if isinstance(move, Launch) and move.role == "gather"}
     moves: list[Move] = []
@@ -55,7 +58,7 @@ def _merge_units(program: Program, group_of: dict[str, int], takes: Takes) -> li
 
 
 def _merge_collectives(
-    program: Program, group_of: dict[str, int], takes: Takes
+    program: Program, group_of: dict[str, int], takes: Takes, unknown: float
 ) -> tuple[dict[Hashable, Launch], set[Hashable]]:
     """The collectives that carry others' bytes, by key, and those that are no longer launched."""
     merged: dict[Hashable, Launch] = {}
@@ -74,8 +77,11 @@ def _merge_collectives(
             carries = run[0] if role == "gather" else run[-1]
             size = sum(launch.bytes for launch in run)
             each_ns = [launch.transfer_ns for launch in run]
+            longest_ns, sum_ns = max(each_ns), sum(each_ns)
             took_ns = takes(carries.kind, size)
-            took_ns = sum(each_ns) if took_ns is None else min(max(took_ns, *each_ns), sum(each_ns))
+            if took_ns is None:
+                took_ns = round(longest_ns + unknown * (sum_ns - longest_ns))
+            took_ns = min(max(took_ns, longest_ns), sum_ns)
             merged[carries.key] = replace(carries, bytes=size, transfer_ns=took_ns)
             absorbed |= {launch.key for launch in run if launch is not carries}
     return merged, absorbed

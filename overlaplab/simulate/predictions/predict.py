@@ -32,6 +32,7 @@ from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
 from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs.edits import transfers_miss_ns
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
@@ -119,6 +120,7 @@ def _play_on_cpus(run: Run, setting: Setting) -> _Play:
         predicted_ns=after.all_spans_ns(),
         replayed_ns=before.all_spans_ns(),
         moves=(chain.from_iterable(recorded), chain.from_iterable(programs)),
+        transfers_ns=transfers_miss_ns(run, setting.edits),
     )
 
 

@@ -22,6 +22,7 @@ from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, St
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
+from overlaplab.simulate.programs.edits import transfers_miss_ns
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
@@ -38,7 +39,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
         spans_ns=played.spans_ns.T,
         mean_ns=mean_step_ns(run, played),
         replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
-        transfers_ns=0,
+        transfers_ns=transfers_miss_ns(run, question.setting.edits),
         extrapolated=extrapolations(
             device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves
         ),

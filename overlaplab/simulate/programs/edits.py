@@ -13,11 +13,11 @@ from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
-from overlaplab.simulate.edits.units import larger_units
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
+from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]
@@ -55,6 +55,11 @@ def edit_of_action(remedy: str, setting: float | None, what: str | None) -> Edit
         case "larger_units":
             return "larger-units", f"{setting:g}"
     return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
+
+
+def transfers_miss_ns(run: Run, edits: Sequence[EditChoice]) -> int:
+    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown."""
+    return sum(units_apart_ns(run, int(value)) for name, value in edits if name == "larger-units" and value)
 
 
 def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link: Link | None) -> tuple[Program, ...]:
@@ -171,10 +176,7 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
         raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
     if missing_ranks(run):
         raise OverlaplabError("how long larger gathers take is not known with ranks missing", path=run.path)
-    times = transfers(run, run.traces[0], link)
-    if any(times.times_by_size(kind) is None for kind in ("all_gather", "reduce_scatter")):
-        raise OverlaplabError("how long larger gathers take is not known without a link", path=run.path)
-    return larger_units(programs, together, partial(takes_ns, times))
+    return join_units(run, programs, together, link)
 
 
 _FEWEST = 2
