@@ -72,6 +72,16 @@ def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:
     return mean_over_steps(run, spans_ns.mean(axis=0))
 
 
+def mean_step_after_ns(run: Run, spans_ns: npt.NDArray[np.int64], *, into_the_next: bool) -> float:
+    """`mean_step_ns` of an edited run; where the edit moves time from a step into the next one, all steps together tell
+    what it gains.
+    """
+    if not into_the_next:
+        return mean_step_ns(run, spans_ns)
+    recorded_ns = recorded_spans_ns(run)
+    return mean_step_ns(run, recorded_ns) - float(recorded_ns.mean() - spans_ns.mean())
+
+
 def mean_over_steps(run: Run, by_step: npt.NDArray[np.float64]) -> float:
     """The mean of a figure of each step, in the weights of `mean_step_ns`."""
     return float(np.average(by_step, weights=step_weights(run)))

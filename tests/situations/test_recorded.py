@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 from samples import TRACES, sample_tables
 
+from overlaplab.events import Run
+from overlaplab.findings import Advised
+from overlaplab.manifest import strategy_traits
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.edits import edit_of_action
+from overlaplab.simulate.programs.setting import Setting
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -105,6 +113,35 @@ def test_what_is_listed_adds_up(name: str) -> None:
     assert all(0 < each.gain_ns < each.gain_ns + each.step_ns for each in found.actions)
     played = {each.text for each in found.actions}
     assert all(not share.remedy or share.remedy in played for share in found.causes if share.replayed)
+
+
+def setting_of(action: Advised, run: Run) -> Setting | None:
+    """What `predict` and What if are asked for to get the same; None of what takes another strategy as well."""
+    match action.action.name:
+        case "cap" if (traits := strategy_traits(run.manifest)) is None or traits.buckets:
+            return Setting(bucket_cap_mb=action.setting)
+        case "cap" | "strategy":
+            return None
+        case "first_bucket":
+            return Setting(first_bucket_mb=action.setting)
+        case "prefetch":
+            return Setting(prefetch=int(action.setting or 0))
+        case "one_gradient_less":
+            return Setting(without_parameter=action.what)
+    edit = edit_of_action(action.action.name, action.setting, action.what)
+    assert edit is not None
+    return Setting(edits=(edit,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_action_gains_what_its_setting_is_predicted_to(name: str) -> None:
+    """Summary, What if and `predict` are asked the same, and give the same figure."""
+    run, found = tables(name).run, tables(name).diagnosis
+    assert found is not None
+    for action in found.actions:
+        if (setting := setting_of(action, run)) is not None:
+            assert what_if.answer(run, Question(setting=setting)).step_ns == action.step_ns, action.text
+            assert predict(run, setting).step_ns == action.step_ns, action.text
 
 
 @pytest.mark.parametrize("name", NAMES)

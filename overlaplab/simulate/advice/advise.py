@@ -71,7 +71,7 @@ def best_cap_mb(run: Run) -> float | None:
     """The cap that `advise` finds best, without what it tells of other options; None where none was replayed."""
     search = bucket_search(run)
     if search is not None:
-        return search.best_cap.caps_mb[0] if search.best_cap else None
+        return search.best_cap.caps_mb[-1] if search.best_cap else None
     if (scattered := best_scattered_cap(run)) is not None:
         return scattered.cap_mb
     device = best_setting(run, device_settings(run))
@@ -97,7 +97,7 @@ def _bucket_rows(run: Run) -> Iterator[dict[str, Any]]:
         options.append(("first_bucket", search.first_caps(cap), search.best_first_cap(cap)))
     options.append(("cap", search.caps, search.best_cap))
     if has_first:
-        others = search.best_cap.caps_mb[0]
+        others = search.best_cap.caps_mb[-1]
         options.append(("cap_and_first_bucket", search.first_caps(others), search.best_first_cap(others)))
     options.append(("buckets", search.lists, search.best_list))
     for option, tried, best in options:

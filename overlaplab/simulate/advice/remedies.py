@@ -48,10 +48,10 @@ from overlaplab.simulate.advice.units import best_units
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.edits import apply_edits, host_works
+from overlaplab.simulate.programs.edits import EDITS, apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
-from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
+from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 
 _COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
@@ -67,8 +67,7 @@ _GAINS = {
     **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
     **dict.fromkeys(("half_ns", "memory_bytes"), "Int64"),
 }
-_INTO_THE_NEXT = ("background",)
-"""Remedies that move time from a step into the next one: of these all steps together tell the gain."""
+_INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
 _MIN_LARGEST_SHARE = 0.5
@@ -105,8 +104,8 @@ def gains(run: Run) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for name, about, _, after in _played_remedies(run):
-        both = recorded_spans_ns(run), after
-        took, takes = (float(spans.mean()) if name in _INTO_THE_NEXT else mean_step_ns(run, spans) for spans in both)
+        took = mean_step_ns(run, recorded_spans_ns(run))
+        takes = mean_step_after_ns(run, after, into_the_next=name in _INTO_THE_NEXT)
         row = {"remedy": name, "setting": np.nan, "what": None, "half_ns": gains_miss_ns(run)} | about
         row |= {"gain_ns": round(took - takes), "step_ns": round(takes)}
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
@@ -158,7 +157,7 @@ def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
-    """As objects first: pandas makes NaN of None beside names."""
+    """Columns begin as objects: pandas makes NaN of None beside names."""
     return pd.DataFrame(rows, columns=list(types), dtype=object).astype(types)
 
 
@@ -187,7 +186,7 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
         return
     cut = search.cut
     if (best := search.best_cap) is not None:
-        yield "cap", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
+        yield "cap", {"setting": best.caps_mb[-1]}, cut.programs(best.buckets)
     first, cap = (manifest.raw.get("first_bucket_mb"), manifest.bucket_cap_mb) if manifest else (None, None)
     if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
         yield "first_bucket", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)

@@ -181,9 +181,14 @@ class BucketSearch:
 
     @cached_property
     def caps(self) -> tuple[Candidate, ...]:
-        """Each range of caps, the smallest caps first."""
-        ranges = cap_ranges(self.cut.order, self.cut.sizes)
-        return self._candidates(((each.cap_mb,), each.buckets) for each in ranges)
+        """Each range of caps, the smallest caps first; a first bucket that has a cap of its own stays as it is."""
+        first_mb: tuple[float, ...] = ()
+        first: Names = ()
+        if self.cut.first_cap is not None:
+            first_mb = (self.cut.first_cap / MIB,)
+            first = self.cut.cut(self.cut.first_cap, sum(self.cut.sizes.values()))[:1]
+        ranges = cap_ranges(self.cut.order[sum(map(len, first)) :], self.cut.sizes)
+        return self._candidates(((*first_mb, each.cap_mb), (*first, *each.buckets)) for each in ranges)
 
     @cached_property
     def lists(self) -> tuple[Candidate, ...]:
@@ -229,7 +234,7 @@ class BucketSearch:
         if shortest is None:
             return None
         most_ns = shortest.mean_ns * (1 + TIE)
-        for each in sorted(tried, key=lambda each: (len(each.buckets), len(f"{each.caps_mb[0]:g}"), -each.caps_mb[0])):
+        for each in sorted(tried, key=_least_change):
             if each.least_ns <= most_ns and (played := self._play(each)) is not None and played.mean_ns <= most_ns:
                 return played
         return shortest
@@ -289,3 +294,8 @@ class BucketSearch:
         if tuple(chain.from_iterable(buckets)) != self.cut.order:
             return 0.0  # the least is that of cuttings in one order
         return float(np.average(self.least.spans_with_ns(buckets), weights=self._weights)) * (1 - _LEAST_ERROR_SHARE)
+
+
+def _least_change(each: Candidate) -> tuple[int, int, float]:
+    """In this order settings are preferred that are as good; all have one cap in common, or have one cap."""
+    return len(each.buckets), sum(len(f"{cap:g}") for cap in each.caps_mb), -sum(each.caps_mb)

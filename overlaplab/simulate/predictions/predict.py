@@ -32,11 +32,11 @@ from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
 from overlaplab.simulate.programs import programs_of
-from overlaplab.simulate.programs.edits import transfers_miss_ns
+from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
+from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 
 _OF_A_RECORDING = frozenset(
@@ -92,7 +92,8 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
         if is_on_gpus(run)
         else _play_on_cpus(run if run.manifest else replace(run, manifest=manifest), setting)
     )
-    step_ns = mean_step_ns(run, played.predicted_ns)
+    into_the_next = move_into_the_next(setting.edits)
+    step_ns = mean_step_after_ns(run, played.predicted_ns, into_the_next=into_the_next)
     if caps is None:
         beside = manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()
         caps = recorded_caps(manifest, beside)

@@ -71,7 +71,9 @@ def steps_by_cap(run: Run, question: Question, caps: Sequence[float]) -> pd.Data
             rows.append([cap, answer(run, changed).step_ns])
         else:
             program, played = wide_answers.play_question(run, changed)
-            rows.append([cap, wide_answers.mean_step_ns(run, played), wide_answers.count_buckets(program)])
+            rows.append(
+                [cap, wide_answers.mean_step_ns(run, played, changed.setting), wide_answers.count_buckets(program)]
+            )
     return pd.DataFrame(rows, columns=columns).astype({"bucket_cap_mb": "float64"})
 
 
@@ -98,7 +100,7 @@ def _step_ns(run: Run, question: Question, **changed: Any) -> int:
     question = replace(question, setting=replace(question.setting, **changed))
     if is_on_gpus(run):
         return answer(run, question).step_ns
-    return wide_answers.mean_step_ns(run, wide_answers.play_question(run, question)[1])
+    return wide_answers.mean_step_ns(run, wide_answers.play_question(run, question)[1], question.setting)
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:

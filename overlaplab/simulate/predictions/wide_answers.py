@@ -22,7 +22,7 @@ from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, St
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
-from overlaplab.simulate.programs.edits import transfers_miss_ns
+from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
 from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
@@ -37,7 +37,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
     place = median_step(played.spans_ns.T)
     return Answer(
         spans_ns=played.spans_ns.T,
-        mean_ns=mean_step_ns(run, played),
+        mean_ns=mean_step_ns(run, played, question.setting),
         replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
         transfers_ns=transfers_miss_ns(run, question.setting.edits),
         extrapolated=extrapolations(
@@ -89,9 +89,10 @@ def _program_ranks(run: Run, setting: Setting) -> int | None:
     return setting.ranks if traits is not None and traits.sharded else None
 
 
-def mean_step_ns(run: Run, played: WidePlayed) -> int:
+def mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
     """The mean of all ranks' steps that nothing disturbed, as `predict` tells it."""
-    return round(undisturbed.mean_step_ns(run, played.spans_ns.T))
+    into_the_next = move_into_the_next(setting.edits)
+    return round(undisturbed.mean_step_after_ns(run, played.spans_ns.T, into_the_next=into_the_next))
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:
@@ -112,7 +113,7 @@ def best_found_ns(run: Run, question: Question) -> int | None:
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
         program = draw_ranks(program, setting.ranks, skew=question.skew, seed=question.seed)
-    return mean_step_ns(run, play_wide(program))
+    return mean_step_ns(run, play_wide(program), setting)
 
 
 def count_buckets(program: WideProgram) -> int:

@@ -64,6 +64,8 @@ class Recutting:
     """What waking up at the end of the backward pass costs it: the mean."""
     ddp_cap: int | None = None
     """The cap in bytes of torch's DDP; None of other strategies."""
+    first_cap: int | None = None
+    """The first bucket's own cap in bytes; None where it has none."""
 
     def cut(self, *caps: int) -> tuple[tuple[str, ...], ...]:
         """The buckets by these caps in bytes; the last one applies to all further buckets."""
@@ -147,6 +149,7 @@ def find_recutting(run: Run) -> Recutting | None:
         displaces=partial(recorded.displaced, "all_reduce"),
         wake_ns=wake_ns(recorded.programs),
         ddp_cap=_ddp_cap(run.manifest),
+        first_cap=_first_cap(run.manifest),
     )
 
 
@@ -160,6 +163,11 @@ def _ddp_cap(manifest: Manifest | None) -> int | None:
     if manifest is None or manifest.strategy != "torch-ddp":
         return None
     return int((manifest.bucket_cap_mb or CAP_MB) * MIB)
+
+
+def _first_cap(manifest: Manifest | None) -> int | None:
+    first_mb = None if manifest is None or manifest.strategy == "torch-ddp" else manifest.raw.get("first_bucket_mb")
+    return None if first_mb is None else int(first_mb * MIB)
 
 
 def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:

@@ -39,6 +39,8 @@ class Edit:
     """The programs with it; None where it changes nothing. None itself where it is of GPUs alone."""
     on_devices: Callable[[Run, DevicePrograms, str | None], Programs | None] | None = None
     """The same of runs on GPUs; None where it is not known of these."""
+    into_the_next: bool = False
+    """Whether it moves time from a step into the next one."""
     nothing: str
     """Why it changes nothing."""
 
@@ -55,6 +57,11 @@ def edit_of_action(remedy: str, setting: float | None, what: str | None) -> Edit
         case "larger_units":
             return "larger-units", f"{setting:g}"
     return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
+
+
+def move_into_the_next(edits: Sequence[EditChoice]) -> bool:
+    """Whether any of these edits moves time from a step into the next one."""
+    return any(name in EDITS and EDITS[name].into_the_next for name, _ in edits)
 
 
 def transfers_miss_ns(run: Run, edits: Sequence[EditChoice]) -> int:
@@ -254,6 +261,7 @@ EDITS = {
     "background": Edit(
         remedy="background",
         apply=lambda _run, programs, _value, _link: collectives.wait_a_step_later(programs),
+        into_the_next=True,
         nothing="no such collective is launched after an optimizer step",
     ),
     "early": Edit(
