@@ -14,7 +14,7 @@ from streamlit.navigation.page import StreamlitPage
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import Entry, find_runs, run_word, scan_runs, watched_beside
+from overlaplab.dashboard.folder import Entry, find_runs, run_title, run_word, scan_runs, watched_beside
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.live import look_s
 from overlaplab.dashboard.navigation import OF_WATCHED, WITHOUT_RUN, all_pages, list_pages
@@ -26,8 +26,15 @@ _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
 @media (min-width: 1000px) {.block-container {padding-top: 1.25rem;}}
 .stMain h1 {font-size: 1.75rem; padding: 0;}
+.st-key-head {row-gap: 0.1rem;}
+.st-key-head_below {margin-top: -0.5rem;}
 .st-key-head h1 {font-size: 1.05rem; padding: 0; opacity: 0.7;}
 .st-key-head [data-testid="stText"] {font-size: 0.95rem; opacity: 0.7;}
+.st-key-head_run [data-testid="stText"] {font-size: 1.05rem; font-weight: 700; opacity: 1;}
+.st-key-verdict {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.4rem 1rem;}
+.st-key-verdict [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35;}
+.st-key-verdict > :first-child [data-testid="stText"] {font-weight: 600;}
+.st-key-verdict a {padding: 0; min-height: 0;}
 .st-key-headline [data-testid="stText"] {font-size: 1.5rem; line-height: 1.25; font-weight: 700;}
 .st-key-recordings [data-testid="stText"] {font-size: 0.9rem; opacity: 0.85;}
 .st-key-recordings button {min-height: 0; padding: 0;}
@@ -63,7 +70,7 @@ _STYLE = """
 }
 .st-key-history {display: none;}
 [class*="st-key-pages"] [data-testid="stExpander"] details {border: none;}
-.st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
+.st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.1rem; line-height: 1.4;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p {color: inherit; opacity: 0.85;}
 [class*="st-key-title_"] [data-testid="stText"] {font-weight: 700; margin-top: 0.5rem;}
@@ -106,6 +113,7 @@ def main() -> None:
     at_first, at_last = st.sidebar.empty(), st.sidebar.empty()
     needs_run = page.url_path not in WITHOUT_RUN
     there = _pick_run(needs_run)
+    st.set_page_config(page_title=_tab_title(page, of_run=there and needs_run))
     folded = list_pages(at_first, pages, page)
     if there and page.url_path not in OF_WATCHED and st.session_state["run"] not in st.session_state["names"]:
         _turn_to_live(pages["live"])
@@ -114,6 +122,12 @@ def main() -> None:
     if (there or not needs_run) and list_pages(at_last, pages, page, folded) != folded:
         at_first.empty()  # two places, since a shorter list drawn over a longer one would leave its end standing
     links.write()
+
+
+def _tab_title(page: StreamlitPage, *, of_run: bool) -> str:
+    """What the browser's tab is called: `bucketed · Timeline – overlaplab`."""
+    run = [run_title(st.session_state["folder"], st.session_state["run"], 30)] if of_run else []
+    return f"{' · '.join([*run, page.title])} – overlaplab"
 
 
 def _turn_to_live(live: StreamlitPage) -> None:

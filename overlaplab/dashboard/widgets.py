@@ -14,16 +14,14 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import findings
 from overlaplab.charts.theme import palette
 from overlaplab.columns import Column
-from overlaplab.dashboard import links
-from overlaplab.dashboard.data import Opened, open_run
+from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
-from overlaplab.errors import OverlaplabError
+from overlaplab.findings import Diagnosis
 from overlaplab.formats import as_shown
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import count, shorten
@@ -48,46 +46,14 @@ def is_dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def run_or_stop() -> Opened:
-    """The chosen run; where it cannot be read, its one-line error and the end of the page."""
-    root, name = st.session_state.get("folder"), st.session_state.get("run")
-    if name is None:
-        st.stop()
-    opened = open_run(root, name)
-    if isinstance(opened, OverlaplabError):
-        st.error("This run cannot be read. Choose another one on the left; the others are not affected.")
-        error_line(opened)
-        links.write()  # nothing can be written after a stop
-        st.stop()
-    return opened
-
-
-def error_line(error: OverlaplabError, name: str | None = None) -> None:
-    """One error in its own words, as code."""
-    text = shorten(str(error), 400)
-    st.code(f"{shorten(name)}: {text}" if name else text, language=None, wrap_lines=True)
-
-
 def show_warnings(opened: Opened) -> None:
     """What a reader of the run's figures must know, a line each."""
     for warning in opened.warnings:
         st.text(f"Note: {shorten(warning, 300)}")
 
 
-def page_head(title: str, shows: str) -> None:
-    """A page's title, and what the page shows in one sentence; both are the program's own words."""
-    st.title(title, anchor=False)
-    st.caption(shows)
-
-
-def open_page(title: str, shows: str) -> Opened:
-    """The beginning of a page about one run, which it returns."""
-    page_head(title, shows)
-    return run_or_stop()
-
-
-def lead(sentence: str, note: str | None) -> None:
-    """The page's first sentence, large, and the line about the run under it."""
+def lead(sentence: str, note: str | None = None) -> None:
+    """The first sentence about what the page shows, large, and a line about the runs under it."""
     with st.container(key="lead", gap="xxsmall"):
         st.text(sentence)
         if note is not None:
@@ -95,24 +61,12 @@ def lead(sentence: str, note: str | None) -> None:
                 st.text(note)
 
 
-def small_head(title: str) -> DeltaGenerator:
-    """The title of a page that begins with a verdict, small; what it is about is written beside it."""
-    head = st.container(key="head", horizontal=True, gap="small", vertical_alignment="center")
-    head.title(title, anchor=False, width="content")
-    return head
-
-
-def first_sentences(headline: str, advice: Iterable[str]) -> None:
-    """The headline of a page's first screen, and in a box what to try, a line each."""
-    with st.container(key="headline"):
-        st.text(headline)
-    with st.container(key="advice", gap="xxsmall"):
-        for line in advice:
-            st.text(line)
-
-
-def what_to_do(sentences: Iterable[str]) -> None:
-    """The end of a page: what to do about what it shows, a line each."""
+def what_to_do(sentences: Iterable[str], diagnosis: Diagnosis | None = None) -> None:
+    """The end of a page: what to do about what it shows, a line each, but for what its head says of `diagnosis`."""
+    above = () if diagnosis is None else findings.why_and_what_to_do(diagnosis)
+    sentences = [sentence for sentence in sentences if sentence not in above]
+    if not sentences:
+        return
     st.header("What to do about it", anchor=False)
     with st.container(key="todo", gap="xsmall"):
         for sentence in sentences:
@@ -134,12 +88,12 @@ def nothing_counts(opened: Opened) -> None:
     nothing_to_show(opened, "Nothing in this run counts as compute, communication or memory.")
 
 
-def show_page(opened: Opened, section: Section, choose: str) -> dict[Any, Any] | None:
-    """A page that is one section; the row that was chosen in the table of the key `choose`."""
-    lead(section.lead, findings.note(opened.manifest))
+def show_page(opened: Opened, section: Section, diagnosis: Diagnosis | None, choose: str) -> dict[Any, Any] | None:
+    """A page that is one section, below its head; the row that was chosen in the table of the key `choose`."""
+    lead(section.lead)
     show_warnings(opened)
     row = show_blocks(section.blocks, choose)
-    what_to_do(section.advice)
+    what_to_do(section.advice, diagnosis)
     return row
 
 

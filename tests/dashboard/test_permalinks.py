@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from browsing.app_page import body_texts, head_texts
 from made.ranks import carried
 from made.traces import launched, op, run_of, step
 
@@ -16,7 +17,7 @@ HOSTILE = "![x](http://evil.example/x.png)</script><img src=x onerror=alert(1)>"
 
 def test_a_link_opens_its_run_rank_and_step(followed, runs: Path) -> None:
     app = followed(runs, "buckets", run="bucketed", rank="1", step="0")
-    assert app.text[0].value.startswith("2 buckets of rank 1, step 0:")
+    assert body_texts(app)[0].startswith("2 buckets of rank 1, step 0:")
     assert not app.warning
     assert app.query_params == {"run": "bucketed", "rank": "1", "step": "0"}
 
@@ -40,7 +41,7 @@ def test_choices_survive_a_switch_of_pages(followed, runs: Path) -> None:
     app.query_params.clear()  # as the browser does
     app.switch_page(str(MAIN.parent / "views" / "buckets.py")).run()
     assert app.query_params == {"run": "bucketed", "step": "1"}
-    assert "step 1" in app.text[0].value
+    assert "step 1" in body_texts(app)[0]
     for page in ("summary", "timeline", "buckets"):
         app.switch_page(str(MAIN.parent / "views" / f"{page}.py")).run()
         assert (app.query_params["run"], app.query_params["step"]) == ("bucketed", "1")
@@ -52,7 +53,7 @@ def test_choices_survive_a_switch_of_pages(followed, runs: Path) -> None:
 
 def test_a_pages_own_default_is_not_carried_to_others(followed, runs: Path) -> None:
     app = followed(runs, "buckets", run="bucketed")
-    assert "rank 0, step 0" in app.text[0].value
+    assert "rank 0, step 0" in body_texts(app)[0]
     assert app.query_params == {"run": "bucketed"}
 
 
@@ -73,7 +74,7 @@ def test_another_run_begins_at_its_own_rank_unless_one_was_chosen(followed, tmp_
     def shown(run: str) -> str:
         app.selectbox(key="run_picker").set_value(run).run()
         assert not app.exception
-        return str(app.main.text[0].value).partition(" · ")[2]
+        return head_texts(app)[1].partition(" · ")[2]
 
     app = followed(tmp_path, run="first")
     assert shown("first") == "rank 0, step 0 (the most exposed rank)"
@@ -155,7 +156,7 @@ def test_a_rule_for_communication_is_kept_in_the_link(followed, own_runs: Path) 
     assert any("<dt>hidden</dt><dd>0.030 ms</dd>" in html.proto.body for html in app.get("html"))
     app.text_input(key="communication_rule").set_value("").run()
     assert app.query_params == {"run": "moe"}
-    assert app.text[1].value == "The trace has no communication."
+    assert head_texts(app)[2] == "The trace has no communication."
     app.text_input(key="communication_rule").set_value("my_push").run()
     app.query_params.clear()  # as the browser does
     app.switch_page(str(MAIN.parent / "views" / "collectives.py")).run()

@@ -10,14 +10,9 @@ import streamlit as st
 from overlaplab.charts.watched import RECORDING
 from overlaplab.dashboard import links
 from overlaplab.dashboard.folder import recorded_name, run_word
+from overlaplab.dashboard.head import error_line, first_sentences, small_head
 from overlaplab.dashboard.live import Live, look_s, read_live
-from overlaplab.dashboard.widgets import (
-    error_line,
-    first_sentences,
-    show_block,
-    show_choice,
-    small_head,
-)
+from overlaplab.dashboard.widgets import show_block, show_choice
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.blocks import Chart
 from overlaplab.words import ago, sentence, shorten

@@ -15,8 +15,9 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_button
-from overlaplab.dashboard.pickers import pick_ranks, pick_step
-from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, open_page, show_table, show_warnings, what_to_do
+from overlaplab.dashboard.head import open_page
+from overlaplab.dashboard.pickers import pick_ranks, pick_step, shown_diagnosis
+from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, show_table, show_warnings
 from overlaplab.formats import as_shown, texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run import window_section
@@ -37,13 +38,12 @@ _PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_n
 
 def page() -> None:
     """Draw the page."""
-    opened = open_page(
-        "Timeline",
-        "What every rank's streams did over time, all by one clock; below them, why communication was exposed.",
-    )
+    head = open_page("Timeline")
+    opened = head.opened
     ranks = pick_ranks(opened.run)
     first = None if opened.diagnosis is None else opened.diagnosis.step
     step = pick_step(opened.timeline.steps, findings.first_shown(first))
+    head.show(shown_diagnosis(opened))
     if opened.timeline.events.empty or opened.summary.empty:
         nothing_counts(opened)
         return
@@ -164,7 +164,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
         visible, chosen, what, opened.diagnosis, whole=state.window == _whole_window(opened, ranks, None)
     )
     with above:
-        lead(section.lead, findings.note(opened.run.manifest))
+        lead(section.lead)
     with right, st.container(gap="xsmall"):
         if state.mark is not None and _is_event(opened.timeline, state.mark):
             _event(opened, state.mark)
@@ -172,7 +172,6 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
         for block in tables:
             _table(block)
         _kernels(kernels)
-    what_to_do(section.advice)
 
 
 def _selection(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:

@@ -15,13 +15,12 @@ from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import run_word
-from overlaplab.dashboard.pickers import one_window
+from overlaplab.dashboard.head import error_line, open_page
+from overlaplab.dashboard.pickers import one_window, shown_diagnosis
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
-    error_line,
     lead,
     nothing_to_show,
-    open_page,
     show_block,
     show_blocks,
     show_choice,
@@ -39,11 +38,10 @@ _HALF = 70  # characters of a subtitle's line in one of two columns
 
 def page() -> None:
     """Draw the page."""
-    opened = open_page(
-        "ZeRO-3",
-        "When each unit's parameters were gathered, waited for, used and freed, and how much was held at a time.",
-    )
+    head = open_page("ZeRO-3")
+    opened = head.opened
     if opened.schedule.empty:
+        head.show(shown_diagnosis(opened))
         nothing_to_show(
             opened,
             "This run gathers no parameters. The page shows runs of `overlaplab record --strategy zero3` or"
@@ -53,8 +51,10 @@ def page() -> None:
     table = one_window(opened.schedule, opened.window)
     other = _pick_other(opened)
     window = run_tables.table_window(table)
+    diagnosis = opened.find_diagnosis(*window)
+    head.show(diagnosis)
     section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
-    lead(section.lead, findings.note(opened.run.manifest))
+    lead(section.lead)
     show_warnings(opened)
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
     for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
@@ -67,7 +67,7 @@ def page() -> None:
     row = show_block(rows, choose=True)
     if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
-    what_to_do(section.advice)
+    what_to_do(section.advice, diagnosis)
 
 
 def _choose_cell(strip: str) -> None:
