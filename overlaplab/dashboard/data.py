@@ -16,7 +16,7 @@ import streamlit as st
 
 import overlaplab
 from overlaplab.dashboard import links
-from overlaplab.dashboard.folder import HERE, Stamp, confined_path, describe_stamp, read_manifest, stamp
+from overlaplab.dashboard.folder import HERE, Stamp, confined_path, describe_stamp, read_manifest, run_title, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
@@ -38,6 +38,11 @@ class Opened(RunTables):
     """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
     sections: dict[Hashable, Any] = field(default_factory=dict)
     """What pages have made of it lately, see `get_or_make`."""
+
+    @property
+    def title(self) -> str:
+        """Its name in the page's head, under charts and in files' names."""
+        return run_title(Path(self.run.path), self.name)
 
     def get_or_make(self, about: Hashable, make: Callable[[], T]) -> T:
         """What a page made of this run `about` something before, or else makes now.

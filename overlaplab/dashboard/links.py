@@ -1,10 +1,12 @@
 """Permalinks: what the reader has chosen stands in the query string, and what stands there is chosen.
 
-A page's path is the page. `run` is a run's name below the opened folder, `rank` one rank, `ranks` several (`0,3`),
+A page's path is the page. `run` is a run's name below the opened folder, or that of a folder of runs, `against` the run
+that the page ZeRO-3 shows beside it, `rank` one rank, `ranks` several (`0,3`),
 `step` a `ProfilerStep`'s number, `runs` the names of those that the page Compare shows (`a,b`), `communication` the
 names of kernels that communicate, too (`a|b`), `setting` what the page What if changes (`bucket_cap_mb:1,ranks:64`),
 `from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event.
-Whatever stands in a query string is a stranger's: it is checked, and never drawn.
+Whatever stands in a query string is a stranger's: it is checked, and never drawn, but for what could be a run's name,
+as text.
 
 The browser drops the query string when the reader turns to another page, and Streamlit forgets what a page's controls
 said. So choices are kept in the session too. A value in the query string wins where the session has not put it there;
@@ -30,13 +32,14 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
 COMMUNICATION = "communication"
 RUNS = "runs"
+AGAINST = "against"
 SETTING = "setting"
 
-_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, SETTING)  # what every page keeps
+_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, AGAINST, SETTING)  # what every page keeps
 _LONGEST = 2000  # characters of a value that are kept
 _UNKNOWN = {
-    RUN: "The link names a run that is not here. Another one is shown.",
     RUNS: "The link names runs that are not here. Those that compare with the run on the left are shown.",
+    AGAINST: "The link compares with a run that is not here. It is left out.",
     RANK: "The link names a rank that this run does not have. Another one is shown.",
     RANKS: "The link names ranks that this run does not have. All are shown.",
     COMMUNICATION: "The link's rule for kernels that communicate is not one of names and |. It is left out.",
@@ -46,6 +49,7 @@ _UNKNOWN = {
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _SUMMARY = _TIMELINE.with_name("summary.py")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
+_NAME = re.compile(r"[\w./ +=,@()-]{1,200}")
 _RULE = re.compile(r"[\w:<>, |-]{1,200}")
 """Names with `|` between them: a stranger's regular expression could otherwise take for ever."""
 _SETTING = re.compile(r"\w{1,30}:[\w.-]{1,30}(,\w{1,30}:[\w.-]{1,30}){0,15}", re.ASCII)
@@ -170,7 +174,7 @@ def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:
     is_option = wanted is not None and _is_among(wanted, options)
     if not is_option:
         st.session_state.get("links_kept", {}).pop(name, None)
-        if name in fresh:
+        if name in fresh and name in _UNKNOWN:
             st.warning(_UNKNOWN[name])
     new = name in fresh or st.session_state.get("links_turned", True)  # another page's control of this key is not it
     if new or key not in st.session_state or not _is_among(st.session_state[key], options):
@@ -253,6 +257,11 @@ def warn_of_setting() -> None:
 def communication_rule(text: str | None) -> str | None:
     """Names of kernels that communicate, with `|` between them; None for anything else."""
     return text if text is not None and _RULE.fullmatch(text) and all(text.split("|")) else None
+
+
+def run_name(text: str | None) -> str | None:
+    """A text that could name a run; None for anything else, which is not drawn."""
+    return text if text is not None and _NAME.fullmatch(text) else None
 
 
 def number(text: str | None) -> int | None:

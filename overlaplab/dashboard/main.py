@@ -16,6 +16,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
 from overlaplab.dashboard.folder import Entry, find_runs, run_title, run_word, scan_runs, watched_beside
 from overlaplab.dashboard.heap import rest_modules
+from overlaplab.dashboard.linked_run import find_meant, say_what_is_shown
 from overlaplab.dashboard.live import look_s
 from overlaplab.dashboard.navigation import OF_WATCHED, WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
@@ -35,6 +36,8 @@ _STYLE = """
 .st-key-verdict [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35;}
 .st-key-verdict > :first-child [data-testid="stText"] {font-weight: 600;}
 .st-key-verdict a {padding: 0; min-height: 0;}
+.st-key-link_names {border-left: 4px solid #E69F00;}
+.st-key-link_names a {padding: 0; min-height: 0;}
 .st-key-headline [data-testid="stText"] {font-size: 1.5rem; line-height: 1.25; font-weight: 700;}
 .st-key-recordings [data-testid="stText"] {font-size: 0.9rem; opacity: 0.85;}
 .st-key-recordings button {min-height: 0; padding: 0;}
@@ -160,10 +163,12 @@ def _pick_run(needed: bool) -> bool:
             st.text(refused)
         upload_form()
         return False
+    linked = links.choice(links.RUN) if links.is_fresh(links.RUN) else None
+    meant = find_meant(links.choice(links.RUN) or "", names, folder)
     place = st.sidebar.container()
     with st.sidebar.expander("Open traces from this computer"):
         upload_form()
-    links.start(links.RUN, "run_picker", links.choice(links.RUN), names[0], names)
+    links.start(links.RUN, "run_picker", meant[0] if meant else None, names[0], names)
     with place:
         chosen = st.selectbox(
             "Run",
@@ -176,6 +181,8 @@ def _pick_run(needed: bool) -> bool:
             st.text(refused)
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
+    if linked is not None:
+        say_what_is_shown(linked, meant, chosen, names)
     if chosen in recorded:
         pick_communication()
     st.session_state["run_turned"] = st.session_state.get("run") != chosen

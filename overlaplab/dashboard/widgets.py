@@ -92,33 +92,38 @@ def show_page(opened: Opened, section: Section, diagnosis: Diagnosis | None, cho
     """A page that is one section, below its head; the row that was chosen in the table of the key `choose`."""
     lead(section.lead)
     show_warnings(opened)
-    row = show_blocks(section.blocks, choose)
+    row = show_blocks(section.blocks, choose, opened.title)
     what_to_do(section.advice, diagnosis)
     return row
 
 
 def show_section(section: Section) -> None:
-    """A section among others on a page: its title and lead, then as `show_blocks` has it."""
+    """A section about several runs: its title and lead, then as `show_blocks` has it."""
     st.header(section.title, anchor=False)
     st.text(section.lead)
     show_blocks(section.blocks)
 
 
-def show_blocks(blocks: Iterable[Block], choose: str = "") -> dict[Any, Any] | None:
-    """Draw a section's charts, tables and lines; the row that was chosen in the table of the key `choose`."""
+def show_blocks(blocks: Iterable[Block], choose: str = "", run: str = "") -> dict[Any, Any] | None:
+    """Draw a section's charts, tables and lines; the row that was chosen in the table of the key `choose`.
+
+    Charts, and the files in which they are kept, name the `run` that they are about; empty for several.
+    """
     rows = [
-        _show_folded(block, choose) if isinstance(block, Folded) else show_block(block, choose=block.key == choose)
+        _show_folded(block, choose)
+        if isinstance(block, Folded)
+        else show_block(block, choose=block.key == choose, run=run)
         for block in blocks
     ]
     return next((row for row in rows if row is not None), None)
 
 
-def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
-    """Draw a part of a section; the bar's spot that was chosen, or with `choose` the table's row."""
+def show_block(block: Block, *, choose: bool = False, run: str = "") -> dict[Any, Any] | None:
+    """Draw a part of a section about `run`; the bar's spot that was chosen, or with `choose` the table's row."""
     match block:
         case Chart():
-            _draw_once(id(block), is_dark(), block)
-            _download_buttons(block)
+            _draw_once(id(block), is_dark(), run, block)
+            _download_buttons(block, run)
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -195,33 +200,43 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     return link.button("on the timeline ›", key=f"{key}_link", type="tertiary", help="Show its collectives there.")
 
 
-def show_choice(block: Chart, chosen: Callable[[], None]) -> None:
-    """A chart of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
-    _show_chart(_chart(id(block), is_dark(), block)[1], block.key, on_select=chosen)
-    _download_buttons(block)
+def show_choice(block: Chart, chosen: Callable[[], None], run: str) -> None:
+    """A chart of `run` of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
+    _show_chart(_chart(id(block), is_dark(), run, block)[1], block.key, on_select=chosen)
+    _download_buttons(block, run)
 
 
-def _download_buttons(block: Chart) -> None:
+def _download_buttons(block: Chart, run: str) -> None:
     """Buttons for a chart whose table is worth keeping."""
     if block.table is not None:
-        draw = partial(block.draw, dark=is_dark(), note=block.note)
-        download_buttons(draw, block.key, block.table, dark=is_dark())
+        draw = partial(_draw, block, f"Run {run}" if run else "", dark=is_dark())
+        download_buttons(draw, block.key, block.table, dark=is_dark(), run=run)
+
+
+def _draw(block: Chart, run: str, *, dark: bool) -> alt.LayerChart:
+    """The chart, with these words about the run at the beginning of its note."""
+    return block.draw(dark=dark, note=": ".join(filter(None, (run, block.note))) or None)
+
+
+def _run_words(block: Chart, run: str) -> str:
+    """The words about the run where a chart has a note; the page's head has them, too."""
+    return f"Run {run}" if run and block.note else ""
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _draw_once(identity: int, dark: bool, _block: Chart) -> Chart:
+def _draw_once(identity: int, dark: bool, run: str, _block: Chart) -> Chart:
     """Show a chart; when the same block is shown again, Streamlit sends what it sent before.
 
     `identity` is the block's `id`, which stays its own: what is returned is kept with what was sent.
     """
-    _show_chart(_block.draw(dark=dark, note=_block.note), _block.key)
+    _show_chart(_draw(_block, _run_words(_block, run), dark=dark), _block.key)
     return _block
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _chart(identity: int, dark: bool, _block: Chart) -> tuple[Chart, alt.LayerChart]:
+def _chart(identity: int, dark: bool, run: str, _block: Chart) -> tuple[Chart, alt.LayerChart]:
     """A block, and the chart that it draws; as `_draw_once`, for charts that the reader can choose from."""
-    return _block, _block.draw(dark=dark, note=_block.note)
+    return _block, _draw(_block, _run_words(_block, run), dark=dark)
 
 
 def _show_chart(chart: alt.LayerChart, key: str, **look: Any) -> None:

@@ -52,10 +52,10 @@ def _live(root: Path, name: str) -> None:
         first_sentences(live.sentences[0], live.sentences[1:])
         for block in live.section.blocks:
             if isinstance(block, Chart) and block.key == _MARKED and len(live.recordings):
-                show_choice(block, _keep_mark)
+                show_choice(block, _keep_mark, run_word(name))
                 _recordings(live, name)
             else:
-                show_block(block)
+                show_block(block, run=run_word(name))
         for note in live.notes:
             st.text(f"Note: {sentence(shorten(note, 300))}")
 

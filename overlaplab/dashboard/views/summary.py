@@ -29,7 +29,7 @@ def page() -> None:
     )
     head.show_whole(diagnosis)
     with st.container(key="screen", gap="xsmall"):
-        chosen = show_blocks(section.blocks, choose="exposed_table")
+        chosen = show_blocks(section.blocks, choose="exposed_table", run=opened.title)
         show_warnings(opened)
     if chosen is not None:
         show_spot(opened, chosen["start_ns"], chosen["end_ns"], chosen["rank"], room=0.2, least_ns=50_000)

@@ -15,6 +15,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_button
+from overlaplab.dashboard.folder import run_title
 from overlaplab.dashboard.head import open_page
 from overlaplab.dashboard.pickers import pick_ranks, pick_step, shown_diagnosis
 from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, show_table, show_warnings
@@ -245,7 +246,7 @@ def _headline(title: str, table: pd.DataFrame, key: str) -> None:
     look: dict[str, Any] = {"horizontal_alignment": "distribute", "vertical_alignment": "bottom"}
     with st.container(horizontal=True, key=f"headline_{key}", **look):
         st.subheader(title, anchor=False, width="content")
-        csv_button("CSV", table, key)
+        csv_button("CSV", table, key, run_title(st.session_state["folder"], st.session_state["run"]))
 
 
 page()

@@ -79,7 +79,7 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
         with st.container(key=f"side_by_side_{charts[0].key}"):
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
-                    show_block(chart)
+                    show_block(chart, run=opened.title)
     if opened.diagnosis is None or question != Question(setting=Setting()):  # else the page's head says it
         what_to_do((parts.advice,))
 

@@ -58,10 +58,10 @@ def page() -> None:
     show_warnings(opened)
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
     for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
-        show_choice(strip, partial(_choose_cell, strip.key))
+        show_choice(strip, partial(_choose_cell, strip.key), opened.title)
     *drawn, rows = section.blocks
     if other is None:
-        show_blocks(drawn)
+        show_blocks(drawn, run=opened.title)
     else:
         _two((opened, table), (other, run_tables.one_window(other.schedule, dict(table.iloc[0]))))
     row = show_block(rows, choose=True)
@@ -94,12 +94,16 @@ def _pick_other(opened: Opened) -> Opened | None:
     gathering = [
         name for name in names if (traits := strategy_traits(run_manifest(name))) and traits.gathers == "units"
     ]
+    options = [None, *gathering, *(name for name in names if name not in gathering)]
+    links.start(links.AGAINST, "against", links.choice(links.AGAINST), None, options)
     name = st.sidebar.selectbox(
         "Compare with",
-        [None, *gathering, *(name for name in names if name not in gathering)],
+        options,
         format_func=lambda name: "nothing" if name is None else run_word(name),
         key="against",
+        on_change=links.control_used,
     )
+    links.settle(links.AGAINST, name, plain=False)
     if name is None:
         return None
     other = open_run(root, name)
@@ -127,14 +131,14 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     for column, (opened, table), key in zip(st.columns(2, gap="medium"), pair, keys, strict=True):
         with column.container(gap=None):
             with st.container(key=f"{key}run"):
-                st.text(f"{_run_name(opened)}, {findings.window_name(table)}".rstrip(", "))
+                st.text(f"{opened.title}, {findings.window_name(table)}".rstrip(", "))
             st.text(findings.note(opened.run.manifest) or "")
     chosen: dict[str, Any] = {"window_ns": window, "top_bytes": top, "line": _HALF}
     blocks = [_section(*rows, **chosen, prefix=key).blocks[:2] for rows, key in zip(pair, keys, strict=True)]
     for drawn in zip(*blocks, strict=True):  # the curves, then the schedules
-        for column, block in zip(st.columns(2, gap="medium"), drawn, strict=True):
+        for column, block, (opened, _) in zip(st.columns(2, gap="medium"), drawn, pair, strict=True):
             with column:
-                show_block(block)
+                show_block(block, run=opened.title)
 
 
 def _scatters(opened: Opened, table: pd.DataFrame) -> pd.DataFrame:
@@ -147,7 +151,7 @@ def _cost(opened: Opened) -> findings.GatherCost:
     waits = schedule_steps(opened.schedule)["wait_ns"]
     manifest = opened.run.manifest
     return findings.GatherCost(
-        name=_run_name(opened),
+        name=opened.title,
         strategy=manifest.strategy if manifest else None,
         prefetch=manifest.prefetch if manifest else None,
         wait_ns=float(waits.median()) if waits.notna().any() else None,
@@ -169,10 +173,6 @@ def _setting(manifest: Manifest) -> tuple[object, ...] | None:
         manifest.accumulate or 1,
         manifest.device,
     )
-
-
-def _run_name(opened: Opened) -> str:
-    return run_word(opened.name, 40)
 
 
 page()
