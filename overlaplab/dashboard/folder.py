@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -117,6 +118,13 @@ def _manifest(file: Path, mtime_ns: int, size: int) -> Manifest | None:
 def run_word(name: str, most: int = 60) -> str:
     """What a run of the opened folder, or an uploaded one, is called on screens."""
     return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), most)
+
+
+def short_words(names: Iterable[str], most: int = 28) -> dict[str, str]:
+    """Runs by names with room in the side bar; those that would be told apart by their middles keep more of it."""
+    words = {name: run_word(name, most) for name in names}
+    times = Counter(words.values())
+    return {name: word if times[word] == 1 else run_word(name) for name, word in words.items()}
 
 
 def run_title(root: Path | None, name: str, most: int = 60) -> str:

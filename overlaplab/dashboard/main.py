@@ -14,7 +14,7 @@ from streamlit.navigation.page import StreamlitPage
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import Entry, find_runs, run_title, run_word, scan_runs, watched_beside
+from overlaplab.dashboard.folder import Entry, find_runs, run_title, scan_runs, short_words, watched_beside
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.linked_run import find_meant, say_what_is_shown
 from overlaplab.dashboard.live import look_s
@@ -35,6 +35,7 @@ _STYLE = """
 .st-key-verdict {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.4rem 1rem;}
 .st-key-verdict [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35;}
 .st-key-verdict > :first-child [data-testid="stText"] {font-weight: 600;}
+.st-key-advice_line {flex-wrap: nowrap;}
 .st-key-verdict a {padding: 0; min-height: 0;}
 .st-key-link_names {border-left: 4px solid #E69F00;}
 .st-key-link_names a {padding: 0; min-height: 0;}
@@ -169,11 +170,12 @@ def _pick_run(needed: bool) -> bool:
     with st.sidebar.expander("Open traces from this computer"):
         upload_form()
     links.start(links.RUN, "run_picker", meant[0] if meant else None, names[0], names)
+    words = short_words(names)
     with place:
         chosen = st.selectbox(
             "Run",
             names,
-            format_func=lambda name: run_word(name) + ("" if name in recorded else " (watched)"),
+            format_func=lambda name: words[name] + ("" if name in recorded else " (watched)"),
             key="run_picker",
             on_change=links.control_used,
         )

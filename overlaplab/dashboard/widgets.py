@@ -215,7 +215,7 @@ def _download_buttons(block: Chart, run: str) -> None:
 
 def _draw(block: Chart, run: str, *, dark: bool) -> alt.LayerChart:
     """The chart, with these words about the run at the beginning of its note."""
-    return block.draw(dark=dark, note=": ".join(filter(None, (run, block.note))) or None)
+    return block.draw(dark=dark, note=" · ".join(filter(None, (run, block.note))) or None)
 
 
 def _run_words(block: Chart, run: str) -> str:

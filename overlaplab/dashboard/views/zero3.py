@@ -33,6 +33,7 @@ from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import gathers_limit, gathers_section, strips
 
+_NOTHING = ""  # no run has this name, and Streamlit takes None for a box in which nothing was chosen
 _HALF = 70  # characters of a subtitle's line in one of two columns
 
 
@@ -94,17 +95,17 @@ def _pick_other(opened: Opened) -> Opened | None:
     gathering = [
         name for name in names if (traits := strategy_traits(run_manifest(name))) and traits.gathers == "units"
     ]
-    options = [None, *gathering, *(name for name in names if name not in gathering)]
-    links.start(links.AGAINST, "against", links.choice(links.AGAINST), None, options)
+    options = [_NOTHING, *gathering, *(name for name in names if name not in gathering)]
+    links.start(links.AGAINST, "against", links.choice(links.AGAINST), _NOTHING, options)
     name = st.sidebar.selectbox(
         "Compare with",
         options,
-        format_func=lambda name: "nothing" if name is None else run_word(name),
+        format_func=lambda name: "nothing" if name == _NOTHING else run_word(name),
         key="against",
         on_change=links.control_used,
     )
-    links.settle(links.AGAINST, name, plain=False)
-    if name is None:
+    links.settle(links.AGAINST, name or None, plain=False)
+    if name == _NOTHING:
         return None
     other = open_run(root, name)
     if isinstance(other, OverlaplabError):
