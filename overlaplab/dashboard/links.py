@@ -4,7 +4,8 @@ A page's path is the page. `run` is a run's name below the opened folder, or tha
 that the page ZeRO-3 shows beside it, `rank` one rank, `ranks` several (`0,3`),
 `step` a `ProfilerStep`'s number, `runs` the names of those that the page Compare shows (`a,b`), `communication` the
 names of kernels that communicate, too (`a|b`), `setting` what the page What if changes (`bucket_cap_mb:1,ranks:64`),
-`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event.
+`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event, `hosts` the places of the
+traces whose hosts are unfolded there (`0,3`).
 Whatever stands in a query string is a stranger's: it is checked, and never drawn, but for what could be a run's name,
 as text.
 
@@ -30,6 +31,7 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
+HOSTS = "hosts"
 COMMUNICATION = "communication"
 RUNS = "runs"
 AGAINST = "against"
@@ -59,18 +61,27 @@ T = TypeVar("T")
 
 
 def timeline_link(
-    name: str, *, start_ns: int, end_ns: int, rank: int | None = None, event: tuple[int, int] | None = None
+    name: str,
+    *,
+    start_ns: int,
+    end_ns: int,
+    rank: int | None = None,
+    event: tuple[int, int] | None = None,
+    hosts: tuple[int, ...] = (),
 ) -> dict[str, str]:
     """The query parameters that open the Timeline page at a spot.
 
     Parameters: `name`, the run's below the opened folder; the window in ns from the run's zero; `rank`, one that is to
-    be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected.
+    be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected;
+    `hosts`, the places in `run.traces` of those whose hosts are unfolded.
     """
     query = {RUN: name, FROM: str(int(start_ns)), TO: str(int(end_ns))}
     if rank is not None:
         query[RANK] = str(int(rank))
     if event is not None:
         query[EVENT] = f"{int(event[0])}-{int(event[1])}"
+    if hosts:
+        query[HOSTS] = ",".join(map(str, hosts))
     return query
 
 
@@ -211,14 +222,21 @@ def event_of_query() -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def keep_spot(window: tuple[int, int], event: tuple[int, int] | None) -> None:
-    """Write the Timeline's window and selected event into the query string, at once as `write` does; the page does not
-    run anew for that.
+def hosts_of_query() -> tuple[int, ...]:
+    """The query string's unfolded hosts, as places in `run.traces`; the run may not have them."""
+    return numbers(st.query_params.get(HOSTS)) or ()
+
+
+def keep_spot(window: tuple[int, int], event: tuple[int, int] | None, hosts: tuple[int, ...] = ()) -> None:
+    """Write the Timeline's window, selected event and unfolded hosts into the query string, at once as `write` does;
+    the page does not run anew for that.
     """
-    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT)}
+    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT, HOSTS)}
     query |= st.session_state.get("links_kept", {}) | {FROM: str(window[0]), TO: str(window[1])}
     if event is not None:
         query[EVENT] = f"{event[0]}-{event[1]}"
+    if hosts:
+        query[HOSTS] = ",".join(map(str, hosts))
     if query != st.query_params.to_dict():
         st.query_params.from_dict(query)
 

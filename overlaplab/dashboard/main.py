@@ -86,14 +86,19 @@ _STYLE = """
 [class*="st-key-side_by_side"] [data-testid="stColumn"] {min-width: 24rem;}
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
-.st-key-timeline_beside h3 {font-size: 1rem; padding: 0.35rem 0 0;}
+.st-key-timeline_below h3 {font-size: 1rem; padding: 0.35rem 0 0;}
 .st-key-kernels_table [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3; padding: 0.15rem 0;
   overflow-wrap: anywhere;}
 .st-key-kernels_table [data-testid="stText"]:not(:hover) > * {
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden;}
-.st-key-timeline_beside [class*="st-key-headline_"] {flex-wrap: nowrap;}
-.st-key-timeline_beside [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
-@media (max-width: 1000px) {.st-key-timeline_beside [data-testid="stColumn"] {min-width: 100%;}}
+.st-key-timeline_below [class*="st-key-headline_"] {flex-wrap: nowrap;}
+.st-key-timeline_below [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
+.st-key-timeline_facts {display: grid; gap: 0.5rem 1rem; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));}
+.st-key-timeline_facts > :first-child {grid-column: 1 / -1;}
+.st-key-timeline_facts [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35; overflow-wrap: anywhere;
+  font-variant-numeric: tabular-nums;}
+.st-key-timeline_facts [data-testid="stText"] ::first-line {font-size: 0.8rem; font-weight: 700; opacity: 0.75;}
+@media (max-width: 1150px) {.st-key-timeline_below [data-testid="stColumn"] {min-width: 100%;}}
 @media (max-width: 1000px) {
   [data-testid="stSidebar"][data-collapsed="false"] {width: 13rem !important; min-width: 13rem;}
   .block-container {padding-left: 1.5rem; padding-right: 1.5rem;}

@@ -32,7 +32,8 @@ def page() -> None:
         chosen = show_blocks(section.blocks, choose="exposed_table", run=opened.title)
         show_warnings(opened)
     if chosen is not None:
-        show_spot(opened, chosen["start_ns"], chosen["end_ns"], chosen["rank"], room=0.2, least_ns=50_000)
+        span = chosen["start_ns"], chosen["end_ns"]
+        show_spot(opened, *span, chosen["rank"], room=0.2, least_ns=50_000, cause=chosen.get("cause"))
 
 
 page()
