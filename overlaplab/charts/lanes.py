@@ -11,6 +11,7 @@ import pandas as pd
 from overlaplab.charts.parts import WHEN, Layer, tooltip
 from overlaplab.charts.theme import DARK, Palette, cause_colours, colours, finish, palette
 from overlaplab.findings import clocks_note, mark_name, mark_word, timeline_title
+from overlaplab.timeline.host_lanes import HostKind
 from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 from overlaplab.timeline.timeline import View
 from overlaplab.words import shorten, to_ms
@@ -27,6 +28,13 @@ _PHASES = {
     MarkKind.OPTIMIZER: ("#6E7684", "#A9B0BD"),
 }
 """Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
+_HOST = {
+    HostKind.RANGE: ("#E6E8EC", "#31363F"),
+    HostKind.OPERATOR: ("#BAC4CF", "#586472"),
+    HostKind.CALL: ("#8B96A5", "#8B98A8"),
+    HostKind.LAUNCH: ("#3F4754", "#D5DAE1"),
+}
+"""So is the host."""
 _NAMED = (MarkKind.STEP.value, *(mark.value for mark in _PHASES))
 _LEGEND_COLUMNS = 5
 """Columns of the legend: so many causes in words fit into a line."""
@@ -214,6 +222,11 @@ def mark_colours(tones: Palette) -> dict[MarkKind, str]:
         MarkKind.MEMORY: tones.memory,
         MarkKind.FREE: tones.ink,
     }
+
+
+def host_colours(tones: Palette) -> dict[str, str]:
+    """The colour of each `HostKind`."""
+    return {kind.value: pair[tones is DARK] for kind, pair in _HOST.items()}
 
 
 def _word(part: str, kind: str, name: str, events: int) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import streamlit as st
 
 import overlaplab
 from overlaplab.dashboard import links
-from overlaplab.dashboard.folder import HERE, confined_path, read_manifest, stamp
+from overlaplab.dashboard.folder import HERE, Stamp, confined_path, describe_stamp, read_manifest, run_title, stamp
 from overlaplab.dashboard.uploads import PREFIX, Uploads
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest
@@ -37,6 +38,11 @@ class Opened(RunTables):
     """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
     sections: dict[Hashable, Any] = field(default_factory=dict)
     """What pages have made of it lately, see `get_or_make`."""
+
+    @property
+    def title(self) -> str:
+        """Its name in the page's head, under charts and in files' names."""
+        return run_title(Path(self.run.path), self.name)
 
     def get_or_make(self, about: Hashable, make: Callable[[], T]) -> T:
         """What a page made of this run `about` something before, or else makes now.
@@ -75,17 +81,23 @@ def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
     """A run of the opened folder, or an uploaded one of this session; or what is wrong with it."""
     brought = name.startswith(PREFIX)
     try:
-        if root is None and not brought:
-            raise OverlaplabError("no folder is open")
-        path = confined_path(root, name) if root is not None and not brought else uploads().folder(name)
+        slot = _find_slot(root, name)
         rule = links.communication_rule(links.choice(links.COMMUNICATION))
-        return _load_run(str(path), stamp(path), name, not brought).with_communication(rule)
+        return slot.read().with_communication(rule)
     except OverlaplabError as error:
         return OverlaplabError(uploads().without_folder(str(error))) if brought else error
     except OSError as error:
         return OverlaplabError(f"cannot be read: {error.strerror}", path=name, remedy="Was it moved or deleted?")
     except (RecursionError, MemoryError):
         return OverlaplabError("is too deep or too big to read", path=name, remedy="Record fewer steps.")
+
+
+def is_read(root: Path | None, name: str) -> bool:
+    """Whether a run stands ready, so that `open_run` returns at once."""
+    try:
+        return _find_slot(root, name).opened is not None
+    except (OverlaplabError, OSError):
+        return False
 
 
 def run_manifest(name: str) -> Manifest | None:
@@ -99,10 +111,36 @@ def run_manifest(name: str) -> Manifest | None:
 def close_upload(name: str) -> None:
     """Delete an uploaded run, and what was read of it."""
     path = uploads().folder(name)
-    _load_run.clear(str(path), stamp(path), name, False)
+    _slot.clear(str(path), stamp(path), name, False)
     uploads().remove(name)
 
 
-@st.cache_resource(max_entries=24, show_spinner="Reading the traces")
-def _load_run(path: str, stamped: tuple[tuple[str, int, int], ...], name: str, keep: bool) -> Opened:
-    return Opened(name=name, run=overlaplab.load_run(path, cache=keep))
+class _RunSlot:
+    """A run's place, in which it stands once it is read; sessions share it."""
+
+    def __init__(self, path: str, stamped: Stamp, name: str, *, keep: bool) -> None:
+        self.opened: Opened | None = None
+        self._path, self._stamped, self._name, self._keep = path, stamped, name, keep
+        self._lock = Lock()
+
+    def read(self) -> Opened:
+        """The run; where it must be read, the page says meanwhile how much that is."""
+        if self.opened is not None:
+            return self.opened
+        with st.spinner(f"Reading {describe_stamp(self._stamped)}", show_time=True), self._lock:
+            if self.opened is None:
+                self.opened = Opened(name=self._name, run=overlaplab.load_run(self._path, cache=self._keep))
+            return self.opened
+
+
+def _find_slot(root: Path | None, name: str) -> _RunSlot:
+    brought = name.startswith(PREFIX)
+    if root is None and not brought:
+        raise OverlaplabError("no folder is open")
+    path = confined_path(root, name) if root is not None and not brought else uploads().folder(name)
+    return _slot(str(path), stamp(path), name, not brought)
+
+
+@st.cache_resource(max_entries=24, show_spinner=False)
+def _slot(path: str, stamped: Stamp, name: str, keep: bool) -> _RunSlot:
+    return _RunSlot(path, stamped, name, keep=keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -15,22 +16,30 @@ _BACKGROUND = {True: "#0E1117", False: "#FFFFFF"}  # Streamlit's own
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def download_buttons(draw: Callable[[], alt.LayerChart], key: str, table: pd.DataFrame | None, *, dark: bool) -> None:
-    """Buttons for a chart, which is drawn where its picture is asked for: PNG, and CSV where there is a table."""
+def download_buttons(
+    draw: Callable[[], alt.LayerChart], key: str, table: pd.DataFrame | None, *, dark: bool, run: str
+) -> None:
+    """Buttons for a chart of `run`, drawn where its picture is asked for: PNG, and CSV where there is a table."""
     with st.container(horizontal=True, horizontal_alignment="right", gap="small", key=f"downloads_{key}"):
         if table is not None:
-            csv_button("Download CSV", table, key)
-        _button("Download PNG", lambda: png_bytes(draw(), dark=dark), key, "png", "image/png")
+            csv_button("Download CSV", table, key, run)
+        _button("Download PNG", lambda: png_bytes(draw(), dark=dark), key, run, "png", "image/png")
 
 
-def csv_button(label: str, table: pd.DataFrame, key: str) -> None:
-    """A button for a table as CSV."""
-    _button(label, partial(csv_bytes, table), key, "csv", "text/csv")
+def csv_button(label: str, table: pd.DataFrame, key: str, run: str) -> None:
+    """A button for a table about `run` as CSV."""
+    _button(label, partial(csv_bytes, table), key, run, "csv", "text/csv")
 
 
-def _button(label: str, content: Callable[[], bytes], key: str, ending: str, mime: str) -> None:
-    file = f"{key}.{ending}"
-    st.download_button(label, content, file, mime, f"{key}_{ending}", on_click="ignore", type="tertiary")
+def _button(label: str, content: Callable[[], bytes], key: str, run: str, ending: str, mime: str) -> None:
+    st.download_button(
+        label, content, file_name(run, key, ending), mime, f"{key}_{ending}", on_click="ignore", type="tertiary"
+    )
+
+
+def file_name(run: str, key: str, ending: str) -> str:
+    """The name of the file of a chart or table: `sweep-cap-25_waits.png`; without the run where that is empty."""
+    return "_".join(filter(None, (re.sub(r"[^\w.+-]+", "-", run).strip("-."), f"{key}.{ending}")))
 
 
 def csv_bytes(table: pd.DataFrame) -> bytes:

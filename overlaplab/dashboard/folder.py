@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, holds_watched, is_watched_name, trace_names
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
-from overlaplab.words import shorten
+from overlaplab.words import count, shorten, size
 
 WATCH = "watch"
 """Where a Recorder that watches writes what it watches, in its own folder."""
@@ -119,6 +120,18 @@ def run_word(name: str, most: int = 60) -> str:
     return "(this folder)" if name == HERE else shorten(name.removeprefix("/"), most)
 
 
+def short_words(names: Iterable[str], most: int = 28) -> dict[str, str]:
+    """Runs by names with room in the side bar; those that would be told apart by their middles keep more of it."""
+    words = {name: run_word(name, most) for name in names}
+    times = Counter(words.values())
+    return {name: word if times[word] == 1 else run_word(name) for name, word in words.items()}
+
+
+def run_title(root: Path | None, name: str, most: int = 60) -> str:
+    """A run's name where nothing else tells of it: of the opened folder itself that folder's."""
+    return shorten(root.resolve().name, most) if name == HERE and root is not None else run_word(name, most)
+
+
 def watched_beside(name: str, entries: Iterable[Entry]) -> str | None:
     """The folder with what was watched of a run's training: its own, or its `watch`; None where neither has any."""
     watched = {entry.name for entry in entries if entry.watched}
@@ -148,6 +161,12 @@ def stamp(path: Path) -> Stamp:
     Raises OverlaplabError where a link among the traces leads out of the run's folder.
     """
     return _stamp(path, lambda names: {MANIFEST_NAME, *trace_names(names)})
+
+
+def describe_stamp(stamped: Stamp) -> str:
+    """How much there is to read of a run with this `stamp`: `8 traces, 87.0 MB`."""
+    traces = trace_names([name for name, _, _ in stamped])
+    return f"{count(len(traces), 'trace')}, {size(sum(length for name, _, length in stamped if name in traces))}"
 
 
 def watched_stamp(path: Path) -> Stamp:

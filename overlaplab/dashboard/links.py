@@ -1,10 +1,13 @@
 """Permalinks: what the reader has chosen stands in the query string, and what stands there is chosen.
 
-A page's path is the page. `run` is a run's name below the opened folder, `rank` one rank, `ranks` several (`0,3`),
+A page's path is the page. `run` is a run's name below the opened folder, or that of a folder of runs, `against` the run
+that the page ZeRO-3 shows beside it, `rank` one rank, `ranks` several (`0,3`),
 `step` a `ProfilerStep`'s number, `runs` the names of those that the page Compare shows (`a,b`), `communication` the
 names of kernels that communicate, too (`a|b`), `setting` what the page What if changes (`bucket_cap_mb:1,ranks:64`),
-`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event.
-Whatever stands in a query string is a stranger's: it is checked, and never drawn.
+`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event, `hosts` the places of the
+traces whose hosts are unfolded there (`0,3`).
+Whatever stands in a query string is a stranger's: it is checked, and never drawn, but for what could be a run's name,
+as text.
 
 The browser drops the query string when the reader turns to another page, and Streamlit forgets what a page's controls
 said. So choices are kept in the session too. A value in the query string wins where the session has not put it there;
@@ -28,15 +31,17 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
+HOSTS = "hosts"
 COMMUNICATION = "communication"
 RUNS = "runs"
+AGAINST = "against"
 SETTING = "setting"
 
-_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, SETTING)  # what every page keeps
+_CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, AGAINST, SETTING)  # what every page keeps
 _LONGEST = 2000  # characters of a value that are kept
 _UNKNOWN = {
-    RUN: "The link names a run that is not here. Another one is shown.",
     RUNS: "The link names runs that are not here. Those that compare with the run on the left are shown.",
+    AGAINST: "The link compares with a run that is not here. It is left out.",
     RANK: "The link names a rank that this run does not have. Another one is shown.",
     RANKS: "The link names ranks that this run does not have. All are shown.",
     COMMUNICATION: "The link's rule for kernels that communicate is not one of names and |. It is left out.",
@@ -46,6 +51,7 @@ _UNKNOWN = {
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _SUMMARY = _TIMELINE.with_name("summary.py")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
+_NAME = re.compile(r"[\w./ +=,@()-]{1,200}")
 _RULE = re.compile(r"[\w:<>, |-]{1,200}")
 """Names with `|` between them: a stranger's regular expression could otherwise take for ever."""
 _SETTING = re.compile(r"\w{1,30}:[\w.-]{1,30}(,\w{1,30}:[\w.-]{1,30}){0,15}", re.ASCII)
@@ -55,18 +61,27 @@ T = TypeVar("T")
 
 
 def timeline_link(
-    name: str, *, start_ns: int, end_ns: int, rank: int | None = None, event: tuple[int, int] | None = None
+    name: str,
+    *,
+    start_ns: int,
+    end_ns: int,
+    rank: int | None = None,
+    event: tuple[int, int] | None = None,
+    hosts: tuple[int, ...] = (),
 ) -> dict[str, str]:
     """The query parameters that open the Timeline page at a spot.
 
     Parameters: `name`, the run's below the opened folder; the window in ns from the run's zero; `rank`, one that is to
-    be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected.
+    be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected;
+    `hosts`, the places in `run.traces` of those whose hosts are unfolded.
     """
     query = {RUN: name, FROM: str(int(start_ns)), TO: str(int(end_ns))}
     if rank is not None:
         query[RANK] = str(int(rank))
     if event is not None:
         query[EVENT] = f"{int(event[0])}-{int(event[1])}"
+    if hosts:
+        query[HOSTS] = ",".join(map(str, hosts))
     return query
 
 
@@ -170,7 +185,7 @@ def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:
     is_option = wanted is not None and _is_among(wanted, options)
     if not is_option:
         st.session_state.get("links_kept", {}).pop(name, None)
-        if name in fresh:
+        if name in fresh and name in _UNKNOWN:
             st.warning(_UNKNOWN[name])
     new = name in fresh or st.session_state.get("links_turned", True)  # another page's control of this key is not it
     if new or key not in st.session_state or not _is_among(st.session_state[key], options):
@@ -207,14 +222,21 @@ def event_of_query() -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def keep_spot(window: tuple[int, int], event: tuple[int, int] | None) -> None:
-    """Write the Timeline's window and selected event into the query string, at once as `write` does; the page does not
-    run anew for that.
+def hosts_of_query() -> tuple[int, ...]:
+    """The query string's unfolded hosts, as places in `run.traces`; the run may not have them."""
+    return numbers(st.query_params.get(HOSTS)) or ()
+
+
+def keep_spot(window: tuple[int, int], event: tuple[int, int] | None, hosts: tuple[int, ...] = ()) -> None:
+    """Write the Timeline's window, selected event and unfolded hosts into the query string, at once as `write` does;
+    the page does not run anew for that.
     """
-    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT)}
+    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT, HOSTS)}
     query |= st.session_state.get("links_kept", {}) | {FROM: str(window[0]), TO: str(window[1])}
     if event is not None:
         query[EVENT] = f"{event[0]}-{event[1]}"
+    if hosts:
+        query[HOSTS] = ",".join(map(str, hosts))
     if query != st.query_params.to_dict():
         st.query_params.from_dict(query)
 
@@ -253,6 +275,11 @@ def warn_of_setting() -> None:
 def communication_rule(text: str | None) -> str | None:
     """Names of kernels that communicate, with `|` between them; None for anything else."""
     return text if text is not None and _RULE.fullmatch(text) and all(text.split("|")) else None
+
+
+def run_name(text: str | None) -> str | None:
+    """A text that could name a run; None for anything else, which is not drawn."""
+    return text if text is not None and _NAME.fullmatch(text) else None
 
 
 def number(text: str | None) -> int | None:

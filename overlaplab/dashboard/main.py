@@ -14,8 +14,9 @@ from streamlit.navigation.page import StreamlitPage
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import Entry, find_runs, run_word, scan_runs, watched_beside
+from overlaplab.dashboard.folder import Entry, find_runs, run_title, scan_runs, short_words, watched_beside
 from overlaplab.dashboard.heap import rest_modules
+from overlaplab.dashboard.linked_run import find_meant, say_what_is_shown
 from overlaplab.dashboard.live import look_s
 from overlaplab.dashboard.navigation import OF_WATCHED, WITHOUT_RUN, all_pages, list_pages
 from overlaplab.dashboard.pickers import pick_communication
@@ -26,8 +27,18 @@ _STYLE = """
 .block-container {padding: 2.5rem 2.5rem 2rem;}
 @media (min-width: 1000px) {.block-container {padding-top: 1.25rem;}}
 .stMain h1 {font-size: 1.75rem; padding: 0;}
+.st-key-head {row-gap: 0.1rem;}
+.st-key-head_below {margin-top: -0.5rem;}
 .st-key-head h1 {font-size: 1.05rem; padding: 0; opacity: 0.7;}
 .st-key-head [data-testid="stText"] {font-size: 0.95rem; opacity: 0.7;}
+.st-key-head_run [data-testid="stText"] {font-size: 1.05rem; font-weight: 700; opacity: 1;}
+.st-key-verdict {border-left: 4px solid #0072B2; background: rgb(0 114 178 / 10%); padding: 0.4rem 1rem;}
+.st-key-verdict [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35;}
+.st-key-verdict > :first-child [data-testid="stText"] {font-weight: 600;}
+.st-key-advice_line {flex-wrap: nowrap;}
+.st-key-verdict a {padding: 0; min-height: 0;}
+.st-key-link_names {border-left: 4px solid #E69F00;}
+.st-key-link_names a {padding: 0; min-height: 0;}
 .st-key-headline [data-testid="stText"] {font-size: 1.5rem; line-height: 1.25; font-weight: 700;}
 .st-key-recordings [data-testid="stText"] {font-size: 0.9rem; opacity: 0.85;}
 .st-key-recordings button {min-height: 0; padding: 0;}
@@ -63,7 +74,7 @@ _STYLE = """
 }
 .st-key-history {display: none;}
 [class*="st-key-pages"] [data-testid="stExpander"] details {border: none;}
-.st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.15rem; line-height: 1.5;}
+.st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.1rem; line-height: 1.4;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p {color: inherit; opacity: 0.85;}
 [class*="st-key-title_"] [data-testid="stText"] {font-weight: 700; margin-top: 0.5rem;}
@@ -75,14 +86,19 @@ _STYLE = """
 [class*="st-key-side_by_side"] [data-testid="stColumn"] {min-width: 24rem;}
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
-.st-key-timeline_beside h3 {font-size: 1rem; padding: 0.35rem 0 0;}
+.st-key-timeline_below h3 {font-size: 1rem; padding: 0.35rem 0 0;}
 .st-key-kernels_table [data-testid="stText"] {font-size: 0.85rem; line-height: 1.3; padding: 0.15rem 0;
   overflow-wrap: anywhere;}
 .st-key-kernels_table [data-testid="stText"]:not(:hover) > * {
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden;}
-.st-key-timeline_beside [class*="st-key-headline_"] {flex-wrap: nowrap;}
-.st-key-timeline_beside [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
-@media (max-width: 1000px) {.st-key-timeline_beside [data-testid="stColumn"] {min-width: 100%;}}
+.st-key-timeline_below [class*="st-key-headline_"] {flex-wrap: nowrap;}
+.st-key-timeline_below [class*="st-key-headline_"] > :first-child {flex-shrink: 1;}
+.st-key-timeline_facts {display: grid; gap: 0.5rem 1rem; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));}
+.st-key-timeline_facts > :first-child {grid-column: 1 / -1;}
+.st-key-timeline_facts [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35; overflow-wrap: anywhere;
+  font-variant-numeric: tabular-nums;}
+.st-key-timeline_facts [data-testid="stText"] ::first-line {font-size: 0.8rem; font-weight: 700; opacity: 0.75;}
+@media (max-width: 1150px) {.st-key-timeline_below [data-testid="stColumn"] {min-width: 100%;}}
 @media (max-width: 1000px) {
   [data-testid="stSidebar"][data-collapsed="false"] {width: 13rem !important; min-width: 13rem;}
   .block-container {padding-left: 1.5rem; padding-right: 1.5rem;}
@@ -106,6 +122,7 @@ def main() -> None:
     at_first, at_last = st.sidebar.empty(), st.sidebar.empty()
     needs_run = page.url_path not in WITHOUT_RUN
     there = _pick_run(needs_run)
+    st.set_page_config(page_title=_tab_title(page, of_run=there and needs_run))
     folded = list_pages(at_first, pages, page)
     if there and page.url_path not in OF_WATCHED and st.session_state["run"] not in st.session_state["names"]:
         _turn_to_live(pages["live"])
@@ -114,6 +131,12 @@ def main() -> None:
     if (there or not needs_run) and list_pages(at_last, pages, page, folded) != folded:
         at_first.empty()  # two places, since a shorter list drawn over a longer one would leave its end standing
     links.write()
+
+
+def _tab_title(page: StreamlitPage, *, of_run: bool) -> str:
+    """What the browser's tab is called: `bucketed · Timeline – overlaplab`."""
+    run = [run_title(st.session_state["folder"], st.session_state["run"], 30)] if of_run else []
+    return f"{' · '.join([*run, page.title])} – overlaplab"
 
 
 def _turn_to_live(live: StreamlitPage) -> None:
@@ -146,15 +169,18 @@ def _pick_run(needed: bool) -> bool:
             st.text(refused)
         upload_form()
         return False
+    linked = links.choice(links.RUN) if links.is_fresh(links.RUN) else None
+    meant = find_meant(links.choice(links.RUN) or "", names, folder)
     place = st.sidebar.container()
     with st.sidebar.expander("Open traces from this computer"):
         upload_form()
-    links.start(links.RUN, "run_picker", links.choice(links.RUN), names[0], names)
+    links.start(links.RUN, "run_picker", meant[0] if meant else None, names[0], names)
+    words = short_words(names)
     with place:
         chosen = st.selectbox(
             "Run",
             names,
-            format_func=lambda name: run_word(name) + ("" if name in recorded else " (watched)"),
+            format_func=lambda name: words[name] + ("" if name in recorded else " (watched)"),
             key="run_picker",
             on_change=links.control_used,
         )
@@ -162,6 +188,8 @@ def _pick_run(needed: bool) -> bool:
             st.text(refused)
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
+    if linked is not None:
+        say_what_is_shown(linked, meant, chosen, names)
     if chosen in recorded:
         pick_communication()
     st.session_state["run_turned"] = st.session_state.get("run") != chosen

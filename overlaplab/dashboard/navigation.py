@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 from streamlit.navigation.page import StreamlitPage
 
-from overlaplab.dashboard.data import Opened, open_run
+from overlaplab.dashboard.data import Opened, is_read, open_run
 
 _VIEWS = Path(__file__).with_name("views")
 _TITLES = {
@@ -82,7 +82,9 @@ def _draw(
 
 
 def _nothing_in(*, computed: bool) -> Folded:
-    """The pages that have nothing to show of the chosen run; with `computed` those whose tables are there already."""
+    """The pages that have nothing to show of the chosen run; with `computed` those whose tables are there already,
+    so that nothing is read above the page that says so.
+    """
     without: dict[str, str] = {}
     root, name = st.session_state.get("folder"), st.session_state.get("run")
     if name is None:
@@ -91,7 +93,7 @@ def _nothing_in(*, computed: bool) -> Folded:
         return dict.fromkeys((word for word in _TITLES if word not in OF_WATCHED), "not recorded")
     if st.session_state.get("watched") is None:
         without["live"] = "not watched"
-    opened = open_run(root, name)
+    opened = open_run(root, name) if is_read(root, name) or not computed else None
     if isinstance(opened, Opened):
         for word, (table, why) in _ABOUT.items():
             if (table in vars(opened) or not computed) and getattr(opened, table).empty:

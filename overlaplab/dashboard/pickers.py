@@ -9,7 +9,13 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab.dashboard import links
+from overlaplab.dashboard.data import Opened
 from overlaplab.events import Run
+from overlaplab.findings import Diagnosis
+from overlaplab.sections.run_tables import table_window
+
+_WINDOW = ((links.RANK, 0), (links.STEP, -1))
+"""Columns of a table, and the place of the value that is shown where the wanted one is not there."""
 
 
 def pick_ranks(run: Run) -> frozenset[int] | None:
@@ -68,21 +74,40 @@ def pick_communication() -> None:
     links.settle(links.COMMUNICATION, rule or None, plain=False)
 
 
+def shown_diagnosis(opened: Opened) -> Diagnosis | None:
+    """The diagnosis of the rank and the step that were chosen, at first of those that speak for the run: the Summary's.
+
+    Pages without these controls have it, too; it is asked for below the page's own.
+    """
+    if opened.diagnosis is None:
+        return None
+    table = opened.summary
+    for name, place in _WINDOW:
+        options = _integers(table[name])
+        if options:
+            table = table[table[name] == _option(links.number(links.choice(name)), opened.window, name, options, place)]
+    return opened.find_diagnosis(*table_window(table))
+
+
 def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     """The rows of the rank and the step that are chosen in the side bar, at first those that are `wanted`.
 
     Where the table does not have these, its lowest rank and last step.
     """
-    for name, label, place in ((links.RANK, "Rank", 0), (links.STEP, "Step", -1)):
+    for name, place in _WINDOW:
         options = _integers(table[name])
         if options:
-            default = wanted.get(name)
-            chosen = _one(name, label, options, default if default in options else options[place])
+            chosen = _one(name, options, _option(None, wanted, name, options, place))
             table = table[table[name] == chosen] if len(options) > 1 else table
     return table
 
 
-def _one(name: str, label: str, options: list[int], default: int) -> int:
+def _option(chosen: int | None, wanted: Mapping[str, Any], name: str, options: list[int], place: int) -> int:
+    """What was chosen, else what is wanted of this `name`, where it is an option; else that at `place`."""
+    return next((value for value in (chosen, wanted.get(name)) if value in options), options[place])
+
+
+def _one(name: str, options: list[int], default: int) -> int:
     key = f"one_{name}_picker"
     before = st.session_state.get(f"{key}_default", default)
     st.session_state[f"{key}_default"] = default
@@ -90,7 +115,7 @@ def _one(name: str, label: str, options: list[int], default: int) -> int:
         del st.session_state[key]  # the default of another run: nobody chose it
     chosen = links.start(name, key, links.number(links.choice(name)), default, options)
     if len(options) > 1:
-        chosen = st.sidebar.selectbox(label, options, key=key, on_change=links.control_used)
+        chosen = st.sidebar.selectbox(name.capitalize(), options, key=key, on_change=links.control_used)
     links.settle(name, str(chosen), plain=chosen == default)
     return chosen
 

@@ -8,10 +8,13 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab.analyses import rows_of
+from overlaplab.causes import Cause
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.links import go_to_timeline, timeline_link
 
 _ROOM_NS = 20_000  # on both sides of what is short
+_HOST_CAUSES = (Cause.GAP, Cause.GAP.label, Cause.LATE, Cause.LATE.label)
+"""Causes of exposed time that the host is, as values and in words."""
 
 
 def show_in_step(
@@ -50,11 +53,13 @@ def show_spot(
     marked: bool = True,
     room: float = 0.5,
     least_ns: int = _ROOM_NS,
+    cause: object = None,
 ) -> None:
     """Turn to a stretch in ns from the run's zero, and on both sides so much `room` as a share of it.
 
     Where no `event` is given and something is to be `marked`, that of the collective is selected which fills most of
-    the time in which it was `carried`, of the stretch itself if that is not given.
+    the time in which it was `carried`, of the stretch itself if that is not given. Where the host is the `cause`, its
+    lanes are unfolded.
     """
     if pd.isna(start_ns) or pd.isna(end_ns):
         st.info("When it ran is not known: the trace contains only its launch.")
@@ -65,14 +70,29 @@ def show_spot(
     if event is None and marked:
         begins, ends = carried or (start, end)
         event = _carrying_event(opened, int(begins), int(ends), shown)
-    go_to_timeline(timeline_link(opened.name, start_ns=start - beside, end_ns=end + beside, rank=shown, event=event))
+    hosts = _places(opened, shown) if cause in _HOST_CAUSES else []
+    link = timeline_link(
+        opened.name,
+        start_ns=start - beside,
+        end_ns=end + beside,
+        rank=shown,
+        event=event,
+        hosts=tuple(place for place in hosts if place in opened.timeline.hosts),
+    )
+    go_to_timeline(link)
+
+
+def _places(opened: Opened, rank: int | None) -> list[int]:
+    """The places of the rank's trace."""
+    return [place for place, trace in enumerate(opened.run.traces) if trace.rank == rank]
 
 
 def _carrying_event(opened: Opened, start_ns: int, end_ns: int, rank: int | None) -> tuple[int, int] | None:
     """The event of a collective on this rank that overlaps a stretch longest, the shortest such one."""
     events = opened.timeline.events
-    places = [place for place, trace in enumerate(opened.run.traces) if trace.rank == rank]
-    carrying = events[(events["collective"] >= 0) & (events["event"] >= 0) & events["trace"].isin(places)]
+    carrying = events[
+        (events["collective"] >= 0) & (events["event"] >= 0) & events["trace"].isin(_places(opened, rank))
+    ]
     shared = carrying["end_ns"].clip(upper=end_ns) - carrying["start_ns"].clip(lower=start_ns)
     carrying = carrying.assign(shared=shared, took=carrying["end_ns"] - carrying["start_ns"])[shared > 0]
     if carrying.empty:

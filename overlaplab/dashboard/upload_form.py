@@ -26,7 +26,7 @@ def upload_form() -> None:
         )
         sent = st.form_submit_button("Open", width="stretch")
     if sent:
-        with st.spinner("Reading the traces"):
+        with st.spinner("Checking the files"):
             st.session_state["upload_problem"] = problem = _keep_files(key)
         if problem is None:
             st.rerun()

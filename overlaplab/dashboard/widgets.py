@@ -14,16 +14,14 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import findings
 from overlaplab.charts.theme import palette
 from overlaplab.columns import Column
-from overlaplab.dashboard import links
-from overlaplab.dashboard.data import Opened, open_run
+from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
-from overlaplab.errors import OverlaplabError
+from overlaplab.findings import Diagnosis
 from overlaplab.formats import as_shown
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import count, shorten
@@ -48,46 +46,14 @@ def is_dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def run_or_stop() -> Opened:
-    """The chosen run; where it cannot be read, its one-line error and the end of the page."""
-    root, name = st.session_state.get("folder"), st.session_state.get("run")
-    if name is None:
-        st.stop()
-    opened = open_run(root, name)
-    if isinstance(opened, OverlaplabError):
-        st.error("This run cannot be read. Choose another one on the left; the others are not affected.")
-        error_line(opened)
-        links.write()  # nothing can be written after a stop
-        st.stop()
-    return opened
-
-
-def error_line(error: OverlaplabError, name: str | None = None) -> None:
-    """One error in its own words, as code."""
-    text = shorten(str(error), 400)
-    st.code(f"{shorten(name)}: {text}" if name else text, language=None, wrap_lines=True)
-
-
 def show_warnings(opened: Opened) -> None:
     """What a reader of the run's figures must know, a line each."""
     for warning in opened.warnings:
         st.text(f"Note: {shorten(warning, 300)}")
 
 
-def page_head(title: str, shows: str) -> None:
-    """A page's title, and what the page shows in one sentence; both are the program's own words."""
-    st.title(title, anchor=False)
-    st.caption(shows)
-
-
-def open_page(title: str, shows: str) -> Opened:
-    """The beginning of a page about one run, which it returns."""
-    page_head(title, shows)
-    return run_or_stop()
-
-
-def lead(sentence: str, note: str | None) -> None:
-    """The page's first sentence, large, and the line about the run under it."""
+def lead(sentence: str, note: str | None = None) -> None:
+    """The first sentence about what the page shows, large, and a line about the runs under it."""
     with st.container(key="lead", gap="xxsmall"):
         st.text(sentence)
         if note is not None:
@@ -95,24 +61,12 @@ def lead(sentence: str, note: str | None) -> None:
                 st.text(note)
 
 
-def small_head(title: str) -> DeltaGenerator:
-    """The title of a page that begins with a verdict, small; what it is about is written beside it."""
-    head = st.container(key="head", horizontal=True, gap="small", vertical_alignment="center")
-    head.title(title, anchor=False, width="content")
-    return head
-
-
-def first_sentences(headline: str, advice: Iterable[str]) -> None:
-    """The headline of a page's first screen, and in a box what to try, a line each."""
-    with st.container(key="headline"):
-        st.text(headline)
-    with st.container(key="advice", gap="xxsmall"):
-        for line in advice:
-            st.text(line)
-
-
-def what_to_do(sentences: Iterable[str]) -> None:
-    """The end of a page: what to do about what it shows, a line each."""
+def what_to_do(sentences: Iterable[str], diagnosis: Diagnosis | None = None) -> None:
+    """The end of a page: what to do about what it shows, a line each, but for what its head says of `diagnosis`."""
+    above = () if diagnosis is None else findings.why_and_what_to_do(diagnosis)
+    sentences = [sentence for sentence in sentences if sentence not in above]
+    if not sentences:
+        return
     st.header("What to do about it", anchor=False)
     with st.container(key="todo", gap="xsmall"):
         for sentence in sentences:
@@ -134,37 +88,42 @@ def nothing_counts(opened: Opened) -> None:
     nothing_to_show(opened, "Nothing in this run counts as compute, communication or memory.")
 
 
-def show_page(opened: Opened, section: Section, choose: str) -> dict[Any, Any] | None:
-    """A page that is one section; the row that was chosen in the table of the key `choose`."""
-    lead(section.lead, findings.note(opened.manifest))
+def show_page(opened: Opened, section: Section, diagnosis: Diagnosis | None, choose: str) -> dict[Any, Any] | None:
+    """A page that is one section, below its head; the row that was chosen in the table of the key `choose`."""
+    lead(section.lead)
     show_warnings(opened)
-    row = show_blocks(section.blocks, choose)
-    what_to_do(section.advice)
+    row = show_blocks(section.blocks, choose, opened.title)
+    what_to_do(section.advice, diagnosis)
     return row
 
 
 def show_section(section: Section) -> None:
-    """A section among others on a page: its title and lead, then as `show_blocks` has it."""
+    """A section about several runs: its title and lead, then as `show_blocks` has it."""
     st.header(section.title, anchor=False)
     st.text(section.lead)
     show_blocks(section.blocks)
 
 
-def show_blocks(blocks: Iterable[Block], choose: str = "") -> dict[Any, Any] | None:
-    """Draw a section's charts, tables and lines; the row that was chosen in the table of the key `choose`."""
+def show_blocks(blocks: Iterable[Block], choose: str = "", run: str = "") -> dict[Any, Any] | None:
+    """Draw a section's charts, tables and lines; the row that was chosen in the table of the key `choose`.
+
+    Charts, and the files in which they are kept, name the `run` that they are about; empty for several.
+    """
     rows = [
-        _show_folded(block, choose) if isinstance(block, Folded) else show_block(block, choose=block.key == choose)
+        _show_folded(block, choose)
+        if isinstance(block, Folded)
+        else show_block(block, choose=block.key == choose, run=run)
         for block in blocks
     ]
     return next((row for row in rows if row is not None), None)
 
 
-def show_block(block: Block, *, choose: bool = False) -> dict[Any, Any] | None:
-    """Draw a part of a section; the bar's spot that was chosen, or with `choose` the table's row."""
+def show_block(block: Block, *, choose: bool = False, run: str = "") -> dict[Any, Any] | None:
+    """Draw a part of a section about `run`; the bar's spot that was chosen, or with `choose` the table's row."""
     match block:
         case Chart():
-            _draw_once(id(block), is_dark(), block)
-            _download_buttons(block)
+            _draw_once(id(block), is_dark(), run, block)
+            _download_buttons(block, run)
         case Lines():
             st.subheader(block.heading, anchor=False)
             with st.container(key=block.key, gap=None):
@@ -241,33 +200,43 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     return link.button("on the timeline ›", key=f"{key}_link", type="tertiary", help="Show its collectives there.")
 
 
-def show_choice(block: Chart, chosen: Callable[[], None]) -> None:
-    """A chart of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
-    _show_chart(_chart(id(block), is_dark(), block)[1], block.key, on_select=chosen)
-    _download_buttons(block)
+def show_choice(block: Chart, chosen: Callable[[], None], run: str) -> None:
+    """A chart of `run` of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
+    _show_chart(_chart(id(block), is_dark(), run, block)[1], block.key, on_select=chosen)
+    _download_buttons(block, run)
 
 
-def _download_buttons(block: Chart) -> None:
+def _download_buttons(block: Chart, run: str) -> None:
     """Buttons for a chart whose table is worth keeping."""
     if block.table is not None:
-        draw = partial(block.draw, dark=is_dark(), note=block.note)
-        download_buttons(draw, block.key, block.table, dark=is_dark())
+        draw = partial(_draw, block, f"Run {run}" if run else "", dark=is_dark())
+        download_buttons(draw, block.key, block.table, dark=is_dark(), run=run)
+
+
+def _draw(block: Chart, run: str, *, dark: bool) -> alt.LayerChart:
+    """The chart, with these words about the run at the beginning of its note."""
+    return block.draw(dark=dark, note=" · ".join(filter(None, (run, block.note))) or None)
+
+
+def _run_words(block: Chart, run: str) -> str:
+    """The words about the run where a chart has a note; the page's head has them, too."""
+    return f"Run {run}" if run and block.note else ""
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _draw_once(identity: int, dark: bool, _block: Chart) -> Chart:
+def _draw_once(identity: int, dark: bool, run: str, _block: Chart) -> Chart:
     """Show a chart; when the same block is shown again, Streamlit sends what it sent before.
 
     `identity` is the block's `id`, which stays its own: what is returned is kept with what was sent.
     """
-    _show_chart(_block.draw(dark=dark, note=_block.note), _block.key)
+    _show_chart(_draw(_block, _run_words(_block, run), dark=dark), _block.key)
     return _block
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _chart(identity: int, dark: bool, _block: Chart) -> tuple[Chart, alt.LayerChart]:
+def _chart(identity: int, dark: bool, run: str, _block: Chart) -> tuple[Chart, alt.LayerChart]:
     """A block, and the chart that it draws; as `_draw_once`, for charts that the reader can choose from."""
-    return _block, _block.draw(dark=dark, note=_block.note)
+    return _block, _draw(_block, _run_words(_block, run), dark=dark)
 
 
 def _show_chart(chart: alt.LayerChart, key: str, **look: Any) -> None:

@@ -8,6 +8,7 @@ from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, L
 from overlaplab.words import rank_word, shorten, size_exact
 
 _NAME_CHARACTERS = 400  # characters of a name
+_UNITS = (("ns", 1), ("µs", 1000), ("ms", 1_000_000))
 
 
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
@@ -17,9 +18,9 @@ def event_facts(details: EventDetails) -> list[tuple[str, str]]:
         ("counts as", f"{details['counts_as']} ({shorten(details['category'], 40)})"),
         ("rank", rank_word(details["rank"])),
         ("step", details["step"]),
-        ("start", _exact_ms(details["start_ns"])),
-        ("end", _exact_ms(details["end_ns"])),
-        ("lasts", _exact_ms(details["duration_ns"])),
+        ("start", _moment(details["start_ns"])),
+        ("end", _moment(details["end_ns"])),
+        ("lasts", _duration(details["duration_ns"])),
         ("device, stream", _device_and_stream(details)),
         ("process, thread", f"{shorten(details['process'], 60)}, {shorten(details['thread'], 60)}"),
         ("correlation", details["correlation"]),
@@ -30,9 +31,20 @@ def event_facts(details: EventDetails) -> list[tuple[str, str]]:
     return [(what, str(value)) for what, value in facts if value is not None]
 
 
-def _exact_ms(ns: int | None) -> str | None:
-    """A time in ms, to the ns."""
-    return None if ns is None else f"{text(ns, 'ns', 6, grouped=True)} ms"
+def _moment(ns: int) -> str:
+    """A time since the run's zero: in ms, to the µs."""
+    return f"{text(ns, 'ns', 3, grouped=True)} ms"
+
+
+def _duration(ns: int | None) -> str | None:
+    """A duration in µs, from 1 ms on in ms, to the ns or four digits; as on the canvas (`lasting` in words.js)."""
+    if ns is None:
+        return None
+    unit, scale = next(((unit, scale) for unit, scale in _UNITS if abs(ns) < 1000 * scale), _UNITS[-1])
+    value = ns / scale
+    digits = 3 if abs(value) < 10 else 2 if abs(value) < 1000 else 1
+    words = f"{value:,.{digits}f}".rstrip("0").rstrip(".") if scale > 1 else str(ns)
+    return f"{words} {unit}" if ns else "0 ms"
 
 
 def _device_and_stream(details: EventDetails) -> str | None:
@@ -47,7 +59,7 @@ def _launch(launch: LaunchDetails | None) -> list[tuple[str, object]]:
     return [
         ("launched by", shorten(launch["name"], _NAME_CHARACTERS)),
         ("in operator", None if around is None else shorten(around, _NAME_CHARACTERS)),
-        ("launch began", f"{_exact_ms(launch['start_ns'])}, {_exact_ms(launch['delay_ns'])} before the event"),
+        ("launch began", f"{_moment(launch['start_ns'])}, {_duration(launch['delay_ns'])} before the event"),
         ("launch thread", shorten(launch["thread"], 60)),
     ]
 
@@ -58,8 +70,8 @@ def _arrival(collective: CollectiveDetails) -> str | None:
     if arrived is None or start is None or arrived == start:
         return None
     side = "before" if arrived < start else "after"
-    apart = _exact_ms(abs(start - arrived))
-    return f"{_exact_ms(arrived)}, {apart} {side} its start: wait and transfer count from arrivals"
+    apart = _duration(abs(start - arrived))
+    return f"{_moment(arrived)}, {apart} {side} its start: wait and transfer count from arrivals"
 
 
 def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
@@ -72,17 +84,14 @@ def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
     return [
         ("collective", f"{collective['index']}: {(collective['kind'] or 'unknown').replace('_', '-')}"),
         ("group", None if group is None else shorten(str(group), 80) + ("" if size is None else f", {size} ranks")),
-        (
-            "bytes",
-            None if collective["bytes"] is None else f"{collective['bytes']:,} ({size_exact(collective['bytes'])})",
-        ),
+        ("size", None if collective["bytes"] is None else size_exact(collective["bytes"])),
         ("dtype", collective["dtype"]),
         ("arrived", _arrival(collective)),
-        ("waits here", _exact_ms(collective["wait_ns"])),
-        ("transfer", _exact_ms(collective["transfer_ns"])),
-        ("exposed here", _exact_ms(collective["exposed_ns"])),
+        ("waits here", _duration(collective["wait_ns"])),
+        ("transfer", _duration(collective["transfer_ns"])),
+        ("exposed here", _duration(collective["exposed_ns"])),
         ("bus bandwidth", None if bus is None else f"{bus:.2f} GB/s{bound}"),
-        ("skew of starts", None if collective["skew_ns"] is None else f"{_exact_ms(collective['skew_ns'])}{error}"),
+        ("skew of starts", None if collective["skew_ns"] is None else f"{_duration(collective['skew_ns'])}{error}"),
         ("last rank", collective["last_rank"]),
         ("match across ranks", "doubtful: the ranks' ends lie far apart" if collective["doubtful"] else None),
         (

@@ -93,7 +93,7 @@ def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
         share=part.exposed_ns / longest_ns,
         colour=part.cause.colour,
         lines=[line for line in (part.what, part.remedy) if line],
-        spot={"start_ns": start, "end_ns": end, "rank": rank},
+        spot={"start_ns": start, "end_ns": end, "rank": rank, "cause": part.cause},
     )
 
 

@@ -97,6 +97,8 @@ class Timeline:
     """Ranks whose clocks were corrected, and by how much they were ahead of the first rank's, in ns (see `clocks`)."""
     coordinates: Mapping[int, str] = field(default_factory=dict)
     """Where each rank is on a mesh of several axes: `dp 1, tp 0`."""
+    hosts: tuple[int, ...] = ()
+    """The places in `run.traces` of those whose `host_lanes` can be unfolded."""
 
     @property
     def extent(self) -> tuple[int, int]:

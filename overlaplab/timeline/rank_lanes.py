@@ -68,7 +68,7 @@ def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFra
     codes = np.array([mark_code(MarkKind(text)) for text in causes], dtype=np.int8)
     parts = np.concatenate((codes[cause], np.full(len(outside), mark_code(MarkKind.EXPOSED), dtype=np.int8)))
     names = union_categoricals(
-        [_used_names(moments["name"], np.arange(len(moments))), encode_names([_EXPOSED] * len(outside))]
+        [used_names(moments["name"], np.arange(len(moments))), encode_names([_EXPOSED] * len(outside))]
     )
     names = pd.Categorical.from_codes(names.codes, names.categories.astype(object))  # as in traces
     return marks_table(times[:, 0], times[:, 1], names, parts)
@@ -110,7 +110,7 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     rows, bounds = rows[order], np.cumsum(np.bincount(lane))
     starts, lasted = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
     parts, collective = _parts(run, place, rows)
-    names = _used_names(trace.events["name"], rows)
+    names = used_names(trace.events["name"], rows)
     counted: list[tuple[_CountedLane, pd.DataFrame, float]] = []
     for own_rows in np.split(np.arange(len(rows)), bounds[:-1]):
         span = slice(int(own_rows[0]), int(own_rows[-1]) + 1)
@@ -143,7 +143,7 @@ def _lane_numbers(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) ->
     return lane
 
 
-def _used_names(names: pd.Series, rows: NDArray[np.intp]) -> pd.Categorical:
+def used_names(names: pd.Series, rows: NDArray[np.intp]) -> pd.Categorical:
     """The names of these rows, with only the categories that occur, in their order."""
     codes = names.cat.codes.to_numpy()[rows]
     there = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=1))
@@ -214,12 +214,12 @@ def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
 def _threads(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
     thread = thread_numbers(trace.events)
     names = trace.events["name"]
-    stepping = _threads_with(thread, names, lambda name: name.startswith("ProfilerStep"))
+    stepping = threads_with(thread, names, lambda name: name.startswith("ProfilerStep"))
     carried = (
-        ("link", _threads_with(thread, names, lambda name: name.startswith("engine::comm "))),
-        ("gloo", _threads_with(thread, names, lambda name: name.startswith("gloo:"))),
+        ("link", threads_with(thread, names, lambda name: name.startswith("engine::comm "))),
+        ("gloo", threads_with(thread, names, lambda name: name.startswith("gloo:"))),
     )
-    hooks = _threads_with(thread, names, _is_backward)
+    hooks = threads_with(thread, names, is_backward)
     computing = [lane for lane in lanes if lane.main is MarkKind.COMPUTE]
     leads = [lane for lane in computing if int(thread[lane.rows[0]]) in stepping] or computing[:1]
     labels = []
@@ -252,10 +252,10 @@ def _axes(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
     return [axis for axis in AXES if axis in present]
 
 
-def _threads_with(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:
+def threads_with(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[str], bool]) -> set[int]:
     """The threads of the events with such names."""
     return set(np.unique(thread[matching(names, wanted)]).tolist())
 
 
-def _is_backward(name: str) -> bool:
+def is_backward(name: str) -> bool:
     return name.startswith(_AUTOGRAD) or (label_fields(name) or ("",))[0] in _OF_HOOKS

@@ -19,6 +19,7 @@ from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
 from overlaplab.evidence.clocks import clocks, run_zero_ns
 from overlaplab.evidence.fields import int_or_none
+from overlaplab.timeline.host_lanes import has_host_lanes
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, rows_in_window
 from overlaplab.timeline.marks import Lane, MarkKind, Timeline, encode_names, mark_names, marks_table
@@ -96,6 +97,7 @@ def timeline_events(
         activities=tuple(activities),
         offsets=_offsets(run),
         coordinates=_coordinates(run),
+        hosts=tuple(place for place, trace in enumerate(run.traces) if has_host_lanes(trace)),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 
 import pandas as pd
+import pytest
 
 from overlaplab import charts
-from overlaplab.dashboard.downloads import csv_bytes, png_bytes
+from overlaplab.dashboard.downloads import csv_bytes, file_name, png_bytes
 
 
 def test_a_table_as_csv_holds_no_formula() -> None:
@@ -39,3 +40,17 @@ def test_a_chart_as_png_stands_on_its_themes_background() -> None:
         assert width >= 2200
         assert 100 < height < width
     assert pictures[0] != pictures[1]
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("bucketed", "bucketed_waits.png"),
+        ("sweep/cap-0.25", "sweep-cap-0.25_waits.png"),
+        ("2024-05-01 lr=1e-4…/run", "2024-05-01-lr-1e-4-run_waits.png"),
+        ("../<x>:", "x_waits.png"),
+        ("", "waits.png"),
+    ],
+)
+def test_a_file_is_named_after_its_run(run: str, name: str) -> None:
+    assert file_name(run, "waits", "png") == name

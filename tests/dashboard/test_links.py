@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import streamlit as st
 
 from overlaplab.dashboard import links
+from overlaplab.dashboard.linked_run import describe_link, find_meant
 
 
 def test_a_link_to_a_spot_of_the_timeline() -> None:
@@ -80,3 +83,33 @@ def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPat
         assert (links.window_of_query(), links.event_of_query(), query.sent) == ((-5, 9), (1, 7), 1)
     links.keep_spot((0, 9), None)
     assert (query, query.sent) == ({"run": "a", "from": "0", "to": "9"}, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("a", ["a"]),
+        ("a/", ["a"]),
+        ("sweep", ["sweep/cap-1", "sweep/cap-4"]),
+        ("traces/sweep/", ["sweep/cap-1", "sweep/cap-4"]),
+        ("work/traces/sweep/cap-4", ["sweep/cap-4"]),
+        ("/work/traces/a", ["a"]),
+        ("traces", ["a", "sweep/cap-1", "sweep/cap-4"]),
+        ("/work", []),
+        ("other/sweep", []),
+        ("sweep/cap", []),
+        ("../a", []),
+        ("", []),
+    ],
+)
+def test_the_runs_that_a_link_means(text: str, meant: list[str]) -> None:
+    assert find_meant(text, ["a", "sweep/cap-1", "sweep/cap-4"], Path("/work/traces")) == meant
+
+
+def test_what_a_link_names_is_said_unless_it_could_be_no_name() -> None:
+    names = [f"run-{number}" for number in range(9)]
+    said = "There is no run 'x' here: there are run-0, run-1, run-2, run-3, run-4, run-5 and 3 others. Showing run-0."
+    assert describe_link("x", [], "run-0", names) == said
+    assert describe_link("<b>", [], "run-0", names) == "The link names a run that is not here. Showing run-0."
+    assert describe_link("x" * 300, [], "a", ["a"]) == "The link names a run that is not here. Showing a."
+    assert describe_link("x", [], "a", ["a"]) == "There is no run 'x' here: there is a. Showing a."

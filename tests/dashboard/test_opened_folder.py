@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from overlaplab.dashboard.data import open_run
-from overlaplab.dashboard.folder import confined_path, find_runs, read_manifest, scan_runs, stamp
+from overlaplab.dashboard.folder import (
+    confined_path,
+    describe_stamp,
+    find_runs,
+    read_manifest,
+    run_title,
+    scan_runs,
+    short_words,
+    stamp,
+)
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import links_refused
 from overlaplab.manifest import strategy_traits
@@ -154,3 +163,23 @@ def test_refused_links_are_named(opened: Path) -> None:
         (opened / "sweep" / f"cap-{place}").symlink_to(opened.parent / "outside")
     said = "Not opened, links out of this folder: sweep/cap-0, sweep/cap-1, sweep/cap-2 and 2 others."
     assert (links_refused(scan_runs(opened)[1]) or "").startswith(said)
+
+
+def test_names_are_cut_in_the_middle_unless_they_differ_there() -> None:
+    long = "exp/2026-11-27-lr-{}-batch-32-zero3/run"
+    names = [".", "bucketed", "a-folder-of-experiments/2026-11-27-zero3", long.format("1e-4"), long.format("3e-4")]
+    assert list(short_words(names).values()) == [
+        *("(this folder)", "bucketed", "a-folder-of-e…26-11-27-zero3"),
+        *(long.format("1e-4"), long.format("3e-4")),
+    ]
+
+
+def test_the_folder_itself_has_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert [run_title(tmp_path / "mine", name) for name in (".", "a/b", "/uploaded 1")] == ["mine", "a/b", "uploaded 1"]
+
+
+def test_what_there_is_to_read(opened: Path) -> None:
+    (opened / "run" / "rank1.json").write_bytes(b" " * 1_500_000)
+    (opened / "run" / "run.json").write_text("{}")
+    assert describe_stamp(stamp(opened / "run")) == "2 traces, 1.5 MB"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing.app_page import body_texts, head_texts
 from made.runs import engine_events, gpu_events
 from made.traces import event, gloo, op, run_of, step, write
 from made.zero3 import zero3_events
@@ -71,27 +72,25 @@ def turned(app: AppTest, page: str) -> AppTest:
     return app
 
 
-def shows(app: AppTest) -> str:
-    """What the page says that it shows."""
-    said = [caption.value for caption in app.caption if not caption.value.startswith("They are deleted")]
-    return str(said[0])
-
-
 @pytest.mark.parametrize("state", STATES)
 def test_every_page_in_every_state(opened: Open, tmp_path: Path, state: str) -> None:
     empty, make = STATES[state]
     (tmp_path / "run").mkdir()
     make(tmp_path / "run")
     app = opened(tmp_path)
+    heads: dict[bool, list[str]] = {}
     for page, title in PAGES.items():
         turned(app, page)
         assert [found.value for found in app.title] == [title]
-        if page != "summary":
-            assert shows(app).endswith("."), page
-        elif page not in empty:  # the first screen has no room for what it is about: the run, its step, the verdict
-            about, verdict, *_ = [text.value for text in app.main.text]
+        head = head_texts(app)
+        assert head[0].endswith(".") if page == "compare" else head[0] == "run", page
+        heads.setdefault(page == "compare", head)
+        assert heads[page == "compare"] == head, page  # as on the Summary
+        if "summary" not in empty and page != "compare":
+            _, about, verdict, *advice = head
             assert re.search(r" · rank \w+(, step \d+)? \(.+\)$", about), about
-            assert verdict.endswith(".")
+            assert all(text.endswith(".") for text in (verdict, *advice))
+            assert advice
         if page == "compare":
             continue  # one run alone is not compared
         drawn = len(app.get("vega_lite_chart")) + len(app.get("bidi_component"))
@@ -121,14 +120,13 @@ def test_no_run_at_all(opened: Open, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["buckets", "zero3", "collectives"])
-def test_a_page_ends_with_what_to_do(opened: Open, tmp_path: Path, page: str) -> None:
+def test_a_page_begins_as_the_summary_does_and_does_not_say_it_again(opened: Open, tmp_path: Path, page: str) -> None:
     events = zero3_events(4, 1) if page == "zero3" else engine_events()
     run_of(tmp_path / "run", events, events, manifest={})
     app = opened(tmp_path)
-    about, headline, advice = (text.value for text in app.main.text[:3])
-    place = about.rpartition(" · ")[2]
+    head = head_texts(app)
     turned(app, page)
-    assert app.header[-1].value == "What to do about it"
-    said = [text.value for text in app.text[-2:]]
-    assert said == [f"{place[0].upper()}{place[1:]}: {headline}", advice]  # as on the first screen
-    assert advice.endswith(".")
+    assert head_texts(app) == head
+    assert [link.proto.label for link in app.main.get("page_link")] == ["Summary ›"]
+    assert not app.header
+    assert not any(head[2] in text or head[3] in text for text in body_texts(app))

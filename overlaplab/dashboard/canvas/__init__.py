@@ -1,13 +1,14 @@
 """The Timeline's canvas: every event of a run, drawn in the browser.
 
-A run's events go to the browser once per session, packed (`packing.py`); what is said afterwards, in both directions,
-is a few numbers. `timeline.js` draws and listens, `timeline.css` dresses it. Names out of a trace reach the page
-through `fillText` and `textContent` only.
+A run's events go to the browser once per session, packed (`packing.py`), and the threads of a rank's host when the
+reader unfolds them; what is said afterwards, in both directions, is a few numbers. `timeline.js` draws and listens,
+with what stands in the other scripts; `timeline.css` dresses it. Names out of a trace reach the page through `fillText`
+and `textContent` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,14 +17,20 @@ from typing import Any
 import streamlit as st
 
 from overlaplab.charts.theme import palette
-from overlaplab.dashboard.canvas.packing import Packed, pack, part_colours
+from overlaplab.dashboard.canvas.packing import Packed, pack, pack_host, part_colours
+from overlaplab.timeline.host_lanes import HostLanes
 from overlaplab.timeline.marks import Timeline
 
-__all__ = ["CanvasState", "timeline_canvas"]
+__all__ = ["CanvasState", "Mark", "timeline_canvas"]
+
+Mark = int | tuple[int, int]
+"""A mark's place in `Timeline.events`; in a host's lane the place of its trace, and its own in `HostLanes.events`."""
 
 _HERE = Path(__file__).parent
 _SENT = "timeline_payloads_sent"
 _NAME = "overlaplab_timeline"
+_SCRIPTS = ("events", "hosts", "painting", "words", "stretches", "timeline")
+"""Streamlit takes one script: these are one module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +41,19 @@ class CanvasState:
     """The visible part of the time axis, once it has rested for 0.4 s."""
     selected: tuple[int, int] | None
     """The range that was dragged."""
-    mark: int | None
-    """The clicked mark: its place in `Timeline.events`."""
+    mark: Mark | None
+    """The chosen mark."""
+    hosts: tuple[int, ...] = ()
+    """The places in `run.traces` of those whose hosts are unfolded."""
 
 
 def timeline_canvas(
     timeline: Timeline,
     *,
     window: tuple[int, int],
-    event: int | None,
+    event: Mark | None,
+    hosts: tuple[int, ...],
+    find_host: Callable[[int], HostLanes],
     dark: bool,
     key: str,
     turn: int = 0,
@@ -53,16 +64,16 @@ def timeline_canvas(
 ) -> CanvasState:
     """Draw the timeline and return what the reader sees of it.
 
-    `window` (ns from the run's zero) and `event` (a place in `timeline.events`) are what is asked for: the canvas obeys
-    when they change, or `turn` does, and else keeps what the reader chose. Where there is no event, the lanes of `rank`
-    are scrolled into view. `ranks`: the shown ones, None for all.
+    `window` (ns from the run's zero), `event` and the unfolded `hosts` (places in `run.traces`) are what is asked for:
+    the canvas obeys when they change, or `turn` does, and else keeps what the reader chose. Where there is no event,
+    the lanes of `rank` are scrolled into view. `ranks`: the shown ones, None for all. `find_host` makes a host's lanes.
     `offsets`: by how many ns each rank's clock was corrected, of those that were. `predicted`: nobody recorded the run,
     which is drawn pale, in a dashed frame.
     """
     packed = _pack_once(timeline)
     request: dict[str, Any] = {
         "id": packed.id,
-        "asked": [list(window), event, turn],
+        "asked": [list(window), list(event) if isinstance(event, tuple) else event, turn, list(hosts)],
         "lanes": shown_lanes(timeline, ranks),
         "rank": rank,
         "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
@@ -72,26 +83,43 @@ def timeline_canvas(
     }
     with st.container(gap=None):
         answer = _components()[0](
-            data=request, key=key, on_view_change=_ignore_change, on_missing_change=_ignore_change
+            data=request,
+            key=key,
+            on_view_change=_ignore_change,
+            on_missing_change=_ignore_change,
+            on_host_change=_ignore_change,
         )
         _send(packed, wanted=answer.get("missing") == packed.id)
-    return read_state(answer.get("view"), request, len(timeline.events))
+        _send_host(packed, answer.get("host"), find_host)
+    return read_state(answer.get("view"), request, len(timeline.events), timeline.hosts)
 
 
-def read_state(message: object, request: Mapping[str, Any], events: int) -> CanvasState:
+def read_state(message: object, request: Mapping[str, Any], events: int, traces: tuple[int, ...] = ()) -> CanvasState:
     """The browser's message, if it is sound and answers what was asked about these bytes; else what was asked."""
-    window, event, _ = request["asked"]
+    window, event, _, hosts = request["asked"]
     if not isinstance(message, Mapping) or [message.get("id"), message.get("asked")] != [
         request["id"],
         request["asked"],
     ]:
-        return CanvasState(window=(window[0], window[1]), selected=None, mark=event)
-    mark = message.get("event")
+        mark = tuple(event) if isinstance(event, list) else event
+        return CanvasState(window=(window[0], window[1]), selected=None, mark=mark, hosts=tuple(hosts))
+    unfolded = message.get("hosts")
     return CanvasState(
         window=_span(message.get("window")) or (window[0], window[1]),
         selected=_span(message.get("range")),
-        mark=mark if type(mark) is int and 0 <= mark < events else None,
+        mark=_mark(message.get("event"), events, traces),
+        hosts=tuple(place for place in traces if place in unfolded) if isinstance(unfolded, list) else (),
     )
+
+
+def _mark(mark: object, events: int, traces: tuple[int, ...]) -> Mark | None:
+    """A mark, as the browser should name it."""
+    if type(mark) is int:
+        return mark if 0 <= mark < events else None
+    if not isinstance(mark, list | tuple) or len(mark) != 2 or not all(type(number) is int for number in mark):
+        return None
+    place, event = mark
+    return (place, event) if place in traces and event >= 0 else None
 
 
 def shown_lanes(timeline: Timeline, ranks: frozenset[int] | None) -> list[int]:
@@ -120,6 +148,21 @@ def _send(packed: Packed, *, wanted: bool) -> None:
         sent.add(packed.id)
 
 
+def _send_host(packed: Packed, wanted: object, find_host: Callable[[int], HostLanes]) -> None:
+    """Give the browser the host that it asks for, if the run has it."""
+    if not isinstance(wanted, list | tuple) or len(wanted) != 2 or wanted[0] != packed.id:
+        return
+    place = wanted[1]
+    if type(place) is int and place in packed.timeline.hosts:
+        host = _pack_host_once(packed.timeline, place, packed, find_host)
+        _components()[1](data=host.data, key=f"payload_{host.id}")
+
+
+@st.cache_resource(max_entries=32, show_spinner=False, hash_funcs={Timeline: id})
+def _pack_host_once(timeline: Timeline, place: int, _packed: Packed, _find_host: Callable[[int], HostLanes]) -> Packed:
+    return pack_host(_packed, place, _find_host(place))
+
+
 @st.cache_resource(max_entries=8, show_spinner=False, hash_funcs={Timeline: id})
 def _pack_once(timeline: Timeline) -> Packed:
     # The result holds the timeline, so that no other one can get its id while this entry lives.
@@ -129,11 +172,17 @@ def _pack_once(timeline: Timeline) -> Packed:
 @cache
 def _components() -> tuple[Any, Any]:
     """The canvas, and what carries its events; both run one script, which keeps the events."""
-    script, style, markup = ((_HERE / f"timeline.{kind}").read_text("utf-8") for kind in ("js", "css", "html"))
+    script = read_script()
+    style, markup = ((_HERE / f"timeline.{kind}").read_text("utf-8") for kind in ("css", "html"))
     return (
         st.components.v2.component(_NAME, html=markup, css=style, js=script),
         st.components.v2.component(f"{_NAME}_events", js=script),
     )
+
+
+def read_script() -> str:
+    """The canvas' scripts as one module."""
+    return "\n".join((_HERE / f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
 
 
 def _ignore_change() -> None:

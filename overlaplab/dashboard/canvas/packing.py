@@ -11,6 +11,10 @@ multiple of 8), and the arrays at the places that the header's `arrays` tells: n
 | `first` | lane: its first event; one more at the end | uint32 |
 | `linked`, `collective` | event that belongs to a collective: its place; the collective's index | uint32, int32 |
 | `compute`, `exposed` | rank and slot of the overview: share of the slot's time, 0 to 255 | uint8 |
+
+The threads of a rank's host come by themselves (`pack_host`), in the same layout, when the reader unfolds them. In
+place of the last four arrays they have `calls`, the places of calls that launched something, in order, and `launched`,
+the place of that among the run's events.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.charts.lanes import mark_colours
+from overlaplab.charts.lanes import host_colours, mark_colours
 from overlaplab.charts.theme import Palette
 from overlaplab.findings import mark_name, mark_word
 from overlaplab.intervals import subtract
+from overlaplab.timeline.host_lanes import HostKind, HostLanes, device_marks
 from overlaplab.timeline.marks import MarkKind, Timeline
 from overlaplab.words import shorten
 
@@ -39,7 +44,7 @@ _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "int32": "i4", "float64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A timeline's bytes."""
+    """A timeline's bytes, or a host's."""
 
     timeline: Timeline
     id: str
@@ -50,47 +55,76 @@ class Packed:
 def pack(timeline: Timeline) -> Packed:
     """The events of a timeline as bytes (see above)."""
     events = timeline.events
-    starts, ends = events["start_ns"].to_numpy(np.int64), events["end_ns"].to_numpy(np.int64)
-    base = int(starts.min()) if len(events) else 0
-    last = int(ends.max()) if len(events) else 1
-    codes, names, parts = _codes(events)
-    lane = events["lane"].to_numpy(np.int64)
+    base, last = _bounds(events)
     linked, collective = _collectives(events)
     compute, exposed = _overview(timeline, base, last)
-    arrays = {
-        "start": _fit_width(starts - base),
-        "length": _fit_width(ends - starts),
-        "code": codes.astype(np.uint16 if len(names) <= 1 << 16 else np.uint32),
-        "part": parts.astype(np.uint8),
-        "first": np.searchsorted(lane, np.arange(len(timeline.lanes) + 1)).astype(np.uint32),
+    shared, arrays = _marks(events, len(timeline.lanes), base, [mark_word(mark) for mark in MarkKind])
+    arrays |= {
         "linked": linked.astype(np.uint32),
         "collective": collective.astype(np.int32),
         "compute": compute,
         "exposed": exposed,
     }
-    header = {
+    header = shared | {
         "base_ns": base,
         "last_ns": max(last, base + 1),
         "extent_ns": list(timeline.extent),
         "slots": SLOTS,
         "ranks": [None if rank is None else int(rank) for rank, _, _ in timeline.activities],
+        "hosts": [[place, timeline.activities[place][0]] for place in timeline.hosts],
         "lanes": _lanes(timeline),
-        "words": [mark_word(mark) for mark in MarkKind],
-        "names": [mark_name(name) for name in names],
     }
     return _assemble(timeline, header, arrays)
+
+
+def pack_host(packed: Packed, place: int, host: HostLanes) -> Packed:
+    """The host's lanes of `run.traces[place]` as bytes, to be joined to those of its run, `packed`."""
+    base, last = _bounds(host.events)
+    shared, arrays = _marks(host.events, len(host.labels), base, [kind.value for kind in HostKind])
+    calls, launched = device_marks(packed.timeline.events, place, host)
+    arrays |= {"calls": calls.astype(np.uint32), "launched": launched.astype(np.uint32)}
+    header = shared | {
+        "run": packed.id,
+        "host": place,
+        "base_ns": base,
+        "last_ns": max(last, base + 1),
+        "lanes": [{"kind": "host", "label": shorten(label, 60)} for label in host.labels],
+    }
+    return _assemble(packed.timeline, header, arrays)
+
+
+def _bounds(events: pd.DataFrame) -> tuple[int, int]:
+    """The first start and the last end."""
+    return (int(events["start_ns"].min()), int(events["end_ns"].max())) if len(events) else (0, 1)
+
+
+def _marks(
+    events: pd.DataFrame, lanes: int, base: int, words: list[str]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """What headers and arrays have of any marks; `words` are those of `part`, of which only the used ones are sent."""
+    starts, ends = events["start_ns"].to_numpy(np.int64), events["end_ns"].to_numpy(np.int64)
+    codes, names, parts = _codes(events, len(words))
+    used, part = np.unique(parts, return_inverse=True)
+    arrays: dict[str, NDArray[Any]] = {
+        "start": _fit_width(starts - base),
+        "length": _fit_width(ends - starts),
+        "code": codes.astype(np.uint16 if len(names) <= 1 << 16 else np.uint32),
+        "part": part.astype(np.uint8),
+        "first": np.searchsorted(events["lane"].to_numpy(np.int64), np.arange(lanes + 1)).astype(np.uint32),
+    }
+    return {"words": [words[number] for number in used], "names": [mark_name(name) for name in names]}, arrays
 
 
 def part_colours(tones: Palette) -> dict[str, Any]:
     """Every mark's colour by its word, and the palette's own colours."""
     marks = mark_colours(tones)
-    return {"marks": {mark_word(mark): marks[mark] for mark in MarkKind}, "tones": asdict(tones)}
+    words = {mark_word(mark): marks[mark] for mark in MarkKind} | host_colours(tones)
+    return {"marks": words, "tones": asdict(tones)}
 
 
-def _codes(events: pd.DataFrame) -> tuple[NDArray[np.int64], list[str], NDArray[np.int64]]:
-    """A code per event for its pair of name and part; per code its name and its part."""
+def _codes(events: pd.DataFrame, width: int) -> tuple[NDArray[np.int64], list[str], NDArray[np.int64]]:
+    """A code per event for its pair of name and part, of which there are `width`; per code its name and its part."""
     category = events["name"].astype("category").cat
-    width = len(MarkKind)
     pairs = category.codes.to_numpy(np.int64) * width + events["part"].to_numpy(np.int64)
     seen = np.zeros((len(category.categories) + 1) * width, dtype=bool)
     seen[pairs] = True

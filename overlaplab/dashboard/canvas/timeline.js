@@ -1,10 +1,13 @@
 // The Timeline's canvas. Streamlit calls the default export: with bytes, it keeps a run's events (packing.py tells their
-// layout); with an object, it draws them. Times are ns; `start` and `length` of events count from the run's first one.
-// What comes out of a trace is written by fillText and textContent only.
+// layout), or those of a host; with an object, it draws them. Times are ns; `start` and `length` of events count from the
+// run's first one. What comes out of a trace is written by fillText and textContent only. These files are one module:
 //
-//   unpacking      bytes -> typed arrays
-//   painting       one lane -> one row of pixels
-//   TimelineView   layout, window, drawing, input, search, what Python is told
+//   events.js      bytes -> typed arrays, and what is asked of them
+//   hosts.js       threads of hosts, and what their calls launched
+//   painting.js    one lane -> one row of pixels
+//   words.js       times and names
+//   stretches.js   exposed stretches and neighbours, for the keys
+//   timeline.js    TimelineView: layout, window, drawing, input, search, what Python is told
 
 const RUNS = (globalThis.overlaplabRuns ??= { kept: new Map(), views: new Set() });
 const KEPT = 3; // runs whose events stay in the browser
@@ -23,256 +26,15 @@ export default function timeline({ data, parentElement, setStateValue, setTrigge
 }
 
 function keep(run) {
-  RUNS.kept.delete(run.id);
-  RUNS.kept.set(run.id, run);
-  for (const id of RUNS.kept.keys()) if (RUNS.kept.size > KEPT) RUNS.kept.delete(id);
+  const whole = "host" in run ? RUNS.kept.get(run.run) : undefined;
+  if (whole !== undefined) {
+    joinHost(whole, run);
+  } else if (!("host" in run)) {
+    RUNS.kept.delete(run.id);
+    RUNS.kept.set(run.id, run);
+    for (const id of RUNS.kept.keys()) if (RUNS.kept.size > KEPT) RUNS.kept.delete(id);
+  }
   for (const view of RUNS.views) view.arrived();
-}
-
-// ---- Unpacking ------------------------------------------------------------------------------------------------------
-
-const ARRAYS = {
-  uint8: Uint8Array,
-  uint16: Uint16Array,
-  uint32: Uint32Array,
-  int32: Int32Array,
-  float64: Float64Array,
-};
-const DEPTHS = { labels: 4, stream: 3 }; // most rows of a lane whose marks overlap: operators call operators
-const SELDOM = 0.02; // of a lane's marks: where fewer overlap, one row will do
-
-function unpack(bytes) {
-  const whole = bytes.slice(); // a copy starts at a multiple of 8
-  const size = new DataView(whole.buffer).getUint32(0, true);
-  const run = JSON.parse(new TextDecoder().decode(whole.subarray(4, 4 + size)));
-  for (const [name, [type, at, count]] of Object.entries(run.arrays)) {
-    run[name] = new ARRAYS[type](whole.buffer, 4 + size + at, count);
-  }
-  run.count = run.start.length;
-  run.reach = new Float64Array(run.count); // the latest end so far in the lane: what a binary search needs
-  run.depth = new Uint8Array(run.count); // the row within a lane of labels
-  run.lanes.forEach((lane, number) => {
-    lane.first = run.first[number];
-    lane.end = run.first[number + 1];
-    lane.depth = lane.kind in DEPTHS ? stack(run, lane, DEPTHS[lane.kind]) : 1;
-    let reach = -Infinity;
-    for (let i = lane.first; i < lane.end; i++) {
-      reach = Math.max(reach, run.start[i] + run.length[i]);
-      run.reach[i] = reach;
-    }
-  });
-  return run;
-}
-
-// Puts marks that overlap into rows below each other; returns how many rows.
-function stack(run, lane, most) {
-  const ends = [];
-  let below = 0;
-  for (let i = lane.first; i < lane.end; i++) {
-    const begin = run.start[i];
-    let row = 0;
-    while (row < ends.length && ends[row] > begin) row++;
-    row = Math.min(row, most - 1);
-    if (row > 0) below += 1;
-    ends[row] = Math.max(ends[row] ?? 0, begin + run.length[i]);
-    run.depth[i] = row;
-  }
-  if (below >= SELDOM * (lane.end - lane.first) && below > 0) return ends.length;
-  run.depth.fill(0, lane.first, lane.end);
-  return 1;
-}
-
-// The first event of the lane that may reach beyond a time.
-function firstReaching(run, lane, time) {
-  let low = lane.first;
-  let high = lane.end;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (run.reach[middle] >= time) high = middle;
-    else low = middle + 1;
-  }
-  return low;
-}
-
-// How many ns of a window (from the run's zero) a lane's events take, which do not overlap.
-function busyWithin(run, lane, from, to) {
-  const [low, high] = [from - run.base_ns, to - run.base_ns];
-  let busy = 0;
-  for (let i = firstReaching(run, lane, low); i < lane.end && run.start[i] < high; i++) {
-    busy += Math.min(run.start[i] + run.length[i], high) - Math.max(run.start[i], low);
-  }
-  return busy;
-}
-
-function collectiveOf(run, event) {
-  let low = 0;
-  let high = run.linked.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (run.linked[middle] < event) low = middle + 1;
-    else high = middle;
-  }
-  return run.linked[low] === event ? run.collective[low] : -1;
-}
-
-function membersOf(run, collective) {
-  if (run.members === undefined) {
-    run.members = new Map();
-    run.collective.forEach((index, place) => {
-      if (!run.members.has(index)) run.members.set(index, []);
-      run.members.get(index).push(run.linked[place]);
-    });
-  }
-  return run.members.get(collective) ?? [];
-}
-
-function laneOf(run, event) {
-  let low = 0;
-  let high = run.lanes.length - 1;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (run.first[middle] <= event) low = middle;
-    else high = middle - 1;
-  }
-  return low;
-}
-
-// ---- Painting one lane ----------------------------------------------------------------------------------------------
-
-const FAINTEST = 0.3; // how strongly a column is coloured that is hardly busy: no event vanishes
-const GAP_FROM = 4; // pixels; marks this wide leave one free on their right
-const ROOM = 30; // pixels a mark needs to carry a name
-
-// Paints a lane's events into one row of pixels. Marks wider than a pixel are filled; what is narrower, and the ends of
-// the others, adds up by column and part, and the busiest part colours the column, more strongly the busier it is.
-// Returns the busy ns within the window, of events that do not overlap; `named` gets the marks with room for a name.
-function paintLane(run, lane, depth, scale, look, row, sums, cover, named) {
-  const { start, length, code, depth: depths } = run;
-  const { from, to, perNs, width } = scale;
-  const { partOf, colours, parts, hitParts, room } = look;
-  sums.fill(0);
-  cover.fill(0);
-  const several = lane.depth > 1;
-  let busy = 0;
-  let taken = 0; // up to where there is a name
-  for (let i = firstReaching(run, lane, from); i < lane.end; i++) {
-    const begin = start[i];
-    if (begin >= to) break;
-    const lasts = length[i];
-    const end = begin + lasts;
-    if (end < from || (several && depths[i] !== depth)) continue;
-    busy += Math.min(end, to) - Math.max(begin, from);
-    const part = partOf[code[i]];
-    let left = (begin - from) * perNs;
-    let right = (end - from) * perNs;
-    if (left < 0) left = 0;
-    if (right > width) right = width;
-    const wide = right - left;
-    if (wide < 1) {
-      const column = left < width ? left | 0 : width - 1;
-      const share = lasts === 0 && several ? 1 : wide + 0.01;
-      sums[column * parts + part] += share;
-      cover[column] += share;
-      continue;
-    }
-    if (wide >= GAP_FROM && right < width) right -= 1;
-    const inner = Math.ceil(left);
-    const outer = Math.floor(right);
-    const colour = colours[part];
-    for (let column = inner; column < outer; column++) row[column] = colour;
-    if (inner > left) {
-      sums[(inner - 1) * parts + part] += inner - left;
-      cover[inner - 1] += inner - left;
-    }
-    if (right > outer && outer >= inner) {
-      sums[outer * parts + part] += right - outer;
-      cover[outer] += right - outer;
-    }
-    if (wide >= room && left >= taken) {
-      named.push(i, left, right);
-      taken = right;
-    }
-  }
-  for (let column = 0; column < width; column++) {
-    if (cover[column] === 0) continue;
-    const at = column * parts;
-    let best = -1;
-    for (let part = 0; part < hitParts; part++) {
-      if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
-    }
-    const hit = best >= 0;
-    for (let part = hitParts; part < parts && !hit; part++) {
-      if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
-    }
-    const strength = look.searching && hit ? 1 : Math.min(1, FAINTEST + (1 - FAINTEST) * cover[column]);
-    row[column] = blend(row[column], colours[best], strength);
-  }
-  return busy;
-}
-
-// Two colours as 0xAABBGGRR, mixed: 0 is all of the first, 1 all of the second.
-function blend(under, over, share) {
-  if (share >= 1) return over;
-  const red = (under & 255) + ((over & 255) - (under & 255)) * share;
-  const green = ((under >> 8) & 255) + (((over >> 8) & 255) - ((under >> 8) & 255)) * share;
-  const blue = ((under >> 16) & 255) + (((over >> 16) & 255) - ((under >> 16) & 255)) * share;
-  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
-}
-
-function packed(colour) {
-  const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  context.fillStyle = colour;
-  context.fillRect(0, 0, 1, 1);
-  return new Uint32Array(context.getImageData(0, 0, 1, 1).data.buffer)[0];
-}
-
-function css(colour) {
-  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
-}
-
-// Whether white or dark text is easier to read on a colour.
-function inkOn(colour) {
-  const light = 0.299 * (colour & 255) + 0.587 * ((colour >> 8) & 255) + 0.114 * ((colour >> 16) & 255);
-  return light > 140 ? "#16181D" : "#FFFFFF";
-}
-
-// ---- Words ----------------------------------------------------------------------------------------------------------
-
-// A time of the axis in ms (of long runs in s), with the digits that a step of so many ns needs.
-function axisTime(ns, step) {
-  const seconds = step >= 1e9;
-  const digits = Math.max(0, Math.ceil(-Math.log10(step / (seconds ? 1e9 : 1e6)) - 1e-9));
-  const value = ns / (seconds ? 1e9 : 1e6);
-  const text = value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return `${text === "-0" ? "0" : text} ${seconds ? "s" : "ms"}`;
-}
-
-// A duration in the unit that suits it.
-function lasting(ns) {
-  if (ns === 0) return "0 ms";
-  const [unit, scale] = ns < 1e3 ? ["ns", 1] : ns < 1e6 ? ["µs", 1e3] : ns < 1e10 ? ["ms", 1e6] : ["s", 1e9];
-  const value = ns / scale;
-  return `${value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 3 : value < 1000 ? 2 : 1 })} ${unit}`;
-}
-
-// What of a name tells most in little room: a C++ kernel's own name, without its namespaces and arguments; of words what
-// goes before the first comma or colon.
-function brief(name) {
-  const bare = name.replace(/^void /, "").replace(/\(anonymous namespace\)::/g, "");
-  const own = bare.slice(0, bare.search(/[<(,]|: |$/));
-  const at = own.lastIndexOf("::");
-  return (at >= 0 && at + 2 < own.length ? own.slice(at + 2) : own || name).trim();
-}
-
-function rankName(lane) {
-  if (lane.rank === null) return "rank unknown";
-  return `rank ${lane.rank}${lane.where ? ` (${lane.where})` : ""}`;
-}
-
-function tickStep(span, most) {
-  const least = span / most;
-  const power = 10 ** Math.floor(Math.log10(least));
-  return Math.max(1, power * [1, 2, 5, 10].find((factor) => factor * power >= least));
 }
 
 // ---- The view -------------------------------------------------------------------------------------------------------
@@ -281,8 +43,10 @@ const GUTTER = 150; // css pixels, as all that follow
 const AXIS = 24;
 const BAR = 12; // the lanes' scroll bar
 const OVERVIEW = 46;
-const HEIGHTS = { steps: 18, phases: 14, labels: 13, stream: 20, exposed: 18 };
+const HEIGHTS = { steps: 18, phases: 14, labels: 13, folded: 14, host: 14, stream: 20, exposed: 18 };
 const NESTED = 13; // a row of a lane that has several
+const FOLDED = { kind: "folded", first: 0, end: 0, depth: 1 }; // a host whose lanes are not shown
+const ABOVE = 430; // what of a page stands around the lanes
 const RANK_GAP = 8;
 const ROOMY = 1.5; // times their height where there are few lanes
 const COMPACT = 0.75; // times it where they would not all be seen
@@ -303,6 +67,7 @@ class TimelineView {
     this.scroll = find("scroll");
     this.tip = find("tip");
     this.input = this.root.querySelector("input");
+    this.hostButton = find("host");
     this.turn = 0;
     this.run = null;
     this.from = 0; // the window, ns from the run's zero
@@ -310,6 +75,9 @@ class TimelineView {
     this.range = null; // what was dragged
     this.event = -1; // what was clicked
     this.over = -1; // what the pointer is on
+    this.awaited = null; // an event to be selected once its host is here
+    this.unfolded = new Set(); // hosts, by their traces' places
+    this.launches = new Map(); // event -> pairs of a call and what it launched
     this.hits = null; // places of the events that were searched for, by time
     this.hit = -1;
     this.rows = [];
@@ -339,17 +107,29 @@ class TimelineView {
       this.missing = setTimeout(() => this.setTriggerValue("missing", this.data.id), MISSING);
       return;
     }
-    if (run !== this.run) Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
-    const [window, event] = this.data.asked;
+    if (run !== this.run) {
+      Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
+      this.unfolded.clear();
+    }
+    const [window, event, , hosts] = this.data.asked;
     const asked = JSON.stringify(this.data.asked);
-    const told = asked !== this.asked;
+    let told = asked !== this.asked;
     if (told) {
       clearTimeout(this.telling);
       this.asked = asked;
-      this.event = event ?? -1;
+      this.awaited = Array.isArray(event) ? event : null;
+      this.event = Array.isArray(event) ? -1 : (event ?? -1);
+      for (const place of hosts) this.unfolded.add(place);
       this.show(window[0], window[1], false);
     }
-    const looks = JSON.stringify([this.data.id, this.data.dark, this.data.lanes, this.data.offsets]);
+    const host = this.awaited && run.hosts.get(this.awaited[0]);
+    if (host?.lanes) {
+      this.event = this.awaited[1] < host.count ? host.at + this.awaited[1] : -1;
+      this.awaited = null;
+      told = true;
+    }
+    this.askForHost();
+    const looks = JSON.stringify([this.data.id, this.data.dark, this.data.lanes, this.data.offsets, run.count]);
     if (looks !== this.looks) {
       this.looks = looks;
       this.dress();
@@ -363,7 +143,20 @@ class TimelineView {
     this.root.dataset.predicted = this.data.predicted;
   }
 
-  // Tells Python the window, the range and the event, once they have rested.
+  // Asks Python for the first unfolded host that is not here yet.
+  askForHost(delay = 0) {
+    const place = [...this.unfolded].find((number) => this.run.hosts.get(number)?.lanes === null);
+    if (place === this.hostAsked && delay === 0) return;
+    clearTimeout(this.asking);
+    this.hostAsked = place;
+    if (place === undefined) return;
+    this.asking = setTimeout(() => {
+      this.setTriggerValue("host", [this.run.id, place]);
+      this.askForHost(MISSING); // a rerun may be cut short
+    }, delay);
+  }
+
+  // Tells Python the window, the range, the event and the unfolded hosts, once they have rested.
   tell(delay) {
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
@@ -373,16 +166,22 @@ class TimelineView {
         asked: this.data.asked,
         window: this.window(),
         range: this.range && this.range.map(Math.round),
-        event: this.event < 0 ? null : this.event,
+        event: this.eventForPython(),
+        hosts: [...this.unfolded],
       });
     }, delay);
+  }
+
+  eventForPython() {
+    if (this.event < 0) return this.awaited;
+    const [place, host] = hostOf(this.run, this.event) ?? [null, null];
+    return host === null ? this.event : [place, this.event - host.at];
   }
 
   // Another page was asked for. What is told now would reach the server behind that, which would run this page's
   // part after the other page, and so clear it.
   hush() {
-    clearTimeout(this.telling);
-    clearTimeout(this.missing);
+    for (const timer of [this.telling, this.missing, this.asking]) clearTimeout(timer);
   }
 
   window() {
@@ -411,40 +210,72 @@ class TimelineView {
     this.inks = solid.map(inkOn);
     this.grid = blend(this.ground, packed(tones.grid), 0.7);
     this.edge = blend(this.ground, packed(tones.soft), 0.35);
-    this.fillLegend(solid);
+    this.launches.clear();
+    this.hostButton.hidden = this.run.hosts.size === 0;
   }
 
-  // What marks stand for: of streams, then why time was exposed. Steps and phases carry their names.
-  fillLegend(solid) {
-    const found = [new Set(), new Set()];
-    for (const number of this.data.lanes) {
-      const { first, end, kind } = this.run.lanes[number];
-      if (kind === "steps" || kind === "phases") continue;
-      const into = found[kind === "exposed" ? 1 : 0];
-      for (let i = first; i < end; i++) into.add(this.run.part[this.run.code[i]]);
+  // What marks in the visible window stand for: of streams, of hosts, then why time was exposed. Steps and phases carry
+  // their names.
+  fillLegend() {
+    const { run } = this;
+    const [from, to] = [this.from - run.base_ns, this.to - run.base_ns];
+    const groupOf = { host: 1, exposed: 2 };
+    const heads = ["", "host:", "exposed:"];
+    const seen = heads.map(() => new Uint8Array(run.words.length));
+    for (const { lane } of this.rows) {
+      if (lane.kind === "steps" || lane.kind === "phases") continue;
+      const into = seen[groupOf[lane.kind] ?? 0];
+      for (let i = firstReaching(run, lane, from); i < lane.end && run.start[i] < to; i++) {
+        if (run.start[i] + run.length[i] > from || run.length[i] === 0) into[run.part[run.code[i]]] = 1;
+      }
     }
-    const groups = found.map((parts, place) => {
+    const legend = this.root.querySelector(".legend");
+    const text = seen.map((parts) => parts.join("")).join() + this.data.dark;
+    if (text === this.legend) return;
+    this.legend = text;
+    const groups = seen.map((parts, place) => {
       const group = document.createElement("div");
-      if (place === 1 && parts.size) group.append("exposed:");
-      for (const part of [...parts].sort((a, b) => (place === 1 ? b - a : a - b))) {
+      const there = [...parts.keys()].filter((part) => parts[part]);
+      if (there.length) group.append(heads[place]);
+      for (const part of place === 2 ? there.reverse() : there) {
         const word = document.createElement("span");
         const patch = document.createElement("i");
-        patch.style.background = css(solid[part]);
+        patch.style.background = css(this.colours[part]);
         word.append(patch, this.run.words[part]);
         group.append(word);
       }
       return group;
     });
-    this.root.querySelector(".legend").replaceChildren(...groups);
+    legend.replaceChildren(...groups.filter((group) => group.hasChildNodes()));
+    this.legendRoom = Math.max(this.legendRoom ?? 0, legend.offsetHeight); // the canvas does not jump when it shrinks
+    legend.style.minHeight = `${this.legendRoom}px`;
+  }
+
+  // The shown lanes from top to bottom; each host's, or a row to unfold them, stands above its rank's streams.
+  lanes() {
+    const lanes = [];
+    const pending = new Map([...this.run.hosts].map(([place, host]) => [host.rank, [place, host]]));
+    for (const number of this.data.lanes) {
+      const lane = this.run.lanes[number];
+      if ((lane.kind === "stream" || lane.kind === "exposed") && pending.has(lane.rank)) {
+        const [place, host] = pending.get(lane.rank);
+        pending.delete(lane.rank);
+        const opens = this.unfolded.has(place);
+        if (opens && host.lanes !== null) lanes.push(...host.lanes);
+        else lanes.push({ ...FOLDED, rank: lane.rank, host: place, label: opens ? "▾ host: loading" : "▸ host" });
+      }
+      lanes.push(lane);
+    }
+    return lanes;
   }
 
   // Where each shown lane stands; the rows of a rank follow each other.
   layout() {
-    const lanes = this.data.lanes.map((number) => this.run.lanes[number]);
+    const lanes = this.lanes();
     const heights = (factor) => lanes.map((lane) => Math.round((lane.depth > 1 ? NESTED : HEIGHTS[lane.kind]) * factor) * lane.depth);
     const changes = lanes.filter((lane, place) => place > 0 && lane.rank !== lanes[place - 1].rank).length;
     const whole = (list, gap) => list.reduce((sum, height) => sum + height, 0) + changes * gap + 4;
-    const room = Math.max(360, Math.min(880, globalThis.innerHeight * 0.7));
+    const room = Math.max(340, Math.min(880, globalThis.innerHeight - ABOVE));
     const factor = [ROOMY, 1].find((one) => whole(heights(one), RANK_GAP) <= (one > 1 ? room / 2 : room)) ?? COMPACT;
     const gap = factor < 1 ? RANK_GAP / 2 : RANK_GAP;
     let y = 2;
@@ -464,6 +295,7 @@ class TimelineView {
     if (this.run === null) return;
     const width = this.root.clientWidth;
     if (width < GUTTER + 100) return;
+    if (width !== this.width) this.legendRoom = 0;
     this.width = width;
     this.layout();
     this.ratio = globalThis.devicePixelRatio || 1;
@@ -502,8 +334,7 @@ class TimelineView {
   }
 
   whole() {
-    const { base_ns: base, last_ns: last, extent_ns: extent } = this.run;
-    return [Math.min(base, extent[0]), Math.max(last, extent[1])];
+    return this.run.bounds;
   }
 
   zoom(factor, at = 0.5) {
@@ -765,6 +596,7 @@ class TimelineView {
       if (event < 0) continue;
       const collective = collectiveOf(this.run, event);
       if (collective >= 0) this.drawLinks(context, membersOf(this.run, collective), strong);
+      this.drawArrows(context, event, strong);
       const box = this.boxOf(event);
       if (box) this.drawBox(context, box, strong ? 2 : 1);
     }
@@ -803,6 +635,33 @@ class TimelineView {
     }
     context.globalAlpha = 1;
     for (const box of boxes) this.drawBox(context, box, 1);
+  }
+
+  // From the calls to what they launched, where both are shown.
+  drawArrows(context, event, strong) {
+    if (this.unfolded.size === 0) return;
+    if (!this.launches.has(event)) {
+      if (this.launches.size > 16) this.launches.clear();
+      this.launches.set(event, launchesOf(this.run, event));
+    }
+    context.strokeStyle = context.fillStyle = this.tones.ink;
+    context.lineWidth = strong ? 1.5 : 1;
+    for (const [call, launched] of this.launches.get(event)) {
+      const [a, b] = [this.boxOf(call), this.boxOf(launched)];
+      if (a === null || b === null) continue;
+      const [x0, y0, x1, y1] = [(a.left + a.right) / 2, a.y + a.height - 1, b.left, b.y];
+      const bend = (y1 - y0) / 2;
+      context.beginPath();
+      context.moveTo(x0, y0);
+      context.bezierCurveTo(x0, y0 + bend, x1, y1 - bend, x1, y1 - 5);
+      context.stroke();
+      context.beginPath();
+      context.moveTo(x1, y1);
+      context.lineTo(x1 - 4, y1 - 7);
+      context.lineTo(x1 + 4, y1 - 7);
+      context.fill();
+      this.drawBox(context, call === event ? b : a, 1);
+    }
   }
 
   // Where an event stands; null where its lane is not shown.
@@ -914,6 +773,11 @@ class TimelineView {
     press("fit", () => this.fit());
     press("next", () => this.jump(1));
     press("previous", () => this.jump(-1));
+    press("after", () => this.stretch(1));
+    press("before", () => this.stretch(-1));
+    press("longest", () => this.longest(false));
+    press("worst", () => this.longest(true));
+    press("host", () => this.toggleHost(this.hostInFocus()));
     on(document, "click", (event) => leads(event.target) && this.hush(), { capture: true });
     on(globalThis, "popstate", () => this.hush());
     this.resized = new ResizeObserver(() => this.root.clientWidth !== this.width && this.resize());
@@ -933,6 +797,11 @@ class TimelineView {
   press(event) {
     if (this.run === null || event.target === this.scroll || event.button > 1) return;
     const [x, y] = this.place(event);
+    const host = this.hostAt(x, y);
+    if (host !== undefined) {
+      this.toggleHost(host);
+      return;
+    }
     if (x < 0 || x > this.plot) return;
     const pans = event.shiftKey || event.button === 1;
     if (pans) event.preventDefault();
@@ -949,6 +818,7 @@ class TimelineView {
     if (!drag) {
       const found = x >= 0 && x <= this.plot ? this.find(x, y) : null;
       this.point(found?.event ?? -1, found, x);
+      this.stage.style.cursor = this.hostAt(x, y) === undefined ? "" : "pointer";
       return;
     }
     drag.moved ||= Math.abs(x - drag.x) + (drag.pans ? Math.abs(y - drag.y) : 0) > CLICK;
@@ -965,6 +835,37 @@ class TimelineView {
     }
   }
 
+  // The host that a press folds or unfolds: on its lanes' names, and all along the row in their place.
+  hostAt(x, y) {
+    if (y < 0 || y > this.view) return undefined;
+    const at = y + (this.scrolls ? this.scroll.scrollTop : 0);
+    const lane = this.rows.find((row) => at >= row.y && at < row.y + row.height)?.lane;
+    return lane?.kind === "folded" || (lane?.kind === "host" && x < 0) ? lane.host : undefined;
+  }
+
+  toggleHost(place) {
+    if (place === undefined) return;
+    if (!this.unfolded.delete(place)) this.unfolded.add(place);
+    else if (this.event >= 0 && hostOf(this.run, this.event)?.[0] === place) this.event = -1;
+    this.awaited = null;
+    this.askForHost();
+    this.search(this.input.value);
+    this.resize();
+    this.tell(0);
+  }
+
+  // The rank that keys are about: that of what is selected, else the one that the page is about, else the uppermost.
+  rankInFocus() {
+    const selected = this.event < 0 ? undefined : this.run.lanes[laneOf(this.run, this.event)].rank;
+    const shown = this.rows.map(({ lane }) => lane.rank);
+    return [selected, this.data.rank].find((rank) => shown.includes(rank)) ?? shown[0];
+  }
+
+  hostInFocus() {
+    const rank = this.rankInFocus();
+    return [...this.run.hosts.keys()].find((place) => this.run.hosts.get(place).rank === rank);
+  }
+
   release(event) {
     const { drag } = this;
     this.drag = null;
@@ -973,6 +874,7 @@ class TimelineView {
       const found = this.find(...this.place(event));
       this.event = found?.event ?? -1;
       this.range = null;
+      this.nameSelected();
       this.repaint();
     }
     if (this.range && Math.round(this.range[0]) === Math.round(this.range[1])) this.range = null;
@@ -996,6 +898,11 @@ class TimelineView {
     if (this.run === null || event.ctrlKey || event.metaKey || event.altKey) return;
     const at = this.pointer >= 0 && this.pointer <= this.plot ? this.anchor(this.pointer) : 0.5;
     const scrollBy = (share) => (this.scroll.scrollTop += this.view * share);
+    if (event.target === this.stage && this.walk(event)) {
+      event.preventDefault();
+      event.stopPropagation();
+      return;
+    }
     const act = {
       w: () => this.zoom(0.8, at),
       "+": () => this.zoom(0.8, at),
@@ -1006,6 +913,10 @@ class TimelineView {
       d: () => this.pan(0.15),
       ArrowRight: () => this.pan(0.15),
       f: () => this.fit(),
+      n: () => this.stretch(1),
+      p: () => this.stretch(-1),
+      l: () => this.longest(event.shiftKey),
+      h: () => this.toggleHost(this.hostInFocus()),
       Escape: () => this.clear(),
       "/": () => this.input.focus(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -1018,7 +929,113 @@ class TimelineView {
     else scrollBy(scrolls);
   }
 
+  // Enter and the arrows with Shift choose events; whether the key was one of these.
+  walk({ key, shiftKey }) {
+    const act = {
+      Enter: () => this.enter(),
+      ArrowLeft: () => this.walkAlong(-1),
+      ArrowRight: () => this.walkAlong(1),
+      ArrowUp: () => this.walkAcross(-1),
+      ArrowDown: () => this.walkAcross(1),
+    }[key];
+    if (act === undefined || shiftKey !== (key !== "Enter")) return false;
+    act();
+    return true;
+  }
+
+  // The first event that begins in view, in the lane of the selected one, else in the rank's first stream.
+  enter() {
+    const selected = this.event < 0 ? null : this.run.lanes[laneOf(this.run, this.event)];
+    const lanes = this.rows.map(({ lane }) => lane);
+    const rank = this.rankInFocus();
+    const stream = lanes.find((lane) => lane.kind === "stream" && lane.rank === rank);
+    const lane = lanes.includes(selected) ? selected : (stream ?? lanes[0]);
+    const [from, to] = [this.from, this.to].map((time) => time - this.run.base_ns);
+    let event = firstReaching(this.run, lane, from);
+    while (event < lane.end && this.run.start[event] < from) event++;
+    if (event < lane.end && this.run.start[event] < to) this.select(event);
+    else this.select(eventNear(this.run, lane, 0, from));
+  }
+
+  walkAlong(way) {
+    if (this.event < 0) this.enter();
+    else this.select(neighbourOf(this.run, this.run.lanes[laneOf(this.run, this.event)], this.event, way));
+  }
+
+  // To the event at the same time in the next row that has one.
+  walkAcross(way) {
+    if (this.event < 0) return this.enter();
+    const rows = this.rows.flatMap(({ lane }) => Array.from({ length: lane.depth }, (_, depth) => [lane, depth]));
+    const here = this.run.lanes[laneOf(this.run, this.event)];
+    const depth = here.depth > 1 ? this.run.depth[this.event] : 0;
+    const time = Math.max(this.run.start[this.event], this.from - this.run.base_ns);
+    let place = rows.findIndex(([lane, row]) => lane === here && row === depth);
+    for (place += way; place >= 0 && place < rows.length; place += way) {
+      const event = eventNear(this.run, ...rows[place], time);
+      if (event >= 0) return this.select(event);
+    }
+  }
+
+  select(event) {
+    if (event < 0) return;
+    this.event = event;
+    this.range = null;
+    this.reveal(event);
+    this.tell(PAUSE);
+  }
+
+  // To the next exposed stretch of the rank (1) or the one before (-1); at first to one in view.
+  stretch(way) {
+    const lane = this.exposedLane();
+    if (lane === undefined) return;
+    const list = stretchesOf(this.run, lane);
+    const within = list.findIndex(({ begin, end }) => begin <= this.run.start[this.event] && this.run.start[this.event] < end);
+    const selected = this.event >= lane.first && this.event < lane.end ? list[within]?.begin : this.run.start[this.event];
+    const edge = way > 0 ? this.from - 1 : this.to + 1;
+    this.showStretch(lane, stretchBeside(list, selected ?? edge - this.run.base_ns, way));
+  }
+
+  // To the rank's longest exposed stretch, of the step in the middle of the window or of all steps.
+  longest(everywhere) {
+    const lane = this.exposedLane();
+    if (lane === undefined) return;
+    const { run } = this;
+    const middle = (this.from + this.to) / 2 - run.base_ns;
+    const steps = this.rows.find((row) => row.lane.kind === "steps" && row.lane.rank === lane.rank)?.lane;
+    const step = steps === undefined ? -1 : eventNear(run, steps, 0, middle);
+    const within = everywhere || step < 0 ? [-Infinity, Infinity] : [run.start[step], run.start[step] + run.length[step]];
+    this.showStretch(lane, longestStretch(stretchesOf(run, lane), ...within), everywhere ? " of the run" : " of the step");
+  }
+
+  exposedLane() {
+    const rank = this.rankInFocus();
+    return this.rows.find(({ lane }) => lane.kind === "exposed" && lane.rank === rank)?.lane;
+  }
+
+  // Selects a stretch: its longest mark and, if it has several, all of it; zooms where it would be too narrow or wide.
+  showStretch(lane, place, longest = "") {
+    const list = stretchesOf(this.run, lane);
+    const words = this.root.querySelector(".stretch");
+    if (place < 0 || list.length === 0) {
+      words.textContent = "none exposed";
+      return;
+    }
+    const { begin, end, event, marks } = list[place];
+    const [from, to] = [begin, end].map((time) => time + this.run.base_ns);
+    const share = (to - from) / (this.to - this.from);
+    if (share > 0.9 || share * this.plot < 12) {
+      const room = Math.max(to - from, LEAST_SPAN) * (share > 0.9 ? 0.15 : 3);
+      this.show(from - room, to + room);
+    }
+    this.select(event);
+    this.range = marks > 1 ? [from, to] : null;
+    const number = (value) => value.toLocaleString("en-US");
+    const which = longest ? `longest${longest}` : `${number(place + 1)} of ${number(list.length)}`;
+    words.textContent = `${which}, rank ${lane.rank ?? "unknown"}: ${lasting(to - from)}`;
+  }
+
   clear() {
+    this.root.querySelector(".stretch").textContent = "";
     this.event = -1;
     this.range = null;
     this.input.value = "";
@@ -1093,7 +1110,7 @@ class TimelineView {
     const rank = rankName(lane);
     const lines = [
       `${lane.kind === "exposed" ? "" : `${this.run.words[this.run.part[code]]} · `}${rank}, ${lane.label}`,
-      `${lasting(this.run.length[event])}, from ${axisTime(this.run.base_ns + this.run.start[event], 1)}`,
+      `${lasting(this.run.length[event])}, from ${axisTime(this.run.base_ns + this.run.start[event], 1e3)}`,
     ];
     if (count > 1) lines.push(`the longest of ${count.toLocaleString("en-US")} events here: zoom in to see each`);
     const told = lines.map((line) => {
@@ -1127,7 +1144,7 @@ class TimelineView {
       run.lower ??= run.names.map((name) => name.toLowerCase());
       const found = Uint8Array.from(run.lower, (name) => (name.includes(needle) ? 1 : 0));
       this.partOf = run.part.map((part, code) => (found[code] ? part : part + words));
-      this.hits = hitsOf(run, this.data.lanes, found);
+      this.hits = hitsOf(run, this.lanes(), found);
     }
     this.searched = text;
     this.hit = -1;
@@ -1184,7 +1201,10 @@ class TimelineView {
   // -- For those who do not see it
 
   describe() {
+    this.fillLegend();
+    this.nameSelected();
     const ranks = new Set(this.rows.map(({ lane }) => lane.rank)).size;
+    const lanes = this.rows.filter(({ lane }) => lane.kind !== "folded").length;
     const [from, to] = this.window();
     const exposed = this.rows
       .filter(({ lane }) => lane.kind === "exposed")
@@ -1193,11 +1213,27 @@ class TimelineView {
     const chosen = this.event < 0 ? "" : ` Selected: ${this.run.names[this.run.code[this.event]].slice(0, 120)}.`;
     this.stage.setAttribute(
       "aria-label",
-      `Timeline of ${ranks} ${ranks === 1 ? "rank" : "ranks"} in ${this.rows.length} lanes, ` +
+      `Timeline of ${ranks} ${ranks === 1 ? "rank" : "ranks"} in ${lanes} lanes, ` +
         `${this.run.count.toLocaleString("en-US")} events. Visible: ${lasting(to - from)} from ${axisTime(from, 1e3)}. ` +
         `Exposed communication there: ${exposed.join(", ") || "none"}.${chosen} ` +
-        "Keys: W and S zoom, A and D pan, F fits, slash searches, Escape clears. The same figures stand in tables below.",
+        "Keys: W and S zoom, A and D pan, F fits, N and P go to the next and the previous exposed stretch, L to the " +
+        "longest of the step, Shift L of the run, Enter selects an event, Shift and an arrow the one beside it, H shows " +
+        "the host, slash searches, Escape clears. The same figures stand in tables below.",
     );
+  }
+
+  // The selected event in a line; all of it stands below.
+  nameSelected() {
+    const { run, event } = this;
+    const place = this.root.querySelector(".chosen");
+    let text = "";
+    if (event >= 0) {
+      const lane = run.lanes[laneOf(run, event)];
+      const name = brief(run.names[run.code[event]]).slice(0, 80);
+      const when = `${lasting(run.length[event])} from ${axisTime(run.base_ns + run.start[event], 1e3)}`;
+      text = `Selected: ${name}, ${rankName(lane)}, ${lane.label.replace(/^▾ /, "")}, ${when}`;
+    }
+    if (place.textContent !== text) place.textContent = text;
   }
 }
 
@@ -1207,25 +1243,10 @@ function fitCanvas(canvas, width, height, ratio) {
   Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
 }
 
-// The places of the events whose code was found, by their start.
 // Whether a click there opens another page.
 function leads(element) {
   const link = element.closest?.("a[href]");
   return link != null && new URL(link.href).pathname !== location.pathname;
 }
 
-function hitsOf(run, lanes, found) {
-  let count = 0;
-  const places = new Uint32Array(run.count);
-  for (const number of lanes) {
-    const { first, end } = run.lanes[number];
-    for (let i = first; i < end; i++) if (found[run.code[i]]) places[count++] = i;
-  }
-  // A start and a place in one number, since numbers sort fast: 53 bits hold both, the start perhaps in coarser units.
-  const many = 2 ** Math.ceil(Math.log2(run.count + 1));
-  const unit = Math.max(1, Math.ceil(((run.last_ns - run.base_ns + 1) * many) / 2 ** 53));
-  const keys = Float64Array.from(places.subarray(0, count), (place) => Math.floor(run.start[place] / unit) * many + place);
-  return Uint32Array.from(keys.sort(), (key) => key % many);
-}
-
-export { axisTime, brief, lasting, paintLane, unpack }; // for tests
+export { axisTime, brief, lasting, longestStretch, paintLane, stretchBeside, stretchesOf, unpack }; // for tests

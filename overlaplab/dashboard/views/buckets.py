@@ -6,31 +6,34 @@ import pandas as pd
 
 from overlaplab import findings
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.pickers import one_window
+from overlaplab.dashboard.head import open_page
+from overlaplab.dashboard.pickers import one_window, shown_diagnosis
 from overlaplab.dashboard.spots import show_in_step
-from overlaplab.dashboard.widgets import nothing_to_show, open_page, show_page
+from overlaplab.dashboard.widgets import nothing_to_show, show_page
+from overlaplab.findings import Diagnosis
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import buckets_section
 from overlaplab.sections.run_tables import table_window
 
 
-def _section(opened: Opened, table: pd.DataFrame) -> Section | None:
-    """The section about these rows, which are of one rank and step."""
-    diagnosis = opened.find_diagnosis(*table_window(table))
+def _section(opened: Opened, table: pd.DataFrame, diagnosis: Diagnosis | None) -> Section | None:
+    """The section about these rows, which are of one rank and step, and their diagnosis."""
     return buckets_section(table, diagnosis, findings.note(opened.manifest), opened.best_buckets)
 
 
 def page() -> None:
     """Draw the page."""
-    opened = open_page(
-        "Buckets",
-        "When each bucket's gradients were ready, what it waited for then, and how much of it is exposed.",
-    )
+    head = open_page("Buckets")
+    opened = head.opened
     table = opened.buckets
     section = None
     if len(table):
         table = one_window(table, opened.window)
-        section = opened.get_or_make(("buckets", *table_window(table)), lambda: _section(opened, table))
+        diagnosis = opened.find_diagnosis(*table_window(table))
+        section = opened.get_or_make(("buckets", *table_window(table)), lambda: _section(opened, table, diagnosis))
+    else:
+        diagnosis = shown_diagnosis(opened)
+    head.show(diagnosis)
     if section is None:
         nothing_to_show(
             opened,
@@ -38,7 +41,7 @@ def page() -> None:
             " from torch's DistributedDataParallel, whose all-reduces are launched as gradients are accumulated.",
         )
         return
-    row = show_page(opened, section, choose="buckets_table")
+    row = show_page(opened, section, diagnosis, choose="buckets_table")
     if row is not None:
         first = row["launch_ns"] if pd.isna(row["ready_ns"]) else row["ready_ns"]
         show_in_step(opened, row, first, row["end_ns"], carried=(row["start_ns"], row["end_ns"]))

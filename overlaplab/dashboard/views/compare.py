@@ -14,16 +14,9 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import runs_beside
 from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import run_word, stamp
+from overlaplab.dashboard.head import error_line, page_head
 from overlaplab.dashboard.spots import show_spot
-from overlaplab.dashboard.widgets import (
-    error_line,
-    lead,
-    page_head,
-    show_block,
-    show_blocks,
-    show_section,
-    what_to_do,
-)
+from overlaplab.dashboard.widgets import lead, show_block, show_blocks, show_section, what_to_do
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.folders import natural_key

@@ -10,14 +10,9 @@ import streamlit as st
 from overlaplab.charts.watched import RECORDING
 from overlaplab.dashboard import links
 from overlaplab.dashboard.folder import recorded_name, run_word
+from overlaplab.dashboard.head import error_line, first_sentences, small_head
 from overlaplab.dashboard.live import Live, look_s, read_live
-from overlaplab.dashboard.widgets import (
-    error_line,
-    first_sentences,
-    show_block,
-    show_choice,
-    small_head,
-)
+from overlaplab.dashboard.widgets import show_block, show_choice
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.blocks import Chart
 from overlaplab.words import ago, sentence, shorten
@@ -57,10 +52,10 @@ def _live(root: Path, name: str) -> None:
         first_sentences(live.sentences[0], live.sentences[1:])
         for block in live.section.blocks:
             if isinstance(block, Chart) and block.key == _MARKED and len(live.recordings):
-                show_choice(block, _keep_mark)
+                show_choice(block, _keep_mark, run_word(name))
                 _recordings(live, name)
             else:
-                show_block(block)
+                show_block(block, run=run_word(name))
         for note in live.notes:
             st.text(f"Note: {sentence(shorten(note, 300))}")
 

@@ -14,7 +14,8 @@ from overlaplab.costs.transformer import Attention
 from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import run_word
-from overlaplab.dashboard.widgets import error_line, lead, page_head, show_blocks, show_warnings, what_to_do
+from overlaplab.dashboard.head import error_line, page_head
+from overlaplab.dashboard.widgets import lead, show_blocks, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.plan import plan_section, planned_training, require_recorded
 from overlaplab.simulate.predictions.planned import PlannedStep
@@ -52,7 +53,7 @@ def page() -> None:
         error_line(error)
         return
     section = plan_section(plan, stage)
-    lead(section.lead, None)
+    lead(section.lead)
     if recording is not None:
         _show_prediction(recording, plan)
     show_blocks(section.blocks)

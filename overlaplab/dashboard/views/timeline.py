@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,21 +14,24 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from overlaplab import findings
 from overlaplab.columns import column, columns
 from overlaplab.dashboard import links
-from overlaplab.dashboard.canvas import CanvasState, timeline_canvas
+from overlaplab.dashboard.canvas import CanvasState, Mark, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_button
-from overlaplab.dashboard.pickers import pick_ranks, pick_step
-from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, open_page, show_table, show_warnings, what_to_do
+from overlaplab.dashboard.folder import run_title
+from overlaplab.dashboard.head import open_page
+from overlaplab.dashboard.pickers import pick_ranks, pick_step, shown_diagnosis
+from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, show_table, show_warnings
 from overlaplab.formats import as_shown, texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run import window_section
 from overlaplab.timeline.event_details import event_details
+from overlaplab.timeline.host_lanes import HostLanes, host_lanes
 from overlaplab.timeline.marks import Timeline
 from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.words import shorten
 
-Spot = tuple[tuple[int, int], int | None]  # a window in ns from the run's zero; a mark's place in `Timeline.events`
-Linked = tuple[tuple[int, int] | None, tuple[int, int] | None]  # what a query string says of window and event
+Linked = tuple[tuple[int, int] | None, tuple[int, int] | None, tuple[int, ...]]
+"""What a query string says of window, event and unfolded hosts."""
 
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
@@ -35,15 +40,25 @@ _PEERS = columns("collectives", "rank", "launch_ns", "start_ns", "end_ns", "wait
 _PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_ns")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """What the canvas is to show."""
+
+    window: tuple[int, int]
+    """In ns from the run's zero."""
+    mark: Mark | None = None
+    hosts: tuple[int, ...] = ()
+    """The places in `run.traces` of those whose hosts are unfolded."""
+
+
 def page() -> None:
     """Draw the page."""
-    opened = open_page(
-        "Timeline",
-        "What every rank's streams did over time, all by one clock; below them, why communication was exposed.",
-    )
+    head = open_page("Timeline")
+    opened = head.opened
     ranks = pick_ranks(opened.run)
     first = None if opened.diagnosis is None else opened.diagnosis.step
     step = pick_step(opened.timeline.steps, findings.first_shown(first))
+    head.show(shown_diagnosis(opened))
     if opened.timeline.events.empty or opened.summary.empty:
         nothing_counts(opened)
         return
@@ -51,7 +66,7 @@ def page() -> None:
     window, event = links.window_of_query(), links.event_of_query()
     links.warn_of_spot(
         has_window=_within_run(opened.timeline, window) is not None,
-        has_event=event is not None and _place_of_mark(opened.timeline, event) is not None,
+        has_event=event is not None and _find_mark(opened, event) is not None,
     )
     _timeline(opened, ranks, _requested_spot(opened, ranks, step))
 
@@ -62,18 +77,18 @@ def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | No
     chosen = (*of_run, step)
     before: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
     of_written, written = _written_spots()
-    linked = links.window_of_query(), links.event_of_query()
+    linked = links.window_of_query(), links.event_of_query(), links.hosts_of_query()
     # A rerun may bring an address that this page has replaced meanwhile. Other pages and the browser's arrows may not.
     stays = _KEY in st.session_state and not _goes_back()
-    followed = _spot(opened.timeline, linked) if linked not in (written if stays else written[-1:]) else None
+    followed = _spot(opened, linked) if linked not in (written if stays else written[-1:]) else None
     spot = before[1]
     if followed is not None:
         spot = followed
     elif before[0] != chosen:
         spot = None
     elif not stays and written and of_written == of_run:
-        spot = _spot(opened.timeline, written[-1])  # the reader comes back from another page
-    spot = spot or (_whole_window(opened, ranks, step), None)
+        spot = _spot(opened, written[-1])  # the reader comes back from another page
+    spot = spot or Spot(window=_whole_window(opened, ranks, step))
     st.session_state[_ASKED] = chosen, spot, before[2] + (spot is not before[1])
     return spot
 
@@ -89,15 +104,18 @@ def _written_spots() -> tuple[object, list[Linked]]:
     return spots
 
 
-def _spot(timeline: Timeline, linked: Linked) -> Spot | None:
+def _spot(opened: Opened, linked: Linked) -> Spot | None:
     """What a link asks for, as far as this run has it."""
-    window, event = _within_run(timeline, linked[0]), linked[1]
-    mark = None if event is None else _place_of_mark(timeline, event)
+    window, event, hosts = _within_run(opened.timeline, linked[0]), linked[1], set(linked[2])
+    mark = None if event is None else _find_mark(opened, event)
     if window is None and mark is not None:
-        start, end = _extent(timeline, mark)
+        start, end = _extent(opened, mark)
         room = max(3 * (end - start), 1000)
         window = start - room, end + room
-    return None if window is None else (window, mark)
+    if isinstance(mark, tuple):
+        hosts.add(mark[0])
+    unfolded = tuple(place for place in opened.timeline.hosts if place in hosts)
+    return None if window is None else Spot(window=window, mark=mark, hosts=unfolded)
 
 
 def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -108,20 +126,39 @@ def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int
     return max(window[0], 2 * start - end), min(window[1], 2 * end - start)
 
 
-def _is_event(timeline: Timeline, mark: int) -> bool:
-    return int(timeline.events["event"].to_numpy()[mark]) >= 0
+def _find_host(opened: Opened, place: int) -> HostLanes:
+    """The lanes of the host of `run.traces[place]`, made once."""
+    return opened.get_or_make(("host", place), lambda: host_lanes(opened.run, place))
 
 
-def _extent(timeline: Timeline, mark: int) -> tuple[int, int]:
-    event = timeline.events.iloc[mark]
-    return int(event["start_ns"]), int(event["end_ns"])
+def _find_event(opened: Opened, mark: Mark) -> tuple[int, int] | None:
+    """The trace and the row of a mark's event; None for a step or an exposed stretch, and what is not there."""
+    if isinstance(mark, tuple):
+        rows = _find_host(opened, mark[0]).events["event"].to_numpy()
+        return (mark[0], int(rows[mark[1]])) if mark[1] < len(rows) else None
+    event = opened.timeline.events.iloc[mark]
+    return (int(event["trace"]), int(event["event"])) if event["event"] >= 0 else None
 
 
-def _place_of_mark(timeline: Timeline, event: tuple[int, int]) -> int | None:
-    """The place of an event's mark."""
-    here = (timeline.events["event"] == event[1]) & (timeline.events["trace"] == event[0])
-    places = np.flatnonzero(here.to_numpy())
-    return int(places[-1]) if len(places) else None  # the lanes of streams come last
+def _extent(opened: Opened, mark: Mark) -> tuple[int, int]:
+    events = opened.timeline.events
+    if isinstance(mark, tuple):
+        place, mark = mark
+        events = _find_host(opened, place).events
+    return int(events["start_ns"].iloc[mark]), int(events["end_ns"].iloc[mark])
+
+
+def _find_mark(opened: Opened, event: tuple[int, int]) -> Mark | None:
+    """The mark of an event, given by its trace and row: on a stream, else of the host."""
+    place, row = event
+    events = opened.timeline.events
+    places = np.flatnonzero(((events["event"] == row) & (events["trace"] == place)).to_numpy())
+    if len(places):
+        return int(places[-1])  # the lanes of streams come last
+    if place not in opened.timeline.hosts:
+        return None
+    in_host = np.flatnonzero(_find_host(opened, place).events["event"].to_numpy() == row)
+    return (place, int(in_host[0])) if len(in_host) else None
 
 
 def _whole_window(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
@@ -141,72 +178,78 @@ def _whole_window(opened: Opened, ranks: frozenset[int] | None, step: int | None
 def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
     """The canvas and all that depends on it; only this runs again when the reader has moved."""
     above = st.container()
-    with st.container(key="timeline_beside"):
-        left, right = st.columns([65, 35], gap="small")
-    with left:
-        state = timeline_canvas(
-            opened.timeline,
-            window=spot[0],
-            event=spot[1],
-            dark=is_dark(),
-            key=_KEY,
-            turn=st.session_state[_ASKED][2],
-            rank=None if opened.diagnosis is None else opened.diagnosis.rank,
-            ranks=ranks,
-            offsets=dict(opened.timeline.offsets),
-            predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
-        )
-    _keep(opened, state)
+    state = timeline_canvas(
+        opened.timeline,
+        window=spot.window,
+        event=spot.mark,
+        hosts=spot.hosts,
+        find_host=partial(_find_host, opened),
+        dark=is_dark(),
+        key=_KEY,
+        turn=st.session_state[_ASKED][2],
+        rank=None if opened.diagnosis is None else opened.diagnosis.rank,
+        ranks=ranks,
+        offsets=dict(opened.timeline.offsets),
+        predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
+    )
+    event = None if state.mark is None else _find_event(opened, state.mark)
+    _keep(opened, state, event, spot)
     visible = timeline_window(opened.timeline, *state.window, ranks)
-    selected, what = _selection(opened.timeline, state)
+    selected, what = _selection(opened.timeline, state, event)
     chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
     section = window_section(
         visible, chosen, what, opened.diagnosis, whole=state.window == _whole_window(opened, ranks, None)
     )
     with above:
-        lead(section.lead, findings.note(opened.run.manifest))
-    with right, st.container(gap="xsmall"):
-        if state.mark is not None and _is_event(opened.timeline, state.mark):
-            _event(opened, state.mark)
+        lead(section.lead)
+    with st.container(key="timeline_below", gap="small"):
+        if event is not None:
+            _event(opened, event)
         *tables, kernels = (cast(TableBlock, block) for block in section.blocks)
+        columns = iter(st.columns([4, 3, 3] if len(tables) > 1 else [4, 6], gap="medium"))
         for block in tables:
-            _table(block)
-        _kernels(kernels)
-    what_to_do(section.advice)
+            with next(columns):
+                _table(block)
+        with next(columns):
+            _kernels(kernels)
 
 
-def _selection(timeline: Timeline, state: CanvasState) -> tuple[tuple[int, int] | None, str]:
+def _selection(
+    timeline: Timeline, state: CanvasState, event: tuple[int, int] | None
+) -> tuple[tuple[int, int] | None, str]:
     """The dragged range; else the extent of a clicked mark that is no event (a step, an exposed stretch); and words."""
-    if state.selected is not None or state.mark is None or _is_event(timeline, state.mark):
+    mark = state.mark
+    if state.selected is not None or not isinstance(mark, int) or event is not None:
         return state.selected, "Drag over the timeline to select a range, or click a step or an exposed stretch."
-    start, end = _extent(timeline, state.mark)
-    event = timeline.events.iloc[state.mark]
-    lane = timeline.lanes.iloc[int(event["lane"])]
+    row = timeline.events.iloc[mark]
+    start, end = int(row["start_ns"]), int(row["end_ns"])
+    lane = timeline.lanes.iloc[int(row["lane"])]
     where = "" if pd.isna(lane["rank"]) else f" of rank {lane['rank']}"
-    return (start, max(end, start + 1)), f"This is {shorten(str(event['name']), 80)}{where}."
+    return (start, max(end, start + 1)), f"This is {shorten(str(row['name']), 80)}{where}."
 
 
-def _keep(opened: Opened, state: CanvasState) -> None:
+def _keep(opened: Opened, state: CanvasState, event: tuple[int, int] | None, spot: Spot) -> None:
     """Write what is seen and selected into the query string, so that the address is a link to it."""
-    event = None
-    if state.mark is not None:
-        event_row = opened.timeline.events.iloc[state.mark]
-        event = (int(event_row["trace"]), int(event_row["event"])) if event_row["event"] >= 0 else None
-    spot = st.session_state[_ASKED][1]
-    if _WRITTEN not in st.session_state and (state.window, state.mark) == spot and links.window_of_query() is None:
+    shown = Spot(window=state.window, mark=state.mark, hosts=state.hosts)
+    if _WRITTEN not in st.session_state and shown == spot and links.window_of_query() is None:
         return  # nothing was moved: the plain address says as much
-    links.keep_spot(state.window, event)
-    st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written_spots()[1][-20:], (state.window, event)]
+    links.keep_spot(state.window, event, state.hosts)
+    linked: Linked = state.window, event, state.hosts
+    st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written_spots()[1][-20:], linked]
 
 
-def _event(opened: Opened, mark: int) -> None:
-    """The clicked event, and the collective that it is part of."""
-    row = opened.timeline.events.iloc[mark]
-    details = event_details(opened.run, int(row["trace"]), int(row["event"]))
+def _event(opened: Opened, event: tuple[int, int]) -> None:
+    """The selected event, and the collective that it is part of."""
+    details = event_details(opened.run, *event)
     facts, collective = pd.DataFrame(findings.event_facts(details), columns=["what", "value"]), details["collective"]
-    _facts(facts)
-    if collective is not None:
-        peers = pd.DataFrame(collective["peers"]).astype("Int64")
+    if collective is None:
+        _facts(facts)
+        return
+    left, right = st.columns([7, 3], gap="medium")
+    with left:
+        _facts(facts)
+    peers = pd.DataFrame(collective["peers"]).astype("Int64")
+    with right:
         _table(
             TableBlock(
                 key="timeline_peers",
@@ -219,11 +262,14 @@ def _event(opened: Opened, mark: int) -> None:
 
 
 def _facts(facts: pd.DataFrame) -> None:
-    """What is known of one event, all of it to be seen at once: a table would cut long names."""
+    """What is known of one event, all of it to be seen at once: a table would cut long names.
+
+    The first line of each is the label: see main.py for its look.
+    """
     _headline("Selected event", facts, "timeline_event")
     with st.container(key="timeline_facts", gap=None):
         for what, value in facts.itertuples(index=False):
-            st.text(f"{what}: {value}")
+            st.text(f"{what}\n{value}", width="stretch")
 
 
 def _table(block: TableBlock) -> None:
@@ -246,7 +292,7 @@ def _headline(title: str, table: pd.DataFrame, key: str) -> None:
     look: dict[str, Any] = {"horizontal_alignment": "distribute", "vertical_alignment": "bottom"}
     with st.container(horizontal=True, key=f"headline_{key}", **look):
         st.subheader(title, anchor=False, width="content")
-        csv_button("CSV", table, key)
+        csv_button("CSV", table, key, run_title(st.session_state["folder"], st.session_state["run"]))
 
 
 page()

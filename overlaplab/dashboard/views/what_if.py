@@ -15,7 +15,9 @@ from overlaplab.costs import Algorithm
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.widgets import error_line, nothing_to_show, open_page, show_block, show_warnings, what_to_do
+from overlaplab.dashboard.head import error_line, open_page
+from overlaplab.dashboard.pickers import shown_diagnosis
+from overlaplab.dashboard.widgets import nothing_to_show, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import missing_ranks
 from overlaplab.manifest import Link, Manifest, strategy_traits
@@ -44,7 +46,9 @@ _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted di
 
 def page() -> None:
     """Draw the page."""
-    opened = open_page("What if", "What a step would take with another setting: predicted from this recording alone.")
+    head = open_page("What if")
+    opened = head.opened
+    head.show(shown_diagnosis(opened))
     if opened.not_predicted is not None:
         nothing_to_show(
             opened,
@@ -75,9 +79,9 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
         with st.container(key=f"side_by_side_{charts[0].key}"):
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
-                    show_block(chart)
-    diagnosis = opened.diagnosis if question == Question(setting=Setting()) else None
-    what_to_do((parts.advice if diagnosis is None else diagnosis.advice,))
+                    show_block(chart, run=opened.title)
+    if opened.diagnosis is None or question != Question(setting=Setting()):  # else the page's head says it
+        what_to_do((parts.advice,))
 
 
 def _question(opened: Opened) -> Question:

@@ -15,13 +15,12 @@ from overlaplab.charts.sharding.gather_waits import CELL
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import run_word
-from overlaplab.dashboard.pickers import one_window
+from overlaplab.dashboard.head import error_line, open_page
+from overlaplab.dashboard.pickers import one_window, shown_diagnosis
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
-    error_line,
     lead,
     nothing_to_show,
-    open_page,
     show_block,
     show_blocks,
     show_choice,
@@ -34,16 +33,16 @@ from overlaplab.sections import run_tables
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import gathers_limit, gathers_section, strips
 
+_NOTHING = ""  # no run has this name, and Streamlit takes None for a box in which nothing was chosen
 _HALF = 70  # characters of a subtitle's line in one of two columns
 
 
 def page() -> None:
     """Draw the page."""
-    opened = open_page(
-        "ZeRO-3",
-        "When each unit's parameters were gathered, waited for, used and freed, and how much was held at a time.",
-    )
+    head = open_page("ZeRO-3")
+    opened = head.opened
     if opened.schedule.empty:
+        head.show(shown_diagnosis(opened))
         nothing_to_show(
             opened,
             "This run gathers no parameters. The page shows runs of `overlaplab record --strategy zero3` or"
@@ -53,21 +52,23 @@ def page() -> None:
     table = one_window(opened.schedule, opened.window)
     other = _pick_other(opened)
     window = run_tables.table_window(table)
+    diagnosis = opened.find_diagnosis(*window)
+    head.show(diagnosis)
     section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
-    lead(section.lead, findings.note(opened.run.manifest))
+    lead(section.lead)
     show_warnings(opened)
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
     for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
-        show_choice(strip, partial(_choose_cell, strip.key))
+        show_choice(strip, partial(_choose_cell, strip.key), opened.title)
     *drawn, rows = section.blocks
     if other is None:
-        show_blocks(drawn)
+        show_blocks(drawn, run=opened.title)
     else:
         _two((opened, table), (other, run_tables.one_window(other.schedule, dict(table.iloc[0]))))
     row = show_block(rows, choose=True)
     if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
-    what_to_do(section.advice)
+    what_to_do(section.advice, diagnosis)
 
 
 def _choose_cell(strip: str) -> None:
@@ -94,13 +95,17 @@ def _pick_other(opened: Opened) -> Opened | None:
     gathering = [
         name for name in names if (traits := strategy_traits(run_manifest(name))) and traits.gathers == "units"
     ]
+    options = [_NOTHING, *gathering, *(name for name in names if name not in gathering)]
+    links.start(links.AGAINST, "against", links.choice(links.AGAINST), _NOTHING, options)
     name = st.sidebar.selectbox(
         "Compare with",
-        [None, *gathering, *(name for name in names if name not in gathering)],
-        format_func=lambda name: "nothing" if name is None else run_word(name),
+        options,
+        format_func=lambda name: "nothing" if name == _NOTHING else run_word(name),
         key="against",
+        on_change=links.control_used,
     )
-    if name is None:
+    links.settle(links.AGAINST, name or None, plain=False)
+    if name == _NOTHING:
         return None
     other = open_run(root, name)
     if isinstance(other, OverlaplabError):
@@ -127,14 +132,14 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     for column, (opened, table), key in zip(st.columns(2, gap="medium"), pair, keys, strict=True):
         with column.container(gap=None):
             with st.container(key=f"{key}run"):
-                st.text(f"{_run_name(opened)}, {findings.window_name(table)}".rstrip(", "))
+                st.text(f"{opened.title}, {findings.window_name(table)}".rstrip(", "))
             st.text(findings.note(opened.run.manifest) or "")
     chosen: dict[str, Any] = {"window_ns": window, "top_bytes": top, "line": _HALF}
     blocks = [_section(*rows, **chosen, prefix=key).blocks[:2] for rows, key in zip(pair, keys, strict=True)]
     for drawn in zip(*blocks, strict=True):  # the curves, then the schedules
-        for column, block in zip(st.columns(2, gap="medium"), drawn, strict=True):
+        for column, block, (opened, _) in zip(st.columns(2, gap="medium"), drawn, pair, strict=True):
             with column:
-                show_block(block)
+                show_block(block, run=opened.title)
 
 
 def _scatters(opened: Opened, table: pd.DataFrame) -> pd.DataFrame:
@@ -147,7 +152,7 @@ def _cost(opened: Opened) -> findings.GatherCost:
     waits = schedule_steps(opened.schedule)["wait_ns"]
     manifest = opened.run.manifest
     return findings.GatherCost(
-        name=_run_name(opened),
+        name=opened.title,
         strategy=manifest.strategy if manifest else None,
         prefetch=manifest.prefetch if manifest else None,
         wait_ns=float(waits.median()) if waits.notna().any() else None,
@@ -169,10 +174,6 @@ def _setting(manifest: Manifest) -> tuple[object, ...] | None:
         manifest.accumulate or 1,
         manifest.device,
     )
-
-
-def _run_name(opened: Opened) -> str:
-    return run_word(opened.name, 40)
 
 
 page()

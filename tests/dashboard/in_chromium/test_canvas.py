@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator
@@ -13,33 +12,19 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 from browsing.browser import app_on, pick, rerun, settle, visit, watched
-from made.traces import event, launched, op, run_of, step
+from browsing.canvas import FIND, GUTTER, at, gpu_rank, hexed, open_timeline, pixels, plot, share_of, told, window
+from made.traces import event, op, run_of, step
 from playwright.sync_api import Browser, Page, expect
 
 import overlaplab
 from overlaplab.charts.theme import DARK, LIGHT
-from overlaplab.dashboard import canvas
+from overlaplab.dashboard.canvas import read_script
 from overlaplab.dashboard.canvas.packing import pack
+from overlaplab.findings import mark_word
+from overlaplab.timeline.marks import MarkKind, mark_names
 from overlaplab.timeline.timeline import timeline_events
 
-SCRIPT = Path(canvas.__file__).with_name("timeline.js").read_text("utf-8")
-GUTTER, AXIS = 150, 24  # of timeline.js, in pixels
 MANY = 30_000
-
-
-def nccl(at: float, end: float, correlation: int) -> list[dict[str, Any]]:
-    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    return launched(name, 5, at, end, stream=20, correlation=correlation)
-
-
-def gpu_rank(late: float) -> list[dict[str, Any]]:
-    """A step of 1000 µs: compute until 400, an all-reduce from `late` to 700, compute from 800 to 1000."""
-    return [
-        step(0, 0, 1000),
-        *launched("void at::native::gemm<float>(int)", 1, 0, 400, correlation=1),
-        *nccl(late, 700, 2),
-        *launched("void at::native::relu_kernel<4>(float)", 7, 800, 1000, correlation=3),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -83,65 +68,6 @@ def page_of_gpu(shared: Page) -> Page:
     return shared
 
 
-FIND = "document.querySelector('[data-testid^=stBidiComponent]').shadowRoot.querySelector('.timeline')"
-
-
-def open_timeline(page: Page, address: str, run: str, query: str = "") -> None:
-    visit(page, address, "timeline", query=f"run={run}{query}")
-    page.wait_for_selector(".timeline:not([data-painted='0'])")
-
-
-def told(page: Page, name: str) -> str:
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    return page.locator(".timeline").get_attribute(f"data-{name}") or ""
-
-
-def window(page: Page) -> tuple[int, int]:
-    start, end = told(page, "window").split(",")
-    return int(start), int(end)
-
-
-def plot(page: Page) -> tuple[float, float, float]:
-    """Where the lanes stand: left, top, width."""
-    box = page.locator(".stage").bounding_box()
-    assert box is not None
-    return box["x"] + GUTTER, box["y"] + AXIS, box["width"] - GUTTER
-
-
-def at(page: Page, share: float, down: float = 0) -> tuple[float, float]:
-    """A place in the lanes: a share of their width, pixels down."""
-    left, top, width = plot(page)
-    return left + share * width, top + down
-
-
-def pixels(page: Page, layer: str = "marks") -> np.ndarray[Any, Any]:
-    """A canvas as rows × columns of 0xRRGGBB, from the lanes' left and top on."""
-    text, width = page.evaluate(
-        """([find, layer, gutter, axis]) => {
-          const canvas = eval(find).querySelector('canvas.' + layer);
-          const wide = canvas.width - gutter;
-          const {data} = canvas.getContext('2d').getImageData(gutter, axis, wide, canvas.height - axis);
-          let text = '';
-          for (let at = 0; at < data.length; at += 30000) text += String.fromCharCode(...data.subarray(at, at + 30000));
-          return [btoa(text), wide];
-        }""",
-        [FIND, layer, GUTTER, AXIS],
-    )
-    raw = np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, width, 4).astype(np.int64)
-    found: np.ndarray[Any, Any] = (raw[..., 0] << 16) | (raw[..., 1] << 8) | raw[..., 2]
-    return found if layer == "marks" else raw[..., 3]
-
-
-def hexed(colour: str) -> int:
-    return int(colour[1:], 16)
-
-
-def share_of(image: np.ndarray[Any, Any], colour: str) -> np.ndarray[Any, Any]:
-    """Which columns hold a colour anywhere."""
-    found: np.ndarray[Any, Any] = (image == hexed(colour)).any(axis=0)
-    return found
-
-
 # ---- Bytes
 
 
@@ -164,7 +90,8 @@ def test_bytes_hold_every_event(folder: Path) -> None:
     assert (arrays["start"].astype(np.int64) + header["base_ns"]).tolist() == events["start_ns"].tolist()
     assert arrays["length"].tolist() == (events["end_ns"] - events["start_ns"]).tolist()
     assert [header["names"][code] for code in arrays["code"][:50]] == events["name"].astype(str).tolist()[:50]
-    assert arrays["part"][arrays["code"]].tolist() == events["part"].tolist()
+    words = [mark_word(MarkKind(name)) for name in mark_names(events["part"])]
+    assert [header["words"][part] for part in arrays["part"][arrays["code"]]] == words
     lanes = np.repeat(np.arange(len(timeline.lanes)), np.diff(arrays["first"].astype(np.int64)))
     assert lanes.tolist() == events["lane"].tolist()
     assert [lane["kind"] for lane in header["lanes"]] == timeline.lanes["kind"].tolist()
@@ -209,12 +136,12 @@ def test_members_of_a_collective_are_in_its_details(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def script(shared: Page) -> Page:
-    """A page in which `timeline.js` is `window.script`."""
+    """A page in which the canvas' script is `window.script`."""
     shared.evaluate(
         """async (source) => {
           window.script = await import(URL.createObjectURL(new Blob([source], {type: 'text/javascript'})));
         }""",
-        SCRIPT,
+        read_script(),
     )
     return shared
 
@@ -459,7 +386,7 @@ def test_a_click_shows_the_event_and_a_collectives_members_are_linked(page_of_gp
     tip = page.locator(".tip")
     expect(tip).to_contain_text("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     expect(tip).to_contain_text("all-reduce · rank 0, stream 20 (NCCL)")
-    expect(tip).to_contain_text("400 µs, from 0.300000 ms")
+    expect(tip).to_contain_text("400 µs, from 0.300 ms")
     linked = pixels(page, "above")
     between = (int(rows[0]) + int(rows[-1])) // 2
     assert linked[between, : round(0.25 * linked.shape[1])].max() == 0
@@ -498,22 +425,22 @@ def test_a_tooltip_keeps_off_its_lane_and_goes_on_zoom(page_of_gpu: Page) -> Non
     expect(tip).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "beside"), [(1280, True), (800, False)])
-def test_the_figures_stand_beside_the_canvas_or_below_it(page_of_gpu: Page, width: int, beside: bool) -> None:
+@pytest.mark.parametrize("width", [1440, 1024, 800])
+def test_the_canvas_takes_the_pages_width_and_the_figures_stand_below(page_of_gpu: Page, width: int) -> None:
     page = page_of_gpu
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_function(f"window.innerWidth === {width}")
     settle(page)
     canvas, table = (page.locator(name).first.bounding_box() for name in (".stage", "[class*=st-key-window_table]"))
+    column = page.locator("[data-testid=stMainBlockContainer]").bounding_box()
     page.set_viewport_size({"width": 1280, "height": 900})
     assert canvas is not None
     assert table is not None
-    assert (table["x"] >= canvas["x"] + canvas["width"]) == beside
+    assert column is not None
+    assert canvas["width"] > column["width"] - 90  # but for the page's padding
+    assert table["y"] >= canvas["y"] + canvas["height"]
+    assert table["y"] < 900
     assert table["x"] + table["width"] <= width
-    if beside:
-        assert table["y"] + table["height"] < 900
-    else:
-        assert table["y"] >= canvas["y"] + canvas["height"]
 
 
 def test_the_address_is_a_link_to_what_is_seen(page: Page, served_at: str) -> None:

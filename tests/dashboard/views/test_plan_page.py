@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing.app_page import body_texts
 from made.ddp import ddp_ranks
 from made.traces import run_of
 from streamlit.testing.v1 import AppTest
@@ -100,7 +101,7 @@ def test_page_and_command_say_the_same(
     asked = ("plan", "--from", RUN, "--gpus", 64, "--tokens", 2 * 64 * 16 * 64, "--gpu-memory", "24GB", *goal)
     _, out, _ = command(*asked)
     printed = " ".join(out.split()).replace("\u00a0", " ")
-    begin, *lines = (" ".join(one.value.split()).replace("\u00a0", " ") for one in app.main.text)
+    begin, *lines = (" ".join(text.split()).replace("\u00a0", " ") for text in body_texts(app))
     predicted = next(line for line in lines if line.startswith(f"Predicted from {RUN} ("))
     assert "which cost" in predicted
     assert "Extrapolated beyond" in predicted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from browsing.app_page import unfold
+from browsing.app_page import body_texts, head_texts, unfold
 from made.ranks import carried
 from made.traces import event, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
@@ -32,7 +32,8 @@ def figures(app: AppTest) -> list[list[str]]:
 
 def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path) -> None:
     app = opened(runs, run="bucketed")
-    about, headline, advice, strip, cause, *_ = [text.value for text in app.main.text]
+    run, about, headline, advice, strip, cause, *_ = [*head_texts(app), *body_texts(app)]
+    assert run == "bucketed"
     assert about == (
         "bucketed, 2 ranks, cpu, bucket_cap_mb 25, emulated link 1Gbps,200us · rank 0, step 0"
         " (the most exposed rank's median step by exposed time)"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing.app_page import body_texts, head_texts
 from made.ddp import ddp_ranks
 from made.fsdp import fsdp
 from made.traces import run_of
@@ -24,10 +25,6 @@ from overlaplab.words import ms
 
 Open = Callable[..., AppTest]
 SAMPLES = Path(__file__).parents[3] / "traces"
-
-
-def texts(app: AppTest) -> list[str]:
-    return [element.value for element in app.text]
 
 
 def specs(app: AppTest) -> list[dict[str, Any]]:
@@ -46,14 +43,14 @@ def on(opened: Open) -> Callable[[str], AppTest]:
 
 def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest]) -> None:
     app = on("bucketed")
-    assert texts(app)[0].startswith("As recorded, a step took ")
+    assert body_texts(app)[0].startswith("As recorded, a step took ")
     assert len(specs(app)) == 5
     slide(app, "bucket_cap_mb", "bucketed", 1.0)
-    assert texts(app)[0].startswith("With bucket_cap_mb 1 a step is predicted to take ")
-    assert texts(app)[1].startswith("A recording's mean step lies within ± ")
+    assert body_texts(app)[0].startswith("With bucket_cap_mb 1 a step is predicted to take ")
+    assert body_texts(app)[1].startswith("A recording's mean step lies within ± ")
     slide(app, "ranks", "bucketed", 10_000)
-    assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in texts(app)
-    assert "bucket_cap_mb 1 and 10000 ranks" in texts(app)[0]
+    assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in body_texts(app)
+    assert "bucket_cap_mb 1 and 10000 ranks" in body_texts(app)[0]
 
 
 def test_an_action_is_played_on_the_page(opened: Open) -> None:
@@ -66,7 +63,7 @@ def test_an_action_is_played_on_the_page(opened: Open) -> None:
     run = load_run(recorded / "06a-local-sgd")
     step_ns = predict(run, Setting(edits=(("background", None),))).step_ns
     begin = f"With the edit background a step is predicted to take {ms(step_ns)} ± "
-    assert any(text.startswith(begin) for text in texts(app))
+    assert any(text.startswith(begin) for text in body_texts(app))
 
 
 @pytest.mark.parametrize("run", ["bucketed", "naive", "zero3", "h100/torch-ddp"])
@@ -75,7 +72,9 @@ def test_of_the_recorded_setting_the_page_advises_what_every_page_advises(
 ) -> None:
     said = RunTables(run=sample_run(run)).diagnosis
     assert said is not None
-    assert texts(on(run))[-1] == said.advice
+    app = on(run)
+    assert head_texts(app)[2:] == [said.headline, said.advice]
+    assert "What to do about it" not in [header.value for header in app.header]  # the head has said it
 
 
 @pytest.mark.parametrize("root", [SAMPLES, SAMPLES / "sweep"])
@@ -94,20 +93,22 @@ def test_page_and_command_predict_the_same(
         f"{ns / 1e6:.1f} ms"
         for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
     )
-    assert texts(app)[0].startswith(
+    assert body_texts(app)[0].startswith(
         f"With bucket_cap_mb 1 a step is predicted to take {step} ± {half} instead of the {measured} measured: "
     )
 
 
 def test_what_is_asked_stands_in_the_link(followed: Open) -> None:
     app = followed(SAMPLES, "what_if", run="bucketed", setting="bucket_cap_mb:1,first_bucket:0.5,ranks:4")
-    assert texts(app)[0].startswith("With bucket_cap_mb 1, a first bucket of 0.5 MiB and 4 ranks a step is predicted")
+    assert body_texts(app)[0].startswith(
+        "With bucket_cap_mb 1, a first bucket of 0.5 MiB and 4 ranks a step is predicted"
+    )
     assert not app.warning
     slide(app, "ranks", "bucketed", 2)
     assert app.query_params["setting"] == "bucket_cap_mb:1,first_bucket:0.5"
     app.switch_page("views/buckets.py").run()
     app.switch_page("views/what_if.py").run()
-    assert texts(app)[0].startswith("With bucket_cap_mb 1 and a first bucket of 0.5 MiB")
+    assert body_texts(app)[0].startswith("With bucket_cap_mb 1 and a first bucket of 0.5 MiB")
     app.selectbox(key="run_picker").set_value("torch-ddp").run()
     assert "setting" not in app.query_params
 
@@ -116,7 +117,7 @@ def test_what_is_asked_stands_in_the_link(followed: Open) -> None:
 def test_a_setting_that_cannot_be_asked_for_is_one_line(followed: Open, setting: str) -> None:
     app = followed(SAMPLES, "what_if", run="bucketed", setting=setting)
     assert [own.value.partition(" that")[0] for own in app.warning] == ["The link names a setting"]
-    assert texts(app)[0].startswith("As recorded")
+    assert body_texts(app)[0].startswith("As recorded")
     assert "setting" not in app.query_params
 
 
@@ -130,7 +131,7 @@ def test_every_chart_marks_what_is_predicted(on: Callable[[str], AppTest]) -> No
     for spec in specs(app):
         assert "predicted" in json.dumps(spec)
         assert any("strokeDash" in layer["mark"] for layer in spec["layer"] if isinstance(layer["mark"], dict))
-    titles = [text for text in texts(app) if "redicted step by" in text or "redicted throughput" in text]
+    titles = [text for text in body_texts(app) if "redicted step by" in text or "redicted throughput" in text]
     assert len(titles) == 3
 
 
@@ -140,17 +141,17 @@ def test_a_strategy_has_its_own_controls(on: Callable[[str], AppTest]) -> None:
     assert "Prefetch" in labels
     assert "bucket_cap_mb" not in labels
     slide(app, "prefetch", "zero3", 2)
-    assert texts(app)[0].startswith("With prefetch 2 a step is predicted")
+    assert body_texts(app)[0].startswith("With prefetch 2 a step is predicted")
     app.selectbox(key="asked_strategy of zero3").set_value("bucketed").run()
     assert "bucket_cap_mb" in {slider.label for slider in app.select_slider}
-    assert texts(app)[0].startswith("With strategy bucketed")
+    assert body_texts(app)[0].startswith("With strategy bucketed")
 
 
 def test_another_run_begins_as_it_was_recorded(on: Callable[[str], AppTest]) -> None:
     app = on("bucketed")
     slide(app, "bucket_cap_mb", "bucketed", 1.0)
     app.selectbox(key="run_picker").set_value("torch-ddp").run()
-    assert texts(app)[0].startswith("As recorded")
+    assert body_texts(app)[0].startswith("As recorded")
 
 
 def test_strategies_that_are_offered_are_played(on: Callable[[str], AppTest]) -> None:
@@ -159,13 +160,13 @@ def test_strategies_that_are_offered_are_played(on: Callable[[str], AppTest]) ->
     strategies = app.selectbox(key="asked_strategy of bucketed")
     assert "parameter-server" not in strategies.options
     strategies.set_value("tree").run()
-    assert any("short hops of tree take longer than predicted" in text for text in texts(app))
+    assert any("short hops of tree take longer than predicted" in text for text in body_texts(app))
 
 
 def test_a_run_that_does_not_tell_says_why(on: Callable[[str], AppTest]) -> None:
     app = on("parameter-server")
     assert "No other setting can be predicted" in app.info[0].value
-    assert any("its workers do not wait for each other" in text for text in texts(app))
+    assert any("its workers do not wait for each other" in text for text in body_texts(app))
     assert not specs(app)
 
 
@@ -205,9 +206,9 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
     folded: str,
 ) -> None:
     app = opened(strangers, "what_if", run)
-    assert texts(app)[0].startswith("As recorded, a step took ")
+    assert body_texts(app)[0].startswith("As recorded, a step took ")
     assert [slider.label.lower() for slider in app.select_slider] == [label]
-    assert folded in texts(app)
+    assert folded in body_texts(app)
     assert len(specs(app)) == 2
     assert all("predicted" in json.dumps(spec) for spec in specs(app))
     slide(app, label, run, value)
@@ -216,7 +217,7 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
         ms(ns)
         for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
     )
-    said = texts(app)[0]
+    said = body_texts(app)[0]
     assert said.startswith(
         f"With {label} {value:g} a step is predicted to take {step} ± {half} instead of the {measured}"
     )
@@ -226,5 +227,5 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
 def test_of_a_run_on_gpus_without_known_buckets_actions_are_played(opened: Open, strangers: Path) -> None:
     app = opened(strangers, "what_if", "unknown")
     assert [box.label for box in app.main.selectbox] == ["Action"]
-    assert any("bucket_cap_mb, prefetch: the sizes of its gradients are not known" in text for text in texts(app))
+    assert any("bucket_cap_mb, prefetch: the sizes of its gradients are not known" in text for text in body_texts(app))
     assert len(specs(app)) == 1, "the median step, measured and played"

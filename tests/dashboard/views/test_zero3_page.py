@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from browsing.app_page import unfold
+from browsing.app_page import body_texts, head_texts, unfold
 from streamlit.testing.v1 import AppTest
 
 from overlaplab.analyses import volume
@@ -49,12 +49,14 @@ def scales(app: AppTest, chart: int) -> dict[str, Any]:
 
 def test_the_page_counts_what_was_seen(opened: Open, gathering: Path) -> None:
     app = opened(gathering, "zero3", "ahead")
-    assert words(app)[:2] == [
+    assert body_texts(app)[0] == (
         "Rank 0, step 3: 7 gathers and 7 frees of 4 layers, and 2 gathers of other units. At most 800 kB (2 layers)"
         " held in full at a time. Compute waited 2.7 ms for gathers. Of 5.2 ms of reduce-scatters 1.5 ms is exposed"
-        " (29\u00a0% of their time), most of it of layers.0 (1.2 ms).",
-        "zero3, 2 ranks, cpu, prefetch 1, emulated link 1Gbps,200us",
-    ]
+        " (29\u00a0% of their time), most of it of layers.0 (1.2 ms)."
+    )
+    assert head_texts(app)[1].startswith(
+        "zero3, 2 ranks, cpu, prefetch 1, emulated link 1Gbps,200us · rank 0, step 3 ("
+    )
     assert titles(app) == [
         "At most 800 kB of parameters held in full",
         "Gather and free schedule: 7 gathers for 4 layers (4 forward + 3 backward)",
@@ -76,7 +78,7 @@ def test_rank_and_step_can_be_chosen(opened: Open, gathering: Path) -> None:
     chosen = {box.label: box for box in app.selectbox}
     chosen["Rank"].set_value(1)
     chosen["Step"].set_value(3).run()
-    assert words(app)[0].startswith("Rank 1, step 3: 7 gathers")
+    assert body_texts(app)[0].startswith("Rank 1, step 3: 7 gathers")
 
 
 def test_two_runs_stand_side_by_side_on_the_same_scales(opened: Open, gathering: Path) -> None:
@@ -164,7 +166,7 @@ def test_summary_of_one_rank_shows_every_ranks_memory(opened: Open, gathering: P
     app = opened(gathering, run="ahead")
     unfold(app, "costs_fold")
     app.selectbox(key="one_rank_picker").set_value(1).run()
-    assert "rank 1, step 3 (as chosen)" in words(app)[0]
+    assert head_texts(app)[1].endswith("rank 1, step 3 (as chosen)")
     assert framed(app, "theory (MB)")["rank"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
@@ -192,7 +194,7 @@ def test_compare_shows_costs_against_theory(opened: Open, gathering: Path) -> No
 
 def test_a_recorded_run_is_drawn(opened: Open) -> None:
     app = opened(SAMPLES, "zero3", "zero3")
-    assert "15 gathers and 15 frees of 8 layers, and 2 gathers of other units." in words(app)[0]
+    assert "15 gathers and 15 frees of 8 layers, and 2 gathers of other units." in body_texts(app)[0]
     assert "Gather and free schedule: 15 gathers for 8 layers (8 forward + 7 backward)" in titles(app)
     summary = opened(SAMPLES, "summary", "zero3")
     unfold(summary, "costs_fold")

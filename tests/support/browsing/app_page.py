@@ -1,8 +1,13 @@
-"""What tests do on a page that Streamlit's own tester has opened."""
+"""What tests do on a page that Streamlit's own tester has opened, and what it says in its head and below."""
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from streamlit.testing.v1 import AppTest
+from streamlit.testing.v1.element_tree import Block
+
+_HEAD = ("-head", "-head_below")
 
 
 def unfold(app: AppTest, key: str) -> None:
@@ -10,3 +15,19 @@ def unfold(app: AppTest, key: str) -> None:
     app.session_state[key] = True
     app.run()
     assert not app.exception
+
+
+def head_texts(app: AppTest) -> list[str]:
+    """A page's head below its title: the run's name, what was recorded and of which step, the verdict, what to try."""
+    return [text.value for node in app.main.children.values() if _is_head(node) for text in node.text]
+
+
+def body_texts(app: AppTest) -> list[str]:
+    """All texts of a page outside its head."""
+    nodes = [node for node in app.main.children.values() if not _is_head(node)]
+    texts = [node.text if isinstance(node, Block) else [node] if node.type == "text" else [] for node in nodes]
+    return [text.value for group in texts for text in group]
+
+
+def _is_head(node: object) -> TypeGuard[Block]:
+    return isinstance(node, Block) and node.proto.id.endswith(_HEAD)
