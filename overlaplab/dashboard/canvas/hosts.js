@@ -25,7 +25,7 @@ function joinHost(run, part) {
   run.count = run.start.length;
   run.lower = undefined;
   host.lanes = part.lanes.map((lane, number) => {
-    const joined = { ...lane, rank: host.rank, host: part.host, label: `▾ ${lane.label} (host)` };
+    const joined = { ...lane, rank: host.rank, host: part.host, label: `${lane.label} (host)` };
     joined.first = before + part.first[number];
     joined.end = before + part.first[number + 1];
     measureLane(run, joined);

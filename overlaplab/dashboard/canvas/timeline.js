@@ -75,6 +75,7 @@ class TimelineView {
     this.range = null; // what was dragged
     this.event = -1; // what was clicked
     this.over = -1; // what the pointer is on
+    this.wished = null; // the window that was asked for, until the reader moves
     this.awaited = null; // an event to be selected once its host is here
     this.unfolded = new Set(); // hosts, by their traces' places
     this.launches = new Map(); // event -> pairs of a call and what it launched
@@ -120,8 +121,9 @@ class TimelineView {
       this.awaited = Array.isArray(event) ? event : null;
       this.event = Array.isArray(event) ? -1 : (event ?? -1);
       for (const place of hosts) this.unfolded.add(place);
-      this.show(window[0], window[1], false);
+      this.wished = window;
     }
+    if (this.wished) this.show(...this.wished, false); // once more where a host has brought earlier events
     const host = this.awaited && run.hosts.get(this.awaited[0]);
     if (host?.lanes) {
       this.event = this.awaited[1] < host.count ? host.at + this.awaited[1] : -1;
@@ -136,7 +138,7 @@ class TimelineView {
       this.search(this.input.value);
       this.resize();
     }
-    if (told && this.event >= 0) this.reveal(this.event);
+    if (told && this.event >= 0) this.reveal(this.event, true);
     else if (told) this.scrollTo(this.data.rank);
     this.describe();
     this.root.dataset.events = run.count;
@@ -262,7 +264,7 @@ class TimelineView {
         pending.delete(lane.rank);
         const opens = this.unfolded.has(place);
         if (opens && host.lanes !== null) lanes.push(...host.lanes);
-        else lanes.push({ ...FOLDED, rank: lane.rank, host: place, label: opens ? "▾ host: loading" : "▸ host" });
+        else lanes.push({ ...FOLDED, rank: lane.rank, host: place, label: opens ? "host: loading" : "host" });
       }
       lanes.push(lane);
     }
@@ -321,7 +323,7 @@ class TimelineView {
   // -- The window
 
   show(from, to, tell = true) {
-    const [first, last] = this.whole();
+    const [first, last] = this.reach();
     const span = Math.min(Math.max(to - from, LEAST_SPAN), (last - first) * 1.04);
     const slack = span * 0.02;
     const middle = (from + to) / 2;
@@ -330,11 +332,19 @@ class TimelineView {
     this.to = start + span;
     this.point(-1); // what the pointer is on has moved away
     this.repaint();
-    if (tell) this.tell(PAUSE);
+    if (!tell) return;
+    this.wished = null;
+    this.tell(PAUSE);
   }
 
   whole() {
     return this.run.bounds;
+  }
+
+  // All that can be looked at: hosts begin before what they launch first.
+  reach() {
+    const [first, last] = this.whole();
+    return [Math.min(first, this.run.base_ns), Math.max(last, this.run.last_ns)];
   }
 
   zoom(factor, at = 0.5) {
@@ -368,12 +378,13 @@ class TimelineView {
     if (row !== undefined && this.scrolls) this.scroll.scrollTop = row.y;
   }
 
-  // Brings an event into view without zooming.
-  reveal(event) {
+  // Brings an event into view without zooming; the window of a link stays where it shows anything of it.
+  reveal(event, linked = false) {
     const begin = this.run.base_ns + this.run.start[event];
     const end = begin + this.run.length[event];
     const span = this.to - this.from;
-    if (begin < this.from + span * 0.05 || end > this.to - span * 0.05) {
+    const edge = span * 0.05;
+    if (linked ? end < this.from || begin > this.to : begin < this.from + edge || end > this.to - edge) {
       const middle = Math.min((begin + end) / 2, begin + span * 0.4);
       this.show(middle - span / 2, middle + span / 2);
     }
@@ -534,7 +545,9 @@ class TimelineView {
         context.font = FONT;
       }
       context.fillStyle = this.tones.soft;
-      if (lane.kind !== "steps") context.fillText(lane.label, 12, middle, GUTTER - (lane.kind === "exposed" ? 70 : 20));
+      const sign = lane.host === undefined ? "" : this.unfolded.has(lane.host) ? "▾ " : "▸ ";
+      const room = GUTTER - (lane.kind === "exposed" ? 70 : 20);
+      if (lane.kind !== "steps") context.fillText(sign + lane.label, 12, middle, room);
       context.textAlign = "right";
       const offset = offsets.get(lane.rank);
       if (leads && offset !== undefined) {
@@ -1231,7 +1244,7 @@ class TimelineView {
       const lane = run.lanes[laneOf(run, event)];
       const name = brief(run.names[run.code[event]]).slice(0, 80);
       const when = `${lasting(run.length[event])} from ${axisTime(run.base_ns + run.start[event], 1e3)}`;
-      text = `Selected: ${name}, ${rankName(lane)}, ${lane.label.replace(/^▾ /, "")}, ${when}`;
+      text = `Selected: ${name}, ${rankName(lane)}, ${lane.label}, ${when}`;
     }
     if (place.textContent !== text) place.textContent = text;
   }

@@ -29,7 +29,7 @@ def gpu_rank(late: float) -> list[dict[str, Any]]:
     ]
 
 
-FIND = "document.querySelector('[data-testid^=stBidiComponent]').shadowRoot.querySelector('.timeline')"
+FIND = "document.querySelector('[data-testid^=stBidiComponent]')?.shadowRoot.querySelector('.timeline')"
 
 
 def open_timeline(page: Page, address: str, run: str, query: str = "") -> None:
