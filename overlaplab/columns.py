@@ -134,9 +134,9 @@ _ANYWHERE = (
         "told_by",
         "text",
         "known by",
-        "What tells which gradients it holds: labels, their sizes, or the order of arrival.",
+        "Where its gradients are known from: labels, their sizes, or the order of arrival.",
     ),
-    Column("source", "text", "read from", "Whose ranges in the trace tell this: the engine's, DDP's or FSDP2's."),
+    Column("source", "text", "read from", "Whose ranges in the trace show this: the engine's, DDP's or FSDP2's."),
     Column("gap_ns", "ns", "gap", "The time between the arrivals of the bucket's last two gradients."),
     Column("held_ns", "ns", "held others", "The longest time that a later bucket was ready and waited for this one."),
     Column(
@@ -286,7 +286,7 @@ _ANYWHERE = (
     Column("emulated", "flag", "emulated link", "Whether an emulated link carried its communication."),
     Column("predicted", "flag", "predicted", "Whether nobody recorded the run: it was predicted from another."),
     Column("phantoms", "count", "phantom ranks", "Ranks of the emulated group for which there is no process."),
-    Column("model", "text", "model", "What run.json tells of the model and its input, as JSON."),
+    Column("model", "text", "model", "What run.json says about the model and its input, as JSON."),
     Column("spread_ms", "ms", "spread", "A difference in step time counts only if it is larger than this.", short="±"),
     # A sweep over bucket_cap_mb
     Column("runs", "count", "recordings", "How many recordings the row is made of.", short="runs"),
@@ -354,16 +354,14 @@ _ANYWHERE = (
         "publ. t. %",
     ),
     # Which settings are faster
-    Column(
-        "tier", "count", "tier", "1 for the fastest and what its recordings do not tell apart from it; then the next."
-    ),
+    Column("tier", "count", "tier", "1 for the fastest and what does not differ clearly from it; then the next."),
     Column("recording_of", "count", "recording of", "The place of the first run of the same setting, from 0."),
     # What the link model says
     Column("bound_ns", "ns", "bound", "The least time that the step could take over the link."),
     Column("half_bound_ns", "ns", "half the bytes", "The same if every collective sent half as much."),
     Column("half_transfer_ns", "ns", "half transfer", "What all transfers would take with half the bytes."),
     Column("any_cap_ns", "ns", "any cap", "The same of one rank alone with the best buckets of all."),
-    Column("found_ns", "ns", "best found", "How long the step takes with the best buckets that were played."),
+    Column("found_ns", "ns", "best found", "How long the step takes with the best buckets that were tried."),
     Column("least_ns", "ns", "least", "How long it takes at least, whatever the buckets."),
     Column("waits_known", "flag", "waits known", "Whether no transfer may include waiting for another rank."),
     Column(
@@ -387,7 +385,7 @@ _ANYWHERE = (
     Column("low_ns", "ns", "gain, at least", "The lower end of the gain's range.", short="from"),
     Column("high_ns", "ns", "gain, at most", "The upper end of the gain's range.", short="to"),
     Column("step_ns", "ns", "step then", "How long the median step would take.", short="step then"),
-    Column("replayed", "flag", "replayed", "Whether all ranks were played; else the gain is the most that it can be."),
+    Column("replayed", "flag", "replayed", "Whether all ranks were replayed; else the gain is an upper bound."),
     Column("best", "flag", "best", "Whether it is the best setting of its kind."),
     # A watched training
     Column("measured", "flag", "measured", "Whether it is one of a burst, of which more than its time is known."),
@@ -410,7 +408,11 @@ _ANYWHERE = (
     Column("late_ns", "ns", "late by", "How long after the first rank the last one came to the all-reduce."),
     Column("last_step", "count", "last step", "The last step that the rank has ended."),
     Column(
-        "late_share", "ratio", "late, % of steps", "In how many of the measured steps that tell it was late.", "late"
+        "late_share",
+        "ratio",
+        "late, % of steps",
+        "In how many of the measured steps that show lateness it was late.",
+        "late",
     ),
     Column("period", "count", "period", "Each so many steps there is one of the kind; empty of ordinary steps."),
     Column("first_step", "count", "first step", "The first step of the kind."),
@@ -542,7 +544,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
             "unresolved_ns",
             "ns",
             "unresolved",
-            "Exposed time of which the trace does not tell whether a kernel waited for it.",
+            "Exposed time for which it is unknown whether a kernel waited for it.",
         ),
     ),
     ("delays",): (

@@ -51,7 +51,7 @@ _WAITS = {"wait_on_stream": "wait_on_stream", "wait_on_cuda_event_record_corr_id
 _REMEDIES = {
     "critical_path_analysis": "It needs pandas below 3 or HTA 0.6 (named traceinsight), and no cuda_sync events.",
     "get_potential_stragglers": "It compares kernels named ncclKernel* of several ranks; `overlaplab collectives` "
-    "tells stragglers of any.",
+    "finds stragglers of any kind.",
 }
 
 

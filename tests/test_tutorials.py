@@ -34,6 +34,11 @@ def commands(page: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
+@pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.name)
+def test_nobody_is_sent_to_pages_for_maintainers(page: Path) -> None:
+    assert re.findall(r"\]\([^)]*(?:design|CONTRIBUTING)[^)]*\)", page.read_text()) == []
+
+
 def scripts(page: str) -> dict[str, str]:
     return dict(re.findall(r"as `(\w+\.py)`.*?```python\n(.*?)```", (TUTORIALS / f"{page}.md").read_text(), re.DOTALL))
 

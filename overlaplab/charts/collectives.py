@@ -132,7 +132,8 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     reading = []
     if table["last"].any():
         reading.append(
-            "Counted where a rank came last by more than the clocks' error; late: after the others' median arrival."
+            "Counted where a rank came last by more than the clocks' error."
+            " Lateness counts from the other ranks' median arrival."
         )
         if len(table) > MOST_RANKS:
             reading.append(f"The {MOST_RANKS} ranks that cost most, of {len(table)}.")

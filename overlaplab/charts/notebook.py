@@ -16,17 +16,15 @@ VEGA_LITE = f"application/vnd.vegalite.v{alt.SCHEMA_VERSION[1:].partition('.')[0
 _SCALE = 1.5  # PNG pixels per pixel of the chart
 
 
-def draw_offline(*, width: int = 880) -> None:
-    """Use this renderer for all Altair charts; charts that fill their container become `width` pixels wide."""
+def draw_offline() -> None:
+    """Use this renderer for all Altair charts."""
     alt.renderers.register("overlaplab", _bundle)
-    alt.renderers.enable("overlaplab", width=width)
+    alt.renderers.enable("overlaplab")
 
 
-def _bundle(spec: dict[str, Any], *, width: int, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _bundle(spec: dict[str, Any], **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A chart as a MIME bundle and its metadata; on white, since the page's colour is unknown."""
     shown = spec | {"background": "#FFFFFF"}
-    if shown.get("width") == "container":
-        shown["width"] = width
     description = str(shown.get("description", "chart"))
     png, metadata = spec_to_mimebundle(shown, format="png", mode="vega-lite", scale_factor=_SCALE)
     metadata["image/png"]["alt"] = description

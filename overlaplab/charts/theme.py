@@ -16,6 +16,7 @@ from overlaplab.findings import says_predicted
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
 _LETTER, _SYMBOL = 5.8, 30  # pixels of a legend's letter, and of what stands beside a word
 _LABEL = 6.4  # pixels of an axis' letter
+WIDTH = 880  # pixels of a chart that nothing makes as wide as its place: saved from Python, or in a notebook
 LINE = 145  # characters of a subtitle's line in the dashboard's column at 1280 pixels
 
 
@@ -225,6 +226,7 @@ def finish(
 ) -> alt.LayerChart:
     """A chart of these layers with a title, a description for screen readers, a size and the theme.
 
+    It is `WIDTH` wide; a page that sets its width to `"container"` has it fill its place.
     `line` is how many characters of a subtitle fit on a line; a title, which is larger, gets three quarters of it.
     """
     tones = palette(dark)
@@ -238,7 +240,7 @@ def finish(
         layer=list(layers),
         title=head,
         description=description,
-        width="container",
+        width=WIDTH,
         height=height,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         background="transparent",

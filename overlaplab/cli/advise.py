@@ -51,9 +51,9 @@ def advise(
 ) -> None:
     """Name the cap, first bucket, list of caps or prefetch that would make the step shorter, and by how much.
 
-    Every cap that makes a difference is played; of zero1, zero2 and runs on GPUs a few. With --verify the settings are
-    recorded in turn, with the run's own command or, of a run that your own script recorded, the one after --, in which
-    {bucket_cap_mb} becomes the cap. The exit code is 1 where the gain is not confirmed.
+    Replays every cap that makes a difference; for zero1, zero2 and runs on GPUs a few caps. With --verify the settings
+    are recorded in turn, with the run's own command or, for a run that your own script recorded, the one after --,
+    in which {bucket_cap_mb} becomes the cap. The exit code is 1 where the gain is not confirmed.
     """
     if context.args and not verify:
         raise OverlaplabError(f"{context.args[0]}: one run only", remedy="A command after -- goes with --verify.")
@@ -131,7 +131,7 @@ def _script_settings(run: Run, rows: Mapping[str, Row | None], command: list[str
     """The user's command, which takes a cap, and the cap of each setting; raises `OverlaplabError`."""
     present = run.manifest.bucket_cap_mb if run.manifest else None
     if present is None or any(row["option"] != "cap" for row in rows.values() if row is not None):
-        raise OverlaplabError("a command can verify another bucket_cap_mb alone, which is not advised", path=run.path)
+        raise OverlaplabError("a command can verify only another bucket_cap_mb, and none is advised", path=run.path)
     script.require_names(command, [script.CAP])
     caps = {name: present if row is None else row["bucket_cap_mb"] for name, row in rows.items()}
     return script.Script(command), {name: script.setting({script.CAP: f"{cap:.12g}"}) for name, cap in caps.items()}

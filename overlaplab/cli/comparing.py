@@ -57,7 +57,7 @@ def compare(
 ) -> None:
     """Runs side by side: step time, its parts, and which run is clearly fastest.
 
-    A folder of runs stands for all of them. Runs that differ only in bucket_cap_mb are shown by cap. One run is enough
+    A folder of runs means all of them. Runs that differ only in bucket_cap_mb are shown by cap. One run is enough
     with --baseline or --require. With --baseline a change fails only if it lies beyond all of its recordings.
     """
     from overlaplab import analyses, findings

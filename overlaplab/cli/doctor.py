@@ -38,8 +38,8 @@ def doctor(
 ) -> None:
     """Check torch, the GPUs and their driver, CUPTI, NCCL, cores, ports and disk: would a recording work here?
 
-    Each line is ok, a warning, or a problem, with what to do about it. With a problem, which would keep a recording
-    from working, the exit code is 1.
+    Each line is ok, a warning, or a problem, with what to do about it. A problem would keep a recording from
+    working; with one, the exit code is 1.
     """
     with progress_bar() as bar:
         bar.add_task("asking torch", total=None)

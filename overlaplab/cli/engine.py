@@ -144,7 +144,7 @@ def recorded_options(run: Run) -> list[str]:
     command = str(run.manifest.raw.get("command", "")) if run.manifest else ""
     words = shlex.split(command)
     if words[:2] != ["overlaplab", "record"]:
-        how = f"recorded by {shorten(command, 80)}" if command else "nothing tells how it was recorded"
+        how = f"recorded by {shorten(command, 80)}" if command else "how it was recorded is unknown"
         raise OverlaplabError(
             f"{how}, which cannot be repeated here",
             path=run.path,

@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Write one HTML file that holds the charts and tables of these runs: it opens from disk and can be mailed.
 
-    A folder of runs stands for all of them.
+    A folder of runs means all of them.
     """
     from overlaplab.report.whole_file import refuse_target, whole_file
 

@@ -31,7 +31,7 @@ _MEMORY = {"": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}
 @group_options
 def plan(
     params: Annotated[str | None, typer.Option(metavar="N", help="Parameters, as in 7B; or give --layers.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers of a transformer like GPT-2; give --width, too.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of a transformer like GPT-2; needs --width.")] = None,
     width: Annotated[int | None, typer.Option(help="Features of a token.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads; one per 128 features unless given.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Vocabulary size. Default: 50257.")] = None,
@@ -66,7 +66,7 @@ def plan(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Predict the step from this recording of the model; what is not given is as recorded.",
+            help="Predict the step from this recording of the model; options left out are as recorded.",
             autocompletion=runs_like,
         ),
     ] = None,

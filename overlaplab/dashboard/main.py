@@ -145,7 +145,7 @@ def _turn_to_live(live: StreamlitPage) -> None:
         st.session_state["links_unwritten"] = False
         st.switch_page(live, query_params={links.RUN: st.session_state["run"]})
     st.title("Not recorded", anchor=False)
-    st.info("This training was watched, and not recorded: there are no traces here, of which this page tells.")
+    st.info("This training was watched, not recorded: there are no traces for this page to show.")
     st.page_link(live, label="What was watched ›")
 
 

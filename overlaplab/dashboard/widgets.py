@@ -250,7 +250,7 @@ def _show_chart(chart: alt.LayerChart, key: str, **look: Any) -> None:
             with st.container(key=f"subtitle_{key}"):
                 st.text(_one_line(chart.title.subtitle))
     bare = chart.copy(deep=False)
-    bare.title = alt.Undefined
+    bare.title, bare.width = alt.Undefined, "container"
     st.altair_chart(bare, theme=None, width="stretch", key=key, **look)
 
 

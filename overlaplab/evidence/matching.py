@@ -450,7 +450,7 @@ def _match_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run
         return result
     if size is not None and not key.ranks and len(here) > size:
         result.loc[candidates.index, "reason"] = (
-            f"several groups are called {key.name!r}, and nothing tells their members" if key.name else _UNNAMED
+            f"several groups are called {key.name!r}, and their members are unknown" if key.name else _UNNAMED
         )
         return result
     identified = candidates.loc[candidates["comms_id"] >= 0, "trace"]

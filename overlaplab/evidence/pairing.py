@@ -44,7 +44,7 @@ def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     if set(candidates.loc[numbered, "trace"]) == set(candidates["trace"]):
         pairs = _pair_by_number(candidates[numbered])
         without = candidates.index[~numbered]
-        return pd.concat([pairs, pairs_table(without, match=without, reason="nothing tells its number in the group")])
+        return pd.concat([pairs, pairs_table(without, match=without, reason="its number in the group is unknown")])
     order = _sort_by_launch(candidates)
     device = any(rule_of(run.traces[trace]) is Rule.GPU for trace in order["trace"].unique())
     stepped = bool((order["step"] >= 0).groupby(order["trace"]).any().all())

@@ -16,8 +16,8 @@ from overlaplab.analyses.across_runs.verified import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
+from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
-from overlaplab.findings.diagnosis.certainty import doubt_clause
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.runs import describe_machine, link_missed
@@ -55,7 +55,7 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     if not simulate.fits(run):
         beyond = "every other cap would send more than twice, or less than half, of what was measured"
         emulated = "" if manifest.by_recorder else ", or behind an emulated link"
-        return beyond, f"Record it with another bucket_cap_mb, too{emulated}."
+        return beyond, f"Also record it with another bucket_cap_mb{emulated}."
     return None
 
 
@@ -99,7 +99,7 @@ def option_words(row: Row) -> str:
 def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]:
     """What the advised setting and the best list of caps gain, and what no buckets gain: rows of `simulate.advise`."""
     if table.empty:
-        yield "These traces do not tell what other buckets, or gathering further ahead, would gain."
+        yield "These traces do not show what other buckets, or gathering further ahead, would gain."
         return
     chosen = advised(table)
     if chosen is None:
@@ -116,16 +116,16 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {of}."
     if table["replayed"].any():
         yield (
-            "Gains are means over all steps that nothing disturbed, ranges reach from the least of them to the largest,"
-            f" and by 1 % of a step beyond. {_recorded_gains(table)}"
+            "Gains are means over all undisturbed steps. Ranges go from the smallest of these steps' gains to the"
+            f" largest, widened by 1 % of a step.{_recorded_gains(table)}"
         )
 
 
 def _recorded_gains(table: pd.DataFrame) -> str:
     if table["half_ns"].isna().all():
-        return "How much recordings differ is not in them."
+        return " How much recordings differ is unknown."
     half = ms(int(table["half_ns"].max()))
-    return f"How much recordings differ is not in them: a recorded gain lies within ± {half} in 95 of 100 cases."
+    return f" Recordings differ: a recorded gain lies within ± {half} in 95 of 100 cases."
 
 
 _KINDS = {
@@ -144,12 +144,10 @@ def _sentence(row: Row) -> str:
     elif pd.notna(row["buckets"]):
         words += f", {count(row['buckets'], 'bucket')}"
     if not row["replayed"]:
-        return (
-            f"{words}: gains at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing is delayed and no rank is late."
-        )
+        return f"{words}: gain at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing is delayed and no rank is late."
     return (
-        f"{words}: replayed, the mean step is {ms(row['gain_ns'])} shorter ({ms(row['low_ns'])} to"
-        f" {ms(row['high_ns'])}), {percent(row['gain_ns'], now_ns)} of {ms(now_ns)}{_doubt(row)}{_memory(row)}."
+        f"{words}: predicted gain {ms(row['gain_ns'])} ({percent(row['gain_ns'], now_ns)} of {ms(now_ns)}){_doubt(row)}"
+        f"; over the steps {ms(row['low_ns'])} to {ms(row['high_ns'])}{_memory(row)}."
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses import launched_after_backward
+from overlaplab.findings.diagnosis.causes import bucket_numbers
 from overlaplab.findings.thresholds import (
     HELD_NS,
     LISTED_SHARE,
@@ -16,7 +17,7 @@ from overlaplab.findings.thresholds import (
     PROMPT_LAUNCH_NS,
 )
 from overlaplab.findings.windows import window_name
-from overlaplab.words import count, gradient_word, join_names, ms, to_ms
+from overlaplab.words import count, gradient_word, ms, to_ms
 
 
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     from_ddp = int((table["source"] == "ddp").sum())
     if 0 < from_ddp < len(table):
         notes.append(
-            f"{from_ddp} of {len(table)} buckets have no labels, of models that no Recorder was made for: they are read"
+            f"{from_ddp} of {len(table)} buckets have no labels (no Recorder was made for their models): they are read"
             " from torch's DDP, as all-reduces launched while a gradient is accumulated, without names"
         )
     elif from_ddp:
@@ -68,7 +69,7 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     if launched_after_backward(table):
         return f"{number}: nothing was launched before backward ended, so no gradient held up a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
-    waited = f", {held} for which later buckets had to wait although they were ready" if held else ""
+    waited = f"; later buckets were ready and waited for {held}" if held else ""
     return f"{number}: {exposed or 'none'} with exposed communication{waited}."
 
 
@@ -139,4 +140,5 @@ def _late_sentence(row: dict[Any, Any]) -> str:
 def _bucket_numbers(indices: tuple[int, ...]) -> str:
     if len(indices) > MOST_BUCKETS_LISTED:
         return f"{len(indices)} buckets"
-    return f"Bucket{'' if len(indices) == 1 else 's'} {join_names([str(index) for index in indices])}"
+    text = bucket_numbers(indices)
+    return f"{text[0].upper()}{text[1:]}"

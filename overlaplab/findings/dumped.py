@@ -35,7 +35,9 @@ def dumped_notes(dumps: FlightDumps, collectives: pd.DataFrame) -> list[str]:
     """What the dumps do not tell."""
     notes = ["arrivals are by each host's own clock; between hosts lateness may be the clocks'"]
     if collectives["duration_ns"].isna().all():
-        notes.append("how long collectives took is unknown: NCCL tells with TORCH_NCCL_ENABLE_TIMING=1, gloo never")
+        notes.append(
+            "how long collectives took is unknown: NCCL records it with TORCH_NCCL_ENABLE_TIMING=1, gloo never"
+        )
     ranks = {rank.rank for rank in dumps.ranks}
     members = {member for rank in dumps.ranks for group in rank.members.values() for member in group}
     missing = sorted((members | set(range(max(ranks) + 1))) - ranks)
@@ -64,7 +66,7 @@ def _who_was_late(collectives: pd.DataFrame) -> str:
         return "Who was late is unknown: no collective is in the dumps of two ranks."
     late = telling[telling["late_ns"] >= MIN_LATE_NS]
     if len(late) < SELDOM_LATE_SHARE * len(telling):
-        return f"Hardly ever was a rank late: for {percent(len(late), len(telling))} of the collectives."
+        return f"A rank was rarely late: for {percent(len(late), len(telling))} of the collectives."
     by_rank = late["late_rank"].value_counts()
     rank, times = int(by_rank.index[0]), int(by_rank.iloc[0])
     median_ns = float(late.loc[late["late_rank"] == rank, "late_ns"].median())

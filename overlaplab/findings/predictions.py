@@ -8,7 +8,7 @@ from typing import Any
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, rule_of
-from overlaplab.findings.diagnosis.certainty import doubt_clause
+from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest, played_phantoms, strategy_traits
 from overlaplab.simulate.predictions.what_if import message_without_path, why_not
@@ -98,9 +98,8 @@ def gain_line(half_ns: int) -> str:
 def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int) -> str:
     """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains."""
     gain_ns = recorded_ns - predicted_ns
-    how = "shorter" if gain_ns >= 0 else "longer"
-    certain = doubt_clause(gain_ns, half_ns) or f", ± {ms(half_ns)} in 95 of 100 cases"
-    return f"The mean step gets {ms(abs(gain_ns))} {how}{certain}."
+    how = "Gain" if gain_ns >= 0 else "Loss"
+    return f"{how} per mean step: {ms(abs(gain_ns))}{doubt_clause(gain_ns, half_ns)}."
 
 
 def hops_unknown(recorded: Manifest, strategy: str | None) -> str:
@@ -110,7 +109,7 @@ def hops_unknown(recorded: Manifest, strategy: str | None) -> str:
         return ""
     return (
         f"What a hop costs the host is not in a recording of {recorded.strategy}: short hops of {strategy} take longer"
-        " than predicted; a recording of ring or tree tells."
+        " than predicted. Record ring or tree to know it."
     )
 
 

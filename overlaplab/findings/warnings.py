@@ -91,7 +91,7 @@ def _contradictions(run: Run) -> list[str]:
     ranks = [rank for rank in (run.traces[0].rank, *others) if rank is not None]
     return [
         f"the traces of ranks {numbers_named(ranks, last=' and ')} are not of one recording: {reasons[others[0]]}. What"
-        " compares or matches them means nothing; give each recording a folder of its own"
+        " is compared or matched across them has no meaning; give each recording a folder of its own"
     ]
 
 
@@ -288,7 +288,8 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     """In which steps a computing thread waited long for a core, or that nobody can tell."""
     if run.manifest and run.manifest.processor_counts is False:
         return (
-            "the operating system did not tell how long computation waited for a core: such time counts as computation",
+            "the operating system did not report how long computation waited for a core: such time counts as"
+            " computation",
         )
     table = delays(run)
     steps = _machine_steps(run, table)

@@ -75,12 +75,12 @@ def _who_is_late(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> s
     if watched.world_size == 1:
         return "There is one rank, which waits for nobody."
     if late.empty:
-        return "Who is late is unknown: only all-reduces tell."
+        return "Who is late is unknown: only all-reduces show it."
     telling = late["step"].nunique()
     whose = late[late["late"]].drop_duplicates(["step", "late_rank"])  # a rank may be late in several groups
     share = whose["step"].nunique() / telling
     if share < SELDOM_LATE_SHARE:
-        return f"Hardly ever is a rank late: in {percent(share, 1)} of {count(telling, 'measured step')}."
+        return f"A rank is rarely late: in {percent(share, 1)} of {count(telling, 'measured step')}."
     by_rank = whose["late_rank"].value_counts()
     rank, times = int(by_rank.index[0]), int(by_rank.iloc[0])
     late_ns = float(whose["late_ns"].median())
@@ -88,7 +88,7 @@ def _who_is_late(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> s
         median_ns = float(whose.loc[whose["late_rank"] == rank, "late_ns"].median())
         return (
             f"Rank {rank} is the last in {percent(times, telling)} of {count(telling, 'measured step')}, by"
-            f" {ms(median_ns)} (median): where one is late, it is this one."
+            f" {ms(median_ns)} (median): whenever a rank is late, it is this one."
         )
     return (
         f"In {percent(share, 1)} of {count(telling, 'measured step')} a rank is late, by {ms(late_ns)} (median), and"
@@ -160,7 +160,7 @@ def _stopped_sentence(row: dict[Any, Any]) -> str:
     if row["answers"]:
         text += _for_seconds(row["since_ns"])
     else:
-        text += ", and its process tells no more: it was stopped or killed"
+        text += ", and its process writes no more: it was stopped or killed"
     if pd.isna(row["group"]):
         return f"{text}; what it had enqueued is unknown."
     earlier = "" if row["answers"] or pd.isna(row["looked_step"]) else f" by the end of step {row['looked_step']:,}"
@@ -234,7 +234,7 @@ def watched_strip_title(strip: pd.DataFrame) -> str:
 
 def watched_strip_note(strip: pd.DataFrame) -> str:
     """How the strip is to be read."""
-    return f"{_width(strip):,} steps a column; nothing is drawn where no all-reduce tells."
+    return f"{_width(strip):,} steps a column; nothing is drawn where no all-reduce shows who was late."
 
 
 def _width(table: pd.DataFrame) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.diagnosis.certainty import doubt_clause
+from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.predictions import extrapolation, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
@@ -51,13 +51,12 @@ def setting_words(setting: Setting) -> str:
 def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int) -> str:
     """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ."""
     if setting == Setting():
-        return f"As recorded, a step took {ms(measured_ns)} on average. Played again it takes {ms(step_ns)}."
+        return f"As recorded, a step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
-    change = f"{percent(less, measured_ns)} {'shorter' if step_ns < measured_ns else 'longer'}"
-    doubt = doubt_clause(less, doubt_ns)
+    change = f"{'Gain' if step_ns < measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
     return (
-        f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} instead of the"
-        f" {ms(measured_ns)} measured: {change}{doubt}."
+        f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} ({ms(measured_ns)}"
+        f" measured). {change}{doubt_clause(less, doubt_ns)}."
     )
 
 
@@ -95,7 +94,7 @@ def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -
 def best_buckets_reading(*, is_found: bool, possible: bool) -> str | None:
     """What the line at the best buckets means, if there is one."""
     if is_found:
-        return f"{BEST_FOUND.capitalize()}: the shortest of all caps and lists of caps that were played."
+        return f"{BEST_FOUND.capitalize()}: the shortest of all caps and lists of caps that were tried."
     if possible:
         return f"{BEST_POSSIBLE.capitalize()}: no buckets give a shorter step, even without delays or late ranks."
     return None
@@ -165,14 +164,14 @@ def depths_advice(
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:
         return f"No prefetch depth is predicted to make the step{beside} shorter."
-    words = f"With prefetch {best['prefetch']} a step{beside} is predicted to be {ms(gain_ns)} shorter"
+    words = f"Prefetch {best['prefetch']}{beside}: predicted gain {ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}."
     if gain_ns <= doubt_ns:
-        return f"{words}{doubt_clause(gain_ns, doubt_ns)}."
+        return words
     if by_engine:
-        return f"{words}: record with --prefetch {best['prefetch']}."
+        return f"{words} Record with --prefetch {best['prefetch']}."
     units = count(int(best["prefetch"]), "unit")
     return (
-        f"{words}: name the next {units} in set_modules_to_forward_prefetch, the {units} before in"
+        f"{words} Name the next {units} in set_modules_to_forward_prefetch, the {units} before in"
         " set_modules_to_backward_prefetch."
     )
 
@@ -190,12 +189,12 @@ def device_folded(option: str | None, why: str = "", *, first: bool = True, link
     return [
         other,
         *(
-            ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 tells of it."]
+            ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it."]
             if first and option == "bucket_cap_mb"
             else []
         ),
-        *(["Link: overlaplab predict RUN --link 100Gbps,20us tells of another one."] if link else []),
-        "Strategy, ranks, microbatches: a trace does not tell what the training loop would do then.",
+        *(["Link: overlaplab predict RUN --link 100Gbps,20us predicts another one."] if link else []),
+        "Strategy, ranks, microbatches: a trace does not show what the training loop would do then.",
     ]
 
 
@@ -223,11 +222,11 @@ def what_if_advice(
         return (
             f"No cap is predicted to make the step{beside} shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
         )
+    gain = f"{ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}"
     if gain_ns <= doubt_ns:
-        shorter = f"{ms(gain_ns)} shorter{doubt_clause(gain_ns, doubt_ns)}"
-        return f"With {cap} a step{beside} is predicted to be {shorter}. Record both settings several times to know."
+        return f"{cap}{beside}: predicted gain {gain}. Record both settings several times to know."
     script = f"DistributedDataParallel(model, bucket_cap_mb={best['bucket_cap_mb']:g})"
     if not by_engine:
-        return f"Try {script}, which is predicted to gain {ms(gain_ns)}{beside}."
+        return f"Try {script}. Predicted gain{beside}: {gain}."
     option = f"--bucket-cap-mb {best['bucket_cap_mb']:g}"
-    return f"Record with {option}, which is predicted to gain {ms(gain_ns)}{beside}; in a script: {script}."
+    return f"Record with {option}; in a script: {script}. Predicted gain{beside}: {gain}."

@@ -114,7 +114,7 @@ def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:
 
     `note` is the line that was given to the chart: it gets a line of its own.
     """
-    spec = themed_spec(chart.to_dict())
+    spec = themed_spec(chart.to_dict()) | {"width": "container"}
     head = spec.pop("title", "")
     texts = head if isinstance(head, dict) else {"text": head}
     subtitle = " ".join(_text_lines(texts.get("subtitle"))).strip()

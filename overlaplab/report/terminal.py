@@ -103,8 +103,8 @@ def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
     yield findings.run_title(run)
     if len(table):
         yield (
-            "ms from each step's start; exposed: the collective's time without compute; of collectives at the same time"
-            " each counts it, which `exposed` divides among them"
+            "ms from each step's start; exposed: the collective's time without compute; simultaneous collectives each"
+            " count it (`exposed` divides it)"
         )
     shown = table if every or len(table) <= MOST_ROWS else one_window(table, run_tables.window)
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):

@@ -208,8 +208,7 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
         frame=frame,
         columns=shown,
         narrow=shown,
-        legend="ms; gains do not add up; ±: the real gain may be so much more or less; against: what it answers of the"
-        " step",
+        legend="ms; gains do not add up; ±: by how much the real gain may differ; against: the cause that it reduces",
     )
 
 
@@ -350,8 +349,8 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             *columns("each_collective", "unmatched"),
         ),
         narrow=shown,
-        legend="ms; wait: until the last rank came, of the one that waited longest (≈0: within clock error); "
-        "exposed: of the rank with most, counted by each of those at the same time (`exposed` divides it); "
+        legend="ms; wait: until the last rank came, on the rank that waited longest (≈0: within clock error); "
+        "exposed: on the most exposed rank; simultaneous collectives each count it (`exposed` divides it); "
         "GB/s: bus bandwidth, ≥ where only the duration is known",
         notes=["bus bandwidth is a lower bound where the transfer is unknown"] if bounds.any() else [],
         ranked_by="exposed_ns",
@@ -368,10 +367,10 @@ def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
         frame=table,
         columns=shown,
         narrow=shown,
-        legend="late: the median, from the other ranks' median arrival; others waited: ms, all ranks' together",
+        legend="late: its median, counted from the other ranks' median arrival; others waited: ms, summed over ranks",
         ranked_by="cost_ns",
         ranked_words="that the others waited for longest",
-        notes=["late: from the other ranks' median arrival"],
+        notes=["lateness counts from the other ranks' median arrival"],
     )
 
 
@@ -406,7 +405,7 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
         ranked_by="exposed_max_ns",
         ranked_words="that were exposed most",
         narrow=columns("communication_by", *shown),
-        legend="at most: of the rank most exposed; groups may work at once, so times may add up to more than there is",
+        legend="at most: the most exposed rank; groups may work at once, so times may add up to more than the step",
     )
 
 

@@ -119,7 +119,7 @@ def test_bytes_group_and_number_come_from_arguments(tmp_path: Path, numbered: bo
     assert labelled["transfer_ns"].tolist() == [45_000, 35_000, 75_000]
     assert labelled["unmatched"].isna().all()
     barrier = table[table["kind"] == "barrier"]
-    assert barrier["unmatched"].tolist() == ([None] if numbered else ["nothing tells its number in the group"])
+    assert barrier["unmatched"].tolist() == ([None] if numbered else ["its number in the group is unknown"])
 
 
 def test_the_backends_number_is_the_collectives(tmp_path: Path) -> None:

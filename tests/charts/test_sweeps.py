@@ -83,7 +83,7 @@ def test_without_a_winner_nothing_is_fastest() -> None:
     assert spec(chart)["title"]["text"] == "Step time: all tie with the shortest"
     assert len(spec(chart)["title"]["subtitle"]) == 1
     chart = charts.caps(swept(fastest=[False] * 3, tier=[1] * 3, spread_ms=[2.0, None, 2.0]))
-    assert spec(chart)["title"]["text"] == "Step time: too few steps to tell a difference"
+    assert spec(chart)["title"]["text"] == "Step time: too few steps to show a difference"
 
 
 def test_buckets_are_drawn_in_the_colour_of_what_they_mostly_were() -> None:

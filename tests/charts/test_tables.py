@@ -326,7 +326,7 @@ def test_compare_marks_emulated_runs_among_real_ones() -> None:
 
 def test_compare_without_a_winner_says_so() -> None:
     table = pd.DataFrame([compared(fastest=False), compared(**TIED)])
-    assert spec(charts.compare(table))["title"]["text"] == "Step time: no difference beyond the spread"
+    assert spec(charts.compare(table))["title"]["text"] == "Step time: no clear difference"
     assert "the difference is within the spread" in compare_advice(table)
 
 
@@ -338,7 +338,7 @@ def test_compare_counts_the_fastest_that_tie() -> None:
 
 def test_compare_says_why_nothing_can_win() -> None:
     few = pd.DataFrame([compared(fastest=False), compared(**TIED, spread_ms=None)])
-    assert "too few steps to tell" in spec(charts.compare(few))["title"]["text"]
+    assert "too few steps to show" in spec(charts.compare(few))["title"]["text"]
     assert compare_advice(few).startswith("Record at least 3 steps of each run")
     other = pd.DataFrame([compared(fastest=False, model="{}"), compared(**SLOWER, model='{"layers": 2}')])
     assert "different models" in spec(charts.compare(other))["title"]["text"]

@@ -234,7 +234,9 @@ def test_one_line_says_the_cause_and_the_advice_of_summary(command: Any, folder:
     diagnosis = RunTables(run=sample_run("torch-ddp")).diagnosis
     assert diagnosis is not None
     assert (code, line.count("\n")) == (0, 1)
-    assert line.startswith("Rank 1, step 3 (the most exposed rank's median step by exposed time): 12 % of the step is")
+    assert line.startswith(
+        "Rank 1, step 3 (the most exposed rank, its median step by exposed time): 12 % of the step is"
+    )
     assert line.endswith(visible_line(f": {diagnosis.headline} {diagnosis.advice}") + "\n")
     assert visible_line(diagnosis.advice) in " ".join(command("summary", TRACES / "torch-ddp")[1].split())
     assert command("summary", folder / "missing", "--line")[:2] == (2, "")
@@ -249,7 +251,7 @@ def test_fail_if_exits_with_one(command: Any, folder: Path, tmp_path: Path) -> N
     assert "exposed_comm_ns changed by +150.0 %" in err
     code, out, _ = command("compare", tmp_path / "worse", folder, "--fail-if", "exposed_comm_ns > 5%")
     assert code == 0
-    assert "none is fastest: too few steps to tell a difference" in " ".join(out.split())
+    assert "none is fastest: too few steps to show a difference" in " ".join(out.split())
 
 
 def test_every_fail_if_counts(command: Any, folder: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     assert "pipeline bubble" in said.causes[0].label
     section = pipeline_section(*pipeline_tables(found, said.rank, said.step), found.pipeline_remedies, None, said)
     assert section is not None
-    assert section.advice[0].startswith("What other settings gain cannot be played")
+    assert section.advice[0].startswith("Other settings cannot be replayed")
     shown = {block.key: block.draw(dark=False, note=block.note) for block in section.blocks if isinstance(block, Chart)}
     assert shown["pipeline_chart"].title.text == "Who does what when: 2 stages, 2 microbatches"
     assert shown["pipeline_held_chart"].title.text == "Activations held, at most: 2 in stage 0, 2 in stage 1"

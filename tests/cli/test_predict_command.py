@@ -242,7 +242,7 @@ def test_caps_of_ddp_that_nobody_labelled(command: Any, tmp_path: Path) -> None:
     code, out, err = command("predict", path, "--bucket-cap-mb", 0.0028)
     assert (code, err) == (0, "")
     # Both in one bucket end at 17 ms, not at 14, and one launch is spared, of 0.05 ms before and after.
-    assert "The mean step gets 2.8 ms longer" in " ".join(out.split())
+    assert "Loss per mean step: 2.8 ms" in " ".join(out.split())
     code, out, err = command("predict", path, "--ranks", 4)
     assert (code, err.count("\n")) == (2, 1)
     assert "what its strategy is has not been recorded" in err
@@ -254,6 +254,6 @@ def test_traces_without_steps(command: Any, tmp_path: Path) -> None:
     path = run_of(tmp_path, events, events).path
     code, out, err = command("predict", path, "--bucket-cap-mb", 0.0028)
     assert (code, err) == (0, "")
-    assert "The mean step gets 2.8 ms longer" in " ".join(out.split())
+    assert "Loss per mean step: 2.8 ms" in " ".join(out.split())
     code, out, err = command("summary", path)
     assert (code, err) == (0, "")

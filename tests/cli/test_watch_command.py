@@ -22,7 +22,7 @@ def sentences(folder: Path) -> list[str]:
 def test_a_late_rank_a_slow_link_and_checkpoints_are_told_and_nothing_else(tmp_path: Path) -> None:
     patterns = [
         r"2000 steps of 2 ranks, [\d.]+ ms each \(median\): 10.0 ms of exposed communication, \d+ % \(10.0 ms",
-        r"Rank 1 is the last in 40 % of 60 measured steps, by 8.0\d? ms \(median\): where one is late, it is this one.",
+        r"Rank 1 is the last in 40 % of 60 measured steps, by 8.0\d? ms \(median\): whenever a rank is late,",
         r"From step (1199|12\d\d) on steps take 1\d % longer: [\d.]+ ms, until then [\d.]+ ms; exposed communication",
         r"Rank 1 has become late between steps 1142 and 1240, by 8.0\d? ms; until then it was not.",
         r"From step (159\d|160\d) on steps take 2\d % longer",
@@ -46,10 +46,12 @@ def test_changing_ranks_and_hardly_any(tmp_path: Path) -> None:
     )
     seldom = sentences(write_watched(tmp_path / "seldom", rank(0, 99), rank(98, 99)))
     assert seldom[1].startswith("Rank 0 is the last in 10 %")
-    assert sentences(write_watched(tmp_path / "never", rank(98, 99), rank(98, 99)))[1].startswith("Hardly ever")
+    assert sentences(write_watched(tmp_path / "never", rank(98, 99), rank(98, 99)))[1].startswith(
+        "A rank is rarely late"
+    )
     unknown = write_watched(tmp_path / "unknown", step(0, MS), step(0, MS))
     assert sentences(unknown)[0].endswith("how much communication was exposed is unknown.")
-    assert sentences(unknown)[1] == "Who is late is unknown: only all-reduces tell."
+    assert sentences(unknown)[1] == "Who is late is unknown: only all-reduces show it."
 
 
 def test_a_rank_that_has_stopped_is_named(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_where_a_rank_has_stopped_is_told(tmp_path: Path) -> None:
         stalled += [(int(CellKind.LOOK), STALLED, 0, 1, since_s * 1000 * MS), (int(CellKind.ENQUEUED), 0, 0, 1, 1234)]
     silent = [*step(0, MS), (int(CellKind.LOOK), 0, 0, 1, 0), (int(CellKind.ENQUEUED), 0, 0, 1, 1230)]
     assert sentences(write_watched(tmp_path / "killed", stalled, silent, ended=False))[1] == (
-        "Rank 1 has stopped after step 0, and its process tells no more: it was stopped or killed. The last collective"
+        "Rank 1 has stopped after step 0, and its process writes no more: it was stopped or killed. The last collective"
         " of group default that it had enqueued by the end of step 0 is 1,230; the others wait in 1,234."
     )
     assert sentences(write_watched(tmp_path / "all", stalled, stalled, ended=False))[1] == (
@@ -75,8 +77,8 @@ def test_where_a_rank_has_stopped_is_told(tmp_path: Path) -> None:
         " is 1,234."
     )
     assert sentences(write_watched(tmp_path / "unknown", stalled, step(0, MS), ended=False))[1] == (
-        "Rank 1 has stopped after step 0, and its process tells no more: it was stopped or killed; what it had enqueued"
-        " is unknown."
+        "Rank 1 has stopped after step 0, and its process writes no more: it was stopped or killed; what it had"
+        " enqueued is unknown."
     )
 
 

@@ -66,13 +66,11 @@ def test_what_differs_is_said() -> None:
     assert runs_beside("naive", runs) == (
         ["naive"],
         "No other run here did the same work as naive: deep differs in layers; fast differs in the link;"
-        " of foreign nothing tells the model (no run.json).",
+        " foreign: model unknown (no run.json).",
     )
     found, why = runs_beside("foreign", runs)
     assert found == ["foreign"]
-    assert (
-        why == "foreign has no run.json, so that nothing tells which runs did the same work: choose those to compare."
-    )
+    assert why == "foreign has no run.json, so which runs did the same work is unknown: choose those to compare."
     assert runs_beside("naive", {"naive": RUNS["naive"]})[1] == "There is no other run to compare naive with."
 
 

@@ -124,7 +124,7 @@ def test_groups_of_one_name_are_distinguished_by_their_members(tmp_path: Path) -
 def test_groups_of_one_name_with_unknown_members(tmp_path: Path) -> None:
     told = [{"pg_name": "1", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": []}]
     run = groups_of(tmp_path, *((carried(0, rank, 9, group="1"), told) for rank in range(4)))
-    assert set(reasons(run)) == {"several groups are called '1', and nothing tells their members"}
+    assert set(reasons(run)) == {"several groups are called '1', and their members are unknown"}
     assert len(matches(run)) == 4
 
 

@@ -76,16 +76,16 @@ def said(table: pd.DataFrame) -> list[str]:
 
 def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None:
     assert said(rows(dict(CAP, gain=10), dict(LIST, gain=12)))[:3] == [
-        "Best option: bucket_cap_mb 1.2, 4 buckets: replayed, the mean step is 10.0 ms shorter (9.0 ms to 11.0 ms),"
-        " 10\u00a0% of 100.0 ms.",
-        "A cap for each bucket (bucket_cap_mb_list), the best 3, with caps of 2, 1 and 0.5 MiB: replayed, the mean"
-        " step is 12.0 ms shorter (11.0 ms to 13.0 ms), 12\u00a0% of 100.0 ms.",
+        "Best option: bucket_cap_mb 1.2, 4 buckets: predicted gain 10.0 ms (10\u00a0% of 100.0 ms);"
+        " over the steps 9.0 ms to 11.0 ms.",
+        "A cap for each bucket (bucket_cap_mb_list), the best 3, with caps of 2, 1 and 0.5 MiB:"
+        " predicted gain 12.0 ms (12\u00a0% of 100.0 ms); over the steps 11.0 ms to 13.0 ms.",
         "No division into buckets gains more than 26.0 ms in rank 0, step 1 ().",
     ]
     assert "each rank holds up to 3.00 MB more" in said(rows(dict(DEEPER, gain=12)))[0]
     assert said(rows(dict(CAP, gain=1)))[0] == "Another bucket_cap_mb gains no more than 2\u00a0% of the step."
     assert said(rows(dict(CAP, gain=10, replayed=False)))[0].endswith(
-        "gains at most 10.0 ms of 100.0 ms, if nothing is delayed and no rank is late."
+        "gain at most 10.0 ms of 100.0 ms, if nothing is delayed and no rank is late."
     )
 
 

@@ -48,8 +48,8 @@ def test_traces_of_two_jobs_are_named(tmp_path: Path, second: list[Event], world
         line for line in run_warnings(of_two(tmp_path, recorded(0, 0), second, world_size)) if "one rec" in line
     ]
     assert warnings == [
-        f"the traces of ranks 0 and 1 are not of one recording: {reason}. What compares or matches them means nothing;"
-        " give each recording a folder of its own"
+        f"the traces of ranks 0 and 1 are not of one recording: {reason}. What is compared or matched across them has"
+        " no meaning; give each recording a folder of its own"
     ]
 
 

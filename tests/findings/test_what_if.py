@@ -13,22 +13,21 @@ from overlaplab.simulate.predictions.what_if import Interval
 from overlaplab.simulate.programs.setting import Setting
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)
-LESS = "which is not certain: a predicted gain may be off by 12.0 ms"
 SURE = Interval(steps_ns=3_000_000, recordings_ns=4_000_000, model_ns=12_000_000)  # 13 in all
 DOUBT_NS = 12_000_000
 
 
 def test_nothing_changed() -> None:
     said = findings.what_if_headline(Setting(), 497_100_000, 497_000_000, SURE.half_ns, DOUBT_NS)
-    assert said == "As recorded, a step took 497.0 ms on average. Played again it takes 497.1 ms."
+    assert said == "As recorded, a step took 497.0 ms on average. Replayed, it takes 497.1 ms."
 
 
 @pytest.mark.parametrize(
     ("step_ms", "said"),
     [
-        (461, "461.0 ms ± 13.0 ms instead of the 497.0 ms measured: 7\xa0% shorter."),
-        (521, "521.0 ms ± 13.0 ms instead of the 497.0 ms measured: 5\xa0% longer."),
-        (490, f"490.0 ms ± 13.0 ms instead of the 497.0 ms measured: 1\xa0% shorter, {LESS}."),
+        (461, "461.0 ms ± 13.0 ms (497.0 ms measured). Gain: 36.0 ms (7\xa0%) ± 12.0 ms."),
+        (521, "521.0 ms ± 13.0 ms (497.0 ms measured). Loss: 24.0 ms (5\xa0%) ± 12.0 ms."),
+        (490, "490.0 ms ± 13.0 ms (497.0 ms measured). Gain: 7.0 ms (1\xa0%) ± 12.0 ms, so perhaps none."),
     ],
 )
 def test_a_changed_cap(step_ms: int, said: str) -> None:
@@ -71,16 +70,17 @@ def caps(*steps_ms: float) -> pd.DataFrame:
 
 def test_advice_names_the_largest_of_the_best_caps() -> None:
     said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS)
-    assert said.startswith("Record with --bucket-cap-mb 1, which is predicted to gain 26.0 ms;")
+    assert said.startswith("Record with --bucket-cap-mb 1; in a script:")
+    assert said.endswith(" Predicted gain: 26.0 ms ± 12.0 ms.")
     said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS)
     assert said == (
-        "With bucket_cap_mb 0.5 a step is predicted to be 7.0 ms shorter, which is not certain: a predicted"
-        " gain may be off by 12.0 ms. Record both settings several times to know."
+        "bucket_cap_mb 0.5: predicted gain 7.0 ms ± 12.0 ms, so perhaps none."
+        " Record both settings several times to know."
     )
     said = findings.what_if_advice(caps(500, 510, 520), 497_000_000, DOUBT_NS)
     assert said == "No cap is predicted to make the step shorter: the shortest is 500.0 ms, with bucket_cap_mb 0.5."
     said = findings.what_if_advice(caps(4700, 4710, 4900), 4_970_000_000, DOUBT_NS, others="64 ranks")
-    assert "which is predicted to gain 260.0 ms with 64 ranks; in a script:" in said
+    assert "Predicted gain with 64 ranks: 260.0 ms ± 12.0 ms." in said
     assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, DOUBT_NS)
 
 
@@ -92,27 +92,24 @@ def test_the_advised_cap_is_named_where_it_is_as_good() -> None:
 
 def test_a_gain_that_may_be_none_is_not_certain() -> None:
     assert findings.gain_finding(628_000_000, 608_000_000, 38_000_000) == (
-        "The mean step gets 20.0 ms shorter, which is not certain: a predicted gain may be off by 38.0 ms."
+        "Gain per mean step: 20.0 ms ± 38.0 ms, so perhaps none."
     )
-    assert findings.gain_finding(628_000_000, 728_000_000, 38_000_000) == (
-        "The mean step gets 100.0 ms longer, ± 38.0 ms in 95 of 100 cases."
-    )
+    assert findings.gain_finding(628_000_000, 728_000_000, 38_000_000) == ("Loss per mean step: 100.0 ms ± 38.0 ms.")
 
 
 def test_advice_for_a_script_of_somebody_else() -> None:
     said = findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS, by_engine=False)
-    assert said == "Try DistributedDataParallel(model, bucket_cap_mb=1), which is predicted to gain 26.0 ms."
+    assert said == "Try DistributedDataParallel(model, bucket_cap_mb=1). Predicted gain: 26.0 ms ± 12.0 ms."
 
 
 def test_advice_names_the_smallest_of_the_best_depths() -> None:
     depths = pd.DataFrame({"prefetch": [1, 2, 3], "step_ns": [480_000_000, 470_000_000, 469_000_000]})
     assert findings.depths_advice(depths, 497_000_000, DOUBT_NS) == (
-        "With prefetch 2 a step is predicted to be 27.0 ms shorter: name the next 2 units in"
+        "Prefetch 2: predicted gain 27.0 ms ± 12.0 ms. Name the next 2 units in"
         " set_modules_to_forward_prefetch, the 2 units before in set_modules_to_backward_prefetch."
     )
     assert findings.depths_advice(depths, 475_000_000, DOUBT_NS) == (
-        "With prefetch 2 a step is predicted to be 5.0 ms shorter, which is not certain: a predicted gain may be off"
-        " by 12.0 ms."
+        "Prefetch 2: predicted gain 5.0 ms ± 12.0 ms, so perhaps none."
     )
     assert findings.depths_advice(depths, 400_000_000, DOUBT_NS).startswith("No prefetch depth is predicted")
 

@@ -68,7 +68,7 @@ ANSWERS = {
     "gpu-microbatches": Answer(advice="no_sync() in every backward pass but the last", gained_ms=37.8),
     "gpu-norms": Answer(advice="no synchronisation within the step: the host waits", gained_ms=4.6, misses_ms=2.1),
     "gpu-one-bucket": Answer(advice="bucket_cap_mb 25", gained_ms=16.0),
-    "gpu-pause": Answer(advice="finding what holds up the host", gained_ms=22.3),
+    "gpu-pause": Answer(advice="finding what blocks the host", gained_ms=22.3),
     "gpu-saving": Answer(advice="less of “saving” between the passes", gained_ms=21.7),
 }
 """By folder. `12-zero1-one-bucket` is missing, where half the bytes, which gains more, is advised before a cap."""

@@ -89,7 +89,7 @@ SITUATIONS = (
         remedied=PAUSING,
         label="ost paused (compute gap)",  # the headline begins with it, or with the exposed communication around it
         page="Timeline",
-        advice="finding what holds up the host",
+        advice="finding what blocks the host",
         is_problem=None,
         remedy="no_pause",
     ),

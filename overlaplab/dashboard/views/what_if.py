@@ -67,7 +67,7 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
     notes = st.container(key="remarks_what_if", gap=None)
     try:
         question = _question(opened)
-        with st.spinner("Playing the run with each setting"):
+        with st.spinner("Replaying the run with each setting"):
             parts = what_if_parts(opened.run, question, recorded, findings.note(opened.manifest))
     except OverlaplabError as error:
         error_line(error)

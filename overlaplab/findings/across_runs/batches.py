@@ -42,7 +42,7 @@ def batches_advice(table: pd.DataFrame) -> str | None:
     most = with_ratio.iloc[int(with_ratio["batch"].astype("int64").argmax())]
     if second["sample_ms"] - least["sample_ms"] <= max(least["sample_iqr_ms"], second["sample_iqr_ms"]):
         return (
-            f"{least['sharding']} and {second['sharding']} are not told apart by their time per sample: record more "
+            f"{least['sharding']} and {second['sharding']} do not differ clearly in time per sample: record more "
             "steps, with nothing else running, before choosing by it."
         )
     advice = f"Choose {least['sharding']}: it takes least time per sample, {duration(float(least['sample_ms']))}"

@@ -33,11 +33,13 @@ def no_fastest(table: pd.DataFrame) -> str | None:
         return ties(first)
     if _decided_by_recordings(table):
         return (
-            "recordings do not tell them apart" if settings <= 2 else "recordings tell none of them from the shortest"
+            "recordings show no clear difference"
+            if settings <= 2
+            else "recordings show no clear difference from the shortest"
         )
     if table["spread_ms"].isna().any():
-        return f"too few steps to tell a difference (fewer than {FEWEST_STEPS} in a run)"
-    return "no difference beyond the spread" if settings <= 2 else ALL_TIE
+        return f"too few steps to show a difference (fewer than {FEWEST_STEPS} in a run)"
+    return "no clear difference" if settings <= 2 else ALL_TIE
 
 
 ALL_TIE = "all tie with the shortest"
@@ -148,8 +150,7 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
     """
     if differing is None:
         return (
-            f"{shorten(chosen)} has no run.json, so that nothing tells which runs did the same work: choose those to"
-            " compare."
+            f"{shorten(chosen)} has no run.json, so which runs did the same work is unknown: choose those to compare."
         )
     if not differing:
         return f"There is no other run to compare {shorten(chosen)} with."
@@ -164,7 +165,7 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
         for keys, names in sorted(alike.items(), key=lambda item: len(item[0]))[:MOST_REASONS]
     ]
     if unknown:
-        reasons.append(f"of {_first_names(unknown)} nothing tells the model (no run.json)")
+        reasons.append(f"{_first_names(unknown)}: model unknown (no run.json)")
     return f"No other run here did the same work as {shorten(chosen)}: {'; '.join(reasons)}."
 
 

@@ -32,10 +32,10 @@ def sweep_title(table: pd.DataFrame) -> str:
         tied = ties([_cap(row) for row in first])
         return f"bucket_cap_mb {tied}{f'; avoid {_caps(bad)}' if bad else ', others are slower'}"
     if _decided_by_recordings(table):
-        return "Step time: recordings do not tell the caps apart"
+        return "Step time: recordings show no clear difference"
     if table["spread_ms"].isna().any():
-        return "Step time: too few steps to tell a difference"
-    return f"Step time: {'no difference beyond the spread' if len(first) <= 2 else ALL_TIE}"
+        return "Step time: too few steps to show a difference"
+    return f"Step time: {'no clear difference' if len(first) <= 2 else ALL_TIE}"
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
@@ -66,11 +66,11 @@ def _undecided_finding(table: pd.DataFrame) -> str:
     """Why no cap is faster than another."""
     first, second = _two_shortest(table)
     if _decided_by_recordings(table):
-        why = f"{count(int(table['runs'].sum()), 'recording')} do not tell the caps apart"
+        why = f"{count(int(table['runs'].sum()), 'recording')} show no clear difference between caps"
     elif table["spread_ms"].isna().any():
-        why = "Too few steps to tell a difference"
+        why = "Too few steps to show a difference"
     else:
-        why = "No difference beyond the spread" if len(table) <= 2 else sentence(ALL_TIE)[:-1]
+        why = "No clear difference" if len(table) <= 2 else sentence(ALL_TIE)[:-1]
     return (
         f"{why}: bucket_cap_mb {_cap(first)} has the shortest median step,"
         f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"
@@ -89,7 +89,7 @@ def sweep_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of a sweep's figures must know, a line each."""
     notes = []
     if table["spread_ms"].isna().any():
-        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap have no spread, so nothing can be told")
+        notes.append(f"fewer than {FEWEST_STEPS} steps of a cap have no spread, so caps cannot be compared")
     fewest = int(table["runs"].min())
     if fewest == 1:
         notes.append("one recording of a cap: how much recordings of the same cap differ is unknown")
@@ -148,11 +148,10 @@ def sweep_ends(table: pd.DataFrame) -> dict[float, str]:
 
 
 def sweep_left_out(number: int) -> str:
-    """How many recordings of a sweep a report does not tell of one by one."""
-    which = "recording has no part of its" if number == 1 else "recordings have no part of their"
+    """How many recordings of a sweep a report does not show one by one."""
     return (
-        f"{number} {which} own below, which tells of one recording of the best cap and one of the worst;"
-        " overlaplab report with a run's own folder tells of that."
+        f"Below are one recording of the best cap and one of the worst. {count(number, 'recording')} more:"
+        " overlaplab report with a run's own folder shows that run."
     )
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words
+from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
 from overlaplab.words import ms, percent, size_exact
@@ -178,13 +179,13 @@ def _weighed_ns(advised: Advised) -> float:
 
 
 def predicted_words(advised: Advised) -> str:
-    """The recommendation: `Try bucket_cap_mb 5. Predicted: −104 ms per step (33 %) ± 6.2 ms.`"""
-    gain = f"−{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
+    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 %) ± 6.2 ms.`"""
+    gain = f"{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
     gain += f", for up to {size_exact(advised.memory_bytes)} more memory on each rank" if advised.memory_bytes else ""
     if not advised.is_certain:
-        return f"Nothing gains for certain. Most is predicted of {advised.text}: {gain}."
+        return f"No gain is certain. Most promising: {advised.text}. Predicted gain: {gain}."
     condition = f" {advised.action.condition}" if advised.action.condition else ""
-    return f"Try {advised.text}. Predicted{condition}: {gain}."
+    return f"Try {advised.text}. Predicted gain{condition}: {gain}."
 
 
 def certainty_words(advised: Advised) -> str:
@@ -199,7 +200,4 @@ def _share(advised: Advised) -> str:
 
 def _half(advised: Advised) -> str:
     """By how much the gain may be off; empty where unknown."""
-    if advised.half_ns is None:
-        return ""
-    perhaps = "" if advised.gain_ns > advised.half_ns else ", perhaps nothing"
-    return f"± {ms(advised.half_ns)}{perhaps}"
+    return doubt_clause(advised.gain_ns, advised.half_ns).lstrip()

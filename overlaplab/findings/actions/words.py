@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaplab.causes import OVERHEAD, Cause
+from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
 from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.loops import Loop
@@ -45,6 +45,12 @@ def cause_words(cause: Cause, late_rank: int | None = None, *, overhead: bool = 
     if cause is Cause.STRAGGLER and late_rank is not None:
         return f"waited for rank {rank_word(late_rank)}"
     return cause.label
+
+
+def cause_clause(cause: Cause, time: str, late_rank: int | None = None, *, overhead: bool = False) -> str:
+    """A cause of so much exposed time: `for 2.0 ms of it, the rank waited for rank 3`; see `cause_words`."""
+    clause = (OVERHEAD_CLAUSE if overhead else cause.clause).format(time)
+    return clause if late_rank is None else clause.replace("other ranks", f"rank {rank_word(late_rank)}")
 
 
 def same_words(text: str) -> Words:
@@ -318,7 +324,7 @@ def _word(name: str) -> str:
     return "bucket" if _BUCKET.match(name) else "unit"
 
 
-FIND_PAUSE = "finding what holds up the host: look at what it does in the pause, on the timeline"
+FIND_PAUSE = "finding what blocks the host during the gap: the timeline shows it"
 OPEN_ALL = (
     "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
     " part of it may be waiting for other ranks"
@@ -330,16 +336,16 @@ ARRIVAL_ORDER = (
     " they arrive, which it did not here"
 )
 _UNTOLD_PIPELINE = (
-    "more microbatches or a more even split of the layers where the stage waits for others' work, or a faster link"
-    " where messages are on their way for long"
+    "more microbatches or a more even split of the layers if the stage waits for others' work, a faster link if it"
+    " waits for messages"
 )
 _FEWER_TENSOR_RANKS = (
     "fewer ranks per tensor-parallel group, or a faster link within it: the layer's next operation needs these results,"
     " so nothing can hide them"
 )
 _UNITS = (
-    "fully_shard on each block, too, not on the root alone: a single unit is gathered before, and reduced after, all"
-    " computation"
+    "fully_shard on each block, not on the root alone: a single unit is gathered before all computation and reduced"
+    " after it"
 )
 _BUCKET = re.compile(r"bucket \d+$")
 _SEND_LESS = "sending less while the link is busy: lower precision, or fewer synchronisations by accumulating"

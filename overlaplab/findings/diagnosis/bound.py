@@ -45,8 +45,8 @@ def bound_finding(
         )
     if gained <= LITTLE_GAIN * span:
         return (
-            f"At least {ms(exposed - gained)} of it cannot be hidden by any bucketing{condition}: the step takes"
-            f" {ms(span)}, at best {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
+            f"No bucket size can hide {ms(exposed - gained)} of it{condition}: the step takes {ms(span)}, at best"
+            f" {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
         )
     return (
         f"That step takes {ms(span)}: at best {ms(span - gained)} with other buckets, and {ms(alone)} without any"

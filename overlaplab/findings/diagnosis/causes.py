@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -51,7 +52,19 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
         over = (launched["end_ns"] - launched["backward_end_ns"]).max()
         if pd.notna(over) and over > 0:
             return f"{names[0]}, which ends {ms(int(over))} after the backward pass"
-    return join_names(names)
+    numbers = [int(name[len(_BUCKET) :]) for name in names if re.fullmatch(rf"{_BUCKET}\d+", name)]
+    return bucket_numbers(numbers) if 1 < len(numbers) == len(names) else join_names(names)
+
+
+_BUCKET = "bucket "
+
+
+def bucket_numbers(numbers: Sequence[int]) -> str:
+    """Buckets by number, in their order: `buckets 4–6`, `buckets 2, 4 and 5`."""
+    ordered = sorted(numbers)
+    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return f"{_BUCKET.rstrip()}s {ordered[0]}–{ordered[-1]}"
+    return f"{_BUCKET.rstrip()}{'' if len(ordered) == 1 else 's'} {join_names([str(number) for number in ordered])}"
 
 
 def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:

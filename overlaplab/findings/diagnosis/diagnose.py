@@ -12,7 +12,7 @@ from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
 from overlaplab.findings.actions.table import ACTIONS
-from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided
+from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_clause, cause_words, in_general, is_undivided
 from overlaplab.findings.diagnosis.causes import what_moved
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
@@ -27,7 +27,7 @@ from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
-from overlaplab.words import ms, numbers_named, percent, rank_word
+from overlaplab.words import ms, numbers_named, percent, rank_word, sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Diagnosis:
     rank: int | None
     step: int | None
     chosen: str
-    """Why this one: `the most exposed rank's median step by exposed time`."""
+    """Why this one: `the most exposed rank, its median step by exposed time`."""
     start_ns: int
     """From the run's start, as in `overlaplab.summary`."""
     span_ns: int
@@ -355,13 +355,23 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
         )
         idle = f"{percent(idle_ns, span)} of the {of} is idle{why_idle}"
         if idle_ns > max(answered_ns, shares[0].exposed_ns):
-            return f"{idle}; {start}."
+            return f"{sentence(idle)} {start}."
         if idle_ns > answered_ns:
-            return f"{start}, {ms(shares[0].exposed_ns)} of it {shares[0].label}, in {shares[0].what}; {idle}."
-    where = f", in {first.what}" if first.rows["collective"].notna().any() else ""
+            return f"{start}. {_cause_sentence(shares[0], ms(shares[0].exposed_ns))} {sentence(idle)}"
     if len(shares) == 1:
-        return f"{start}: {first.label}{where}."
-    return f"{start}, {ms(first.exposed_ns)} of it {first.label}{where}{_passed_over(first, shares, best)}."
+        return f"{start}. {_cause_sentence(first, 'any' if first.cause is Cause.UNHIDEABLE else 'all')}"
+    about_first = f"{start}. {_cause_sentence(first, ms(first.exposed_ns))}"
+    return f"{about_first} {_passed_over(first, shares, best)}".rstrip()
+
+
+def _cause_sentence(share: CauseShare, time: str) -> str:
+    """`For 2.0 ms of it, the rank waited for rank 3 (bucket 1).`"""
+    where = f" ({share.what})" if share.rows["collective"].notna().any() else ""
+    return sentence(f"{_clause(share, time)}{where}")
+
+
+def _clause(share: CauseShare, time: str) -> str:
+    return cause_clause(share.cause, time, share.late_rank, overhead=share.overhead)
 
 
 def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseShare:
@@ -395,15 +405,14 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advise
     if first is shares[0]:
         return ""
     took = ms(shares[0].exposed_ns)
+    clause = _clause(shares[0], took)
     if shares[0].cause is Cause.GAP:
         pauses = shares[0].label if shares[0].overhead else "short pauses of the host"
-        return f"; {took} are {pauses}, which communication does not cause"
+        return f"{sentence(pauses)[:-1]} take {took}; communication does not cause them."
     gain_ns = shares[0].gain_ns
     if gain_ns is not None and best is not None and gain_ns > best.gain_ns:
-        return f"; {took} {shares[0].label}, against which {short_words(shares[0].remedy)} would gain {ms(gain_ns)}"
-    if shares[0].remedy:
-        return f"; {took} {shares[0].label}, where less is to gain"
-    return f"; against {took} {shares[0].label} nothing that is known gains enough"
+        return sentence(f"{clause}; {short_words(shares[0].remedy)} would gain {ms(gain_ns)}")
+    return sentence(f"{clause}; {'less is to gain there' if shares[0].remedy else 'no known remedy gains enough'}")
 
 
 def _advice(
@@ -417,7 +426,8 @@ def _advice(
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     late = "" if first.late_rank is None else started_late(unseen, first.late_rank)
     if _is_open(first, best):
-        advice = f"Try {first.remedy}, against {_with_share(first.exposed_ns, window)} {first.label}. {_UNKNOWN_GAIN}"
+        cause = f"{first.label}, {_with_share(first.exposed_ns, window)}"
+        advice = f"Try {first.remedy}. The cause: {cause}. {_UNKNOWN_GAIN}"
         if best is not None:
             advice += f" {predicted_words(best)}"
         if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
@@ -434,8 +444,8 @@ def _recommendation(best: Advised) -> tuple[str, int]:
     return predicted_words(best), best.gain_ns
 
 
-_UNKNOWN_GAIN = "What it gains cannot be predicted from this recording."
-NOTHING_GAINS = f"Nothing that is known to help gains more than {percent(LITTLE_GAIN, 1)} of the step."
+_UNKNOWN_GAIN = "Its gain cannot be predicted from this recording."
+NOTHING_GAINS = f"No known remedy gains more than {percent(LITTLE_GAIN, 1)} of the step."
 """The advice where no action is worth an effort."""
 
 
@@ -461,7 +471,7 @@ def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen
     the_step = "median step by exposed time" if step is None and steps > 1 else ""
     the_step += f" among {kind}" if the_step and kind else ""
     if the_rank and the_step:
-        return f"{the_rank}'s {the_step}"
+        return f"{the_rank}, its {the_step}"
     if the_rank:
         return the_rank
     if the_step:
@@ -471,14 +481,14 @@ def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen
 
 def exposed_lead(diagnosis: Diagnosis) -> str:
     """What was exposed in this step, and its largest causes."""
-    named = [f"{ms(share.exposed_ns)} {share.label}" for share in diagnosis.causes[:MOST_CAUSES]]
+    named = [f"{share.label} {ms(share.exposed_ns)}" for share in diagnosis.causes[:MOST_CAUSES]]
     if rest_ns := sum(share.exposed_ns for share in diagnosis.causes[MOST_CAUSES:]):
-        named.append(f"{ms(rest_ns)} for other causes")
+        named.append(f"other causes {ms(rest_ns)}")
     place = place_name(diagnosis)
     share = percent(diagnosis.exposed_ns, diagnosis.span_ns)
     of = "step" if diagnosis.step is not None else "trace"
-    causes = f": {', '.join(named)}" if named else ""
-    return f"{place[0].upper()}{place[1:]}: {ms(diagnosis.exposed_ns)} exposed, {share} of the {of}{causes}."
+    causes = f" Causes: {', '.join(named)}." if named else ""
+    return f"{place[0].upper()}{place[1:]}: {ms(diagnosis.exposed_ns)} exposed, {share} of the {of}.{causes}"
 
 
 def what_to_do(diagnosis: Diagnosis) -> str:
@@ -494,7 +504,7 @@ def why_and_what_to_do(diagnosis: Diagnosis) -> tuple[str, str]:
 
 
 def place_name(diagnosis: Diagnosis) -> str:
-    """Rank and step with why: `rank 0, step 4 (the most exposed rank's median step by exposed time)`."""
+    """Rank and step with why: `rank 0, step 4 (the most exposed rank, its median step by exposed time)`."""
     step = "" if diagnosis.step is None else f", step {diagnosis.step}"
     return f"rank {rank_word(diagnosis.rank)}{step} ({diagnosis.chosen})"
 

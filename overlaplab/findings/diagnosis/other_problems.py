@@ -10,8 +10,8 @@ from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, IDLE_PROBLEM_SHARE
 from overlaplab.words import percent
 
 LEAVE_CORES = (
-    "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then the figures tell more"
-    " about the machine's load than about this run."
+    "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then the figures describe the"
+    " machine's load more than this run."
 )
 
 

@@ -97,10 +97,10 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
     if sentences:
         return tuple(sentences)
     if played.empty:
-        return ("What other settings gain cannot be played: the traces of all stages behind an emulated link tell.",)
+        return ("Other settings cannot be replayed: this needs the traces of all stages behind an emulated link.",)
     return (
-        f"Nothing that was played makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more microbatches, nor"
-        " another split or schedule. A schedule with several stages on each rank is left to try.",
+        f"No setting that was replayed makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more"
+        " microbatches, nor another split or schedule. Left to try: a schedule with several stages on each rank.",
     )
 
 

@@ -101,7 +101,7 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     elif line.transfers["bytes"].nunique() < 2 and min(caps) < CAP_MB * MIB:
         what = f"its all-reduces are of one size: how long others would take is not known, below {CAP_MB:g} MiB"
     elif line.half_ns is None:
-        what = f"{len(line.transfers)} transfers of its all-reduces do not tell how long others would take"
+        what = f"{len(line.transfers)} transfers of its all-reduces do not show how long others would take"
     elif line.deviation > UNSTEADY:
         what = f"its all-reduces do not take as long as their sizes say (off by {line.deviation:.0%})"
     if what is not None or line is None:

@@ -37,7 +37,7 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     """
     plan = run.manifest.pipeline if run.manifest else None
     if run.manifest is None or plan is None:
-        raise OverlaplabError("no run.json tells its stages", path=run.path)
+        raise OverlaplabError("no run.json names its stages", path=run.path)
     if plan.schedule not in PLAYED:
         raise OverlaplabError(f"{plan.schedule} is not predicted", path=run.path)
     ranks = 1 + max(stage.rank for stage in plan.stages)
@@ -48,7 +48,7 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
             raise OverlaplabError(f"the traces of {len(places)} of {of} {what} are there", path=run.path)
     if pipeline(run)["wait_ns"].isna().any():
         raise OverlaplabError(
-            "its traces do not tell when messages were on their way",
+            "its traces do not show when messages were on their way",
             path=run.path,
             remedy="Record it behind an emulated link (--link 1Gbps,200us)",
         )
@@ -142,7 +142,7 @@ def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple
             if len(launched := _rows_in_step(averages, place, window, int(corrections(run)[place])))
         ]
         if not by_step or len({len(each) for each in by_step}) > 1:
-            raise OverlaplabError("its traces do not tell all averages of its replicas", path=run.path)
+            raise OverlaplabError("its traces do not show all averages of its replicas", path=run.path)
         buckets.append(tuple(AveragedBucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
     return tuple(buckets)
 

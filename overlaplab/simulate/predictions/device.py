@@ -134,7 +134,7 @@ def require_device(run: Run) -> DevicePrograms:
     """The programs of a run on GPUs as it is; raises `OverlaplabError` where nothing can be predicted of it."""
     programs = device_programs(run)
     if programs is None or len({len(step_windows(trace)) for trace in run.traces}) > 1:
-        raise OverlaplabError("its traces do not tell what waited for what, or of different steps", path=run.path)
+        raise OverlaplabError("its traces do not show what waited for what, or of different steps", path=run.path)
     return programs
 
 

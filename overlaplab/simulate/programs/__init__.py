@@ -227,7 +227,7 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
     arrived = [name for bucket in learnt for name in bucket.parameters] or profile.order
     if TRAITS[options.strategy].gathers and not profile.uses:
         raise OverlaplabError(
-            "its traces do not tell where units' passes begin and end", path=run.path, remedy="Record it anew"
+            "its traces do not show where units' passes begin and end", path=run.path, remedy="Record it anew"
         )
     policy = (manifest.raw or {}).get("unit_policy") or "by_block"
     if TRAITS[options.strategy].gathers == "units" and policy != "by_block":

@@ -35,7 +35,7 @@ def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     pipeline = changed_pipeline(run, run.manifest, setting)
     layers, before = _layers(pipeline), _layers(recorded_pipeline)
     if layers != before and not recorded[0][0].layers:
-        raise OverlaplabError("its traces do not tell what a layer of each stage takes", path=run.path)
+        raise OverlaplabError("its traces do not show what a layer of each stage takes", path=run.path)
     if recorded[0][0].buckets and pipeline.stages != recorded_pipeline.stages:
         raise OverlaplabError(
             "beside data parallelism the ranks keep their stages, as other buckets of gradients are not predicted",

@@ -51,7 +51,7 @@ def require_recorded(run: Run, setting: Setting) -> tuple[Manifest, tuple[Progra
     recorded = recorded_programs(run)
     if recorded is None:
         raise OverlaplabError(
-            "its traces do not tell what every rank launched and waited for, and in which order",
+            "its traces do not show what every rank launched and waited for, and in which order",
             path=run.path,
             remedy="Record it behind an emulated link (--link auto)",
         )

@@ -62,7 +62,7 @@ def test_what_is_said_of_them(four: list[Run]) -> None:
 def test_what_the_spread_hides_is_not_advised(four: list[Run]) -> None:
     table = largest_batches(four).assign(sample_iqr_ms=[0.01, 0.01, 0.025, 0.01])
     assert batches_advice(table) == (
-        "SHARD_GRAD_OP and FULL_SHARD are not told apart by their time per sample: record more steps, with nothing "
+        "SHARD_GRAD_OP and FULL_SHARD do not differ clearly in time per sample: record more steps, with nothing "
         "else running, before choosing by it."
     )
 

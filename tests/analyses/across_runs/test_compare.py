@@ -89,8 +89,8 @@ FAST, SLOW, WIDE, SHORT = (10, 10, 10), (20, 20, 20), (5, 20, 40), (10, 10)
         ([(FAST, LARGE), (SLOW, {})], None),  # of a model that nobody knows
         ([(FAST, LARGE)], None),
         ([(FAST, SMALL), (SLOW, LARGE)], "different models, not comparable"),
-        ([(SHORT, LARGE), (SLOW, LARGE)], "too few steps to tell a difference (fewer than 3 in a run)"),
-        ([(FAST, LARGE), (WIDE, LARGE)], "no difference beyond the spread"),
+        ([(SHORT, LARGE), (SLOW, LARGE)], "too few steps to show a difference (fewer than 3 in a run)"),
+        ([(FAST, LARGE), (WIDE, LARGE)], "no clear difference"),
     ],
 )
 def test_why_none_is_fastest(
@@ -109,7 +109,7 @@ def test_recordings_of_one_cap_share_their_spread(tmp_path: Path) -> None:
     ]
     table = overlaplab.compare(runs)
     assert table["spread_ms"].tolist() == [2, 2, pd.NA]
-    assert no_fastest(table) == "too few steps to tell a difference (fewer than 3 in a run)"
+    assert no_fastest(table) == "too few steps to show a difference (fewer than 3 in a run)"
 
 
 def test_recordings_of_one_setting_are_judged_together(tmp_path: Path) -> None:

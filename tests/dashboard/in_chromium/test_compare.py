@@ -39,7 +39,7 @@ ROWS = """([number, colour]) => {
 
 def test_a_sweep_stands_side_by_side_in_rows_of_the_same_height(page: Page, address: str) -> None:
     visit(page, address, "compare", "sweep/cap-5")
-    expect(page.get_by_text("No difference beyond the spread: bucket_cap_mb 5 has")).to_be_visible()
+    expect(page.get_by_text("No clear difference: bucket_cap_mb 5 has")).to_be_visible()
     expect(page.get_by_text("emulated link 1Gbps,200us").first).to_be_visible()
     charts = page.get_by_test_id("stVegaLiteChart")
     expect(charts).to_have_count(2)

@@ -48,7 +48,7 @@ def test_a_sweep_is_shown_by_cap(opened: Open, sweeps: Path) -> None:
     app = opened(sweeps, "compare", "sweep/cap-5")
     assert app.multiselect[0].value == ["sweep/cap-5", "sweep/cap-5-2", "sweep/cap-25"]
     assert len(charts_of(app)) == 2
-    assert "No difference beyond the spread: bucket_cap_mb 5 has" in texts(app)
+    assert "No clear difference: bucket_cap_mb 5 has" in texts(app)
     assert "bucketed, 2 ranks, 3 recordings, emulated link 1Gbps,200us" in texts(app)
     assert "Caps 5 and 25 make the same number of buckets, 2" in texts(app)
     (table,) = app.dataframe

@@ -36,15 +36,15 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     assert run == "bucketed"
     assert about == (
         "bucketed, 2 ranks, cpu, bucket_cap_mb 25, emulated link 1Gbps,200us · rank 0, step 0"
-        " (the most exposed rank's median step by exposed time)"
+        " (the most exposed rank, its median step by exposed time)"
     )
     assert headline == (
-        "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms): longer than compute (link-bound),"
-        " in body.weight."
+        "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms). For all of it, the transfer outlasted"
+        " the computation that could hide it (body.weight)."
     )
     assert advice == (
         "Try half the bytes (lower precision, accumulation) or a link twice as fast."
-        " Predicted: −0.35 ms per step (35\u00a0%) ± 0.061 ms."
+        " Predicted gain: 0.35 ms per step (35\u00a0%) ± 0.061 ms."
     )
     assert strip == "How short this step could be"
     assert cause == "longer than compute (link-bound)"
@@ -110,7 +110,7 @@ def test_where_it_went_names_cause_collective_and_time(opened, tmp_path: Path) -
     late = [step(0, 0, 60), op("mm", 0, 30), *carried(0, 30, 45, launch=30)]
     run_of(tmp_path / "run", early, late)
     app = opened(tmp_path, run="run")
-    assert "(0.035 ms of 0.060 ms), 0.020 ms of it waited for rank 1" in words(app)
+    assert "(0.035 ms of 0.060 ms). For 0.020 ms of it, the rank waited for rank 1" in words(app)
     assert figures(app)[-1] == ["late rank", "1", "waited 0.020 ms for it"]
     bars = [html.proto.body for html in app.get("html") if 'class="bar"' in html.proto.body]
     assert [re.findall(r"calc\((.*?)%|<b>(.*?)</b>", bar) for bar in bars] == [
@@ -151,7 +151,7 @@ def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
     assert "Communication is not the problem: 79\u00a0% of the step time is idle, as the device waits for its" in words(
         app
     )
-    assert "Try finding what holds up the host" in words(app)
+    assert "Try finding what blocks the host" in words(app)
 
 
 def test_without_communication_there_is_nothing_to_attribute(opened, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_page_and_command_predict_the_same(
         for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
     )
     assert body_texts(app)[0].startswith(
-        f"With bucket_cap_mb 1 a step is predicted to take {step} ± {half} instead of the {measured} measured: "
+        f"With bucket_cap_mb 1 a step is predicted to take {step} ± {half} ({measured} measured). "
     )
 
 
@@ -218,9 +218,7 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
         for ns in (document["predicted"]["step_ns"], document["interval"]["half_ns"], document["recorded"]["step_ns"])
     )
     said = body_texts(app)[0]
-    assert said.startswith(
-        f"With {label} {value:g} a step is predicted to take {step} ± {half} instead of the {measured}"
-    )
+    assert said.startswith(f"With {label} {value:g} a step is predicted to take {step} ± {half} ({measured} measured).")
     assert app.query_params["setting"] == f"{label}:{value:g}"
 
 

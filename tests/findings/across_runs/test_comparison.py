@@ -62,7 +62,7 @@ def several(**settings: tuple[int, float]) -> pd.DataFrame:
         ),
         (
             compared(("a", 100.0, 1), ("b", 101.0, 1)),
-            "No difference beyond the spread: a has the shortest median step, 100.0 ms; the next, b, has 101.0 ms",
+            "No clear difference: a has the shortest median step, 100.0 ms; the next, b, has 101.0 ms",
         ),
         (
             compared(("a", 100.0, 1), ("b", 101.0, 1), ("c", 102.0, 1)),  # b and c may differ: nothing is said of that
@@ -70,7 +70,7 @@ def several(**settings: tuple[int, float]) -> pd.DataFrame:
         ),
         (
             several(a=(1, 100.0), b=(1, 101.0)),
-            "Recordings do not tell them apart: a-0 has the shortest median step, 100.0 ms;"
+            "Recordings show no clear difference: a-0 has the shortest median step, 100.0 ms;"
             " the next, b-0, has 101.0 ms",
         ),
         (

@@ -59,9 +59,9 @@ def swept(**columns: Any) -> pd.DataFrame:
         ),
         (
             {"tier": 1, "runs": 2},
-            "6 recordings do not tell the caps apart: bucket_cap_mb 5 has the shortest median step, 100.0 ms;"
-            " the next, 25, has 104.0 ms",
-            "Step time: recordings do not tell the caps apart",
+            "6 recordings show no clear difference between caps: bucket_cap_mb 5 has the shortest median step,"
+            " 100.0 ms; the next, 25, has 104.0 ms",
+            "Step time: recordings show no clear difference",
         ),
         (
             {"tier": 1, "runs": 1},
@@ -71,9 +71,9 @@ def swept(**columns: Any) -> pd.DataFrame:
         ),
         (
             {"tier": 1, "runs": 1, "spread_ms": [2.0, None, 2.0]},
-            "Too few steps to tell a difference: bucket_cap_mb 5 has the shortest median step, 100.0 ms;"
+            "Too few steps to show a difference: bucket_cap_mb 5 has the shortest median step, 100.0 ms;"
             " the next, 25, has 104.0 ms",
-            "Step time: too few steps to tell a difference",
+            "Step time: too few steps to show a difference",
         ),
     ],
 )

@@ -40,8 +40,8 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
         (
             row(600, 716, 710),
             (799, 116),
-            "At least 110.0 ms of it cannot be hidden by any bucketing: the step takes 799.0 ms, at best 793.0 ms with"
-            " other buckets, and 683.0 ms without any communication.",
+            "No bucket size can hide 110.0 ms of it: the step takes 799.0 ms, at best 793.0 ms with other buckets,"
+            " and 683.0 ms without any communication.",
         ),
         (
             row(600, 650, None),

@@ -9,8 +9,8 @@ from made.step_rows import exposed_rows
 
 from overlaplab.causes import Cause
 from overlaplab.findings import Loop, cause_words, loop_of
-from overlaplab.findings.actions.words import Case, in_general
-from overlaplab.findings.diagnosis.causes import what_moved
+from overlaplab.findings.actions.words import Case, cause_clause, in_general
+from overlaplab.findings.diagnosis.causes import bucket_numbers, what_moved
 from overlaplab.manifest import Manifest
 from overlaplab.traits import BUCKETS, UNITS, Traits
 
@@ -27,10 +27,23 @@ def remedy(cause: Cause, loop: Loop, what: str | None, kind: str) -> str:
 
 
 def test_every_cause_has_words() -> None:
-    assert all(cause.label and cause.meaning for cause in Cause)
+    assert all(cause.label and cause.meaning and "{}" in cause.clause for cause in Cause)
     assert len({cause.label for cause in Cause}) == len(Cause)
     assert cause_words(Cause.STRAGGLER, 3) == "waited for rank 3"
     assert cause_words(Cause.STRAGGLER) == "waited for other ranks"
+    assert cause_clause(Cause.STRAGGLER, "2 ms", 3) == "for 2 ms of it, the rank waited for rank 3"
+    assert cause_clause(Cause.TAIL, "all") == "for all of it, no computation was left to overlap with"
+    assert cause_clause(Cause.GAP, "2 ms", overhead=True).startswith(
+        "for 2 ms of it, the host was between two operators"
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [([5], "bucket 5"), ([5, 4], "buckets 4 and 5"), ([5, 6, 4], "buckets 4–6"), ([1, 5, 3], "buckets 1, 3 and 5")],
+)
+def test_buckets_in_a_row_are_a_range(numbers: list[int], words: str) -> None:
+    assert bucket_numbers(numbers) == words
 
 
 @pytest.mark.parametrize(
@@ -100,7 +113,7 @@ def test_what_is_concerned() -> None:
     assert what_moved(Cause.TAIL, tail, buckets) == "bucket 0, which ends 38.0 ms after the backward pass"
     assert what_moved(Cause.TAIL, tail) == "bucket 0"
     queued = exposed_rows(*[(0, 1, "queued", 5, None)] * 3)
-    assert what_moved(Cause.QUEUED, queued) == "bucket 0, bucket 1 and bucket 2"
+    assert what_moved(Cause.QUEUED, queued) == "buckets 0–2"
     many = exposed_rows(*[(0, 1, "queued", 5, None)] * 5, kind="all_gather", what="layers.7")
     assert what_moved(Cause.QUEUED, many) == "5 all-gathers, most in layers.7"
     assert what_moved(Cause.UNKNOWN, tail.assign(collective=None)) == "of no collective"

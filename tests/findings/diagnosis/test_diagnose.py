@@ -44,8 +44,8 @@ def test_causes_add_up_most_expensive_first() -> None:
     assert found.causes[0].rows["exposed_ns"].tolist() == [9 * MS, 6 * MS]
     assert (found.late_rank, found.waited_ns) == (2, 8 * MS)
     assert found.headline.replace("\u00a0", " ") == (
-        "30 % of the step is exposed communication (30.0 ms of 100.0 ms), 15.0 ms of it link busy (queued), in bucket"
-        " 3 and bucket 0."
+        "30 % of the step is exposed communication (30.0 ms of 100.0 ms). For 15.0 ms of it, the link was busy with"
+        " another collective (buckets 0 and 3)."
     )
 
 
@@ -102,7 +102,7 @@ def test_the_action_that_gains_most_is_advised() -> None:
 
 
 def test_what_costs_numerics_or_a_search_comes_first_only_for_twice_the_gain() -> None:
-    for costly, words in (("half_the_bytes", "half the bytes"), ("no_pause", "finding what holds up the host")):
+    for costly, words in (("half_the_bytes", "half the bytes"), ("no_pause", "finding what blocks the host")):
         assert first_words(("cap", 2.0, 10), (costly, None, 17)) == "bucket_cap_mb 2"
         assert first_words(("cap", 2.0, 10), (costly, None, 25)).startswith(words)
 
@@ -111,8 +111,8 @@ def test_what_cannot_be_told_from_nothing_comes_last() -> None:
     assert first_words(("cap", 2.0, 12, 13), ("balance", 1.0, 5, 4)).startswith("making rank 1")
     found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 12, 13)))
     assert found.advice == (
-        "Nothing gains for certain. Most is predicted of bucket_cap_mb 2: −12.0 ms per step (12\u00a0%) ± 13.0 ms,"
-        " perhaps nothing."
+        "No gain is certain. Most promising: bucket_cap_mb 2. Predicted gain: 12.0 ms per step (12\u00a0%) ± 13.0 ms,"
+        " so perhaps none."
     )
 
 
@@ -141,12 +141,12 @@ def test_short_pauses_of_the_host_are_not_the_aim() -> None:
     found = diagnosed(pauses)
     assert found.causes[0].cause is Cause.GAP
     assert found.headline.endswith(
-        "10.0 ms of it nothing left to overlap (tail), in bucket 4; 20.0 ms are short pauses of the host, which"
-        " communication does not cause."
+        " For 10.0 ms of it, no computation was left to overlap with (bucket 4). Short pauses of the host take 20.0 ms;"
+        " communication does not cause them."
     )
     assert found.advice.startswith("Try a lower")
     one = diagnosed(exposed_rows((0, 1, "compute gap", 20, None), (0, 1, "tail", 10, None)))
-    assert one.advice.startswith("Try finding what holds up the host")
+    assert one.advice.startswith("Try finding what blocks the host")
 
 
 def test_pauses_between_operators_are_framework_overhead() -> None:
@@ -159,7 +159,7 @@ def test_pauses_between_operators_are_framework_overhead() -> None:
         ("nothing left to overlap (tail)", True),
         ("host paused (compute gap)", True),
     ]
-    assert found.headline.endswith(f"; 18.0 ms are {label}, which communication does not cause.")
+    assert found.headline.endswith(f" S{label[1:]} take 18.0 ms; communication does not cause them.")
 
 
 def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_same() -> None:
@@ -167,15 +167,15 @@ def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_sa
     causes = exposed_rows((0, 1, "compute gap", 28, None), (0, 1, "tail", 2, None))
     found = diagnosed(causes, gains=gains(("no_pause", None, 40)))
     assert found.headline.startswith("Communication is not the problem")
-    assert found.advice.startswith("Try finding what holds up the host")
-    assert found.advice.endswith("Predicted: −40.0 ms per step (40\u00a0%).")
+    assert found.advice.startswith("Try finding what blocks the host")
+    assert found.advice.endswith("Predicted gain: 40.0 ms per step (40\u00a0%).")
     assert (found.gain_ns, found.is_problem) == (40 * MS, False)
     assert diagnosed(causes, gains=gains(("no_pause", None, 2))).gain_ns is None
 
 
 def test_where_nothing_gains_no_cause_gets_a_remedy() -> None:
     found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 1), ("half_the_bytes", 0.5, -1)))
-    assert found.advice == "Nothing that is known to help gains more than 2\u00a0% of the step."
+    assert found.advice == "No known remedy gains more than 2\u00a0% of the step."
     assert [part.remedy for share in found.causes for part in share.parts] == [""]
 
 
@@ -183,16 +183,16 @@ def test_the_headline_is_about_the_cause_that_the_advice_answers() -> None:
     rows = exposed_rows((0, 1, "tail", 18, None), (0, 1, "straggler wait", 12, 1))
     found = diagnosed(rows, gains=gains(("cap", 2.0, 1), ("balance", 1.0, 9)))
     assert found.advice.startswith("Try making rank 1")
-    assert "12.0 ms of it waited for rank 1" in found.headline
+    assert "For 12.0 ms of it, the rank waited for rank 1 (" in found.headline
 
 
 def test_what_no_play_answers_comes_first_where_more_is_exposed_than_is_to_gain() -> None:
     rows = exposed_rows((0, 1, "late launch", 20, None), (0, 1, "straggler wait", 10, 1), kind="all_gather")
     found = diagnosed(rows, gains=gains(("balance", 1.0, 9)), loop=Loop(traits=TRAITS["zero3"], prefetch=1))
     assert found.advice.startswith(
-        "Try prefetch 2: it holds one more unit at a time, against 20.0 ms (20\u00a0% of the step)"
+        "Try prefetch 2: it holds one more unit at a time. The cause: launched late (late launch), 20.0 ms (20"
     )
-    assert "What it gains cannot be predicted from this recording. Try making rank 1" in found.advice
+    assert "Its gain cannot be predicted from this recording. Try making rank 1" in found.advice
     assert (found.gain_ns, found.causes[0].replayed) == (None, False)
     more = diagnosed(rows, gains=gains(("balance", 1.0, 25)), loop=Loop(traits=TRAITS["zero3"], prefetch=1))
     assert more.advice.startswith("Try making rank 1")
@@ -274,7 +274,7 @@ def test_what_an_outlier_is(steps: list[tuple[int, int, int, int]], outliers: tu
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ((None, None), "the most exposed rank's median step by exposed time"),
+        ((None, None), "the most exposed rank, its median step by exposed time"),
         ((0, None), "its median step by exposed time"),
         ((None, 2), "the most exposed rank"),
         ((0, 2), "as chosen"),

@@ -22,14 +22,14 @@ def test_the_verdict_has_one_denominator_and_says_which_step_it_is() -> None:
         worst_step(table),
         causes,
         table,
-        chosen="the most exposed rank's median step by exposed time",
+        chosen="the most exposed rank, its median step by exposed time",
         bound=BOUND,
     )
     assert verdict(table, None, found).replace("\u00a0", " ") == (
-        "Foreign traces, 2 ranks, median step 100.0 ms; rank 5, step 2 (the most exposed rank's median step by exposed"
-        " time): 26 % of the step is exposed communication (26.0 ms of 100.0 ms), 20.0 ms of it waited for rank 3,"
-        " in bucket 0. That step takes 100.0 ms: at best 78.0 ms with other buckets, and 74.0 ms without any"
-        " communication. 20.0 ms of 46.0 ms of communication is hidden."
+        "Foreign traces, 2 ranks, median step 100.0 ms; rank 5, step 2 (the most exposed rank, its median step by"
+        " exposed time): 26 % of the step is exposed communication (26.0 ms of 100.0 ms). For 20.0 ms of it, the rank"
+        " waited for rank 3 (bucket 0). That step takes 100.0 ms: at best 78.0 ms with other buckets, and 74.0 ms"
+        " without any communication. 20.0 ms of 46.0 ms of communication is hidden."
     )
 
 
@@ -45,7 +45,7 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
         "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, as"
         " the device waits for its host."
     )
-    assert "finding what holds up the host" in advice_of(tables)
+    assert "finding what blocks the host" in advice_of(tables)
     short = [
         each
         for place in range(200)

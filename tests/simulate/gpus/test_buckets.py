@@ -150,7 +150,7 @@ def test_the_predicted_run_has_the_other_buckets(made: Make, tmp_path: Path) -> 
     [
         ({"shapes": False}, "the sizes of its gradients are not known"),
         ({"forwards": 2}, "2 modules under DDP have one backward pass"),
-        ({"steps": 1, "elements": (600_000, 300_000)}, "2 transfers of its all-reduces do not tell"),
+        ({"steps": 1, "elements": (600_000, 300_000)}, "2 transfers of its all-reduces do not show"),
         ({"transfer": lambda _: next(UNSTEADY_US)}, "do not take as long as their sizes say"),
     ],
 )

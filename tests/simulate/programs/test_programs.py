@@ -281,7 +281,7 @@ def test_runs_that_tell_too_little_are_refused(tmp_path: Path) -> None:
     plain.mkdir()
     shutil.copytree(TRACES / "naive", one, ignore=shutil.ignore_patterns("rank1*"))
     for run, words in (
-        (overlaplab.load_run(unlabelled(TRACES / "naive", plain)), "its traces do not tell what every rank launched"),
+        (overlaplab.load_run(unlabelled(TRACES / "naive", plain)), "its traces do not show what every rank launched"),
         (overlaplab.load_run(one), "1 of 2 ranks are there"),
         (run_of(gpu, on_a_gpu(), backend="nccl"), "only runs on a CPU"),
     ):

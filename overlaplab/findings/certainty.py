@@ -6,10 +6,10 @@ from overlaplab.words import ms
 
 
 def doubt_clause(gain_ns: int, doubt_ns: int | None) -> str:
-    """What follows a predicted gain that may be none; empty where it is certain, or `doubt_ns` unknown.
+    """The error of a predicted gain, which it follows, and whether it may be none; empty where `doubt_ns` is unknown.
 
     `doubt_ns`: see `simulate.predictions.error.gain_half_ns`.
     """
-    if doubt_ns is None or abs(gain_ns) > doubt_ns:
+    if doubt_ns is None:
         return ""
-    return f", which is not certain: a predicted gain may be off by {ms(doubt_ns)}"
+    return f" ± {ms(doubt_ns)}{'' if abs(gain_ns) > doubt_ns else ', so perhaps none'}"
