@@ -106,7 +106,7 @@ _ANYWHERE = (
     Column("exposed_ns", "ns", "exposed", "The part of its time during which the rank computed nothing."),
     Column("busy_ns", "ns", "busy", "Time in which at least one of them ran.", short="busy ms"),
     # Why communication was exposed
-    Column("cause", "text", "cause", "Why communication was exposed; a percentage is of the exposed time beside it."),
+    Column("cause", "text", "cause", "Why communication was exposed, and for how long; of a wait, why it waited."),
     Column("concerned", "text", "in", "The collectives whose exposed time has this cause."),
     Column("remedy", "text", "what helps", "What can be changed in this run to reduce it."),
     Column("collective", "count", "collective's number", "The collective's place in the table of collectives."),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.columns import Column, column
-from overlaplab.words import shorten, size_exact, to_ms
+from overlaplab.words import byte_unit, shorten, size_exact, to_ms
 
 UNKNOWN = "–"
 _BYTES = {"MB": 1e6, "kB": 1e3}
@@ -56,6 +56,25 @@ def texts(values: pd.Series[Any], column: Column) -> list[str]:
 def as_shown(table: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
     """These columns under their titles, in the units in which they are shown."""
     return pd.DataFrame({column.title: _shown_values(table[column.name], column) for column in columns})
+
+
+def in_one_unit(values: pd.Series[Any], column: Column) -> tuple[pd.Series[Any], str, str]:
+    """A column of numbers in the unit that suits the largest of them, that unit, and how each is formatted (printf).
+
+    Bytes and rates have three significant digits, times as many as `digits` says.
+    """
+    if column.unit not in ("bytes", "GB/s", "ns", "ms", "ratio"):
+        return values, column.shown_unit, ""
+    numbers = values.astype("Float64")
+    match column.unit:
+        case "bytes" | "GB/s":
+            whole = 1.0 if column.unit == "bytes" else 1e9
+            largest = float(numbers.abs().max()) if numbers.notna().any() else 0.0
+            unit, scale = byte_unit(largest * whole)
+            return numbers * whole / scale, unit if whole == 1 else f"{unit}/s", "%.3g"
+        case "ratio":
+            return _number(numbers, "ratio"), column.shown_unit, "%.1f"
+    return _number(numbers, column.unit), "ms", f"%.{digits(numbers, column.unit)}f"
 
 
 def as_held(table: pd.DataFrame, of: str) -> pd.DataFrame:

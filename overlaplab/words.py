@@ -157,18 +157,17 @@ def sentence(text: str) -> str:
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
-def size(count: int) -> str:
-    """Bytes in decimal units, as is usual for links."""
-    unit, scale = byte_unit(count)
-    return f"{count / scale:.1f} {unit}" if scale > 1 else f"{count} B"
-
-
 def size_exact(count: int) -> str:
-    """Bytes with three significant digits, for comparisons: `1.21 MB`, `12.1 MB`, `121 MB`."""
+    """Bytes in decimal units, as is usual for links, with three significant digits: `1.21 MB`, `12.1 MB`, `121 MB`."""
     unit, scale = byte_unit(count)
     value = count / scale
     digits = 0 if scale == 1 or value >= 100 else 1 if value >= 10 else 2
     return f"{value:.{digits}f} {unit}"
+
+
+def rate(gb_per_s: float) -> str:
+    """A bandwidth with three significant digits: `96.4 MB/s`, `1.24 GB/s`."""
+    return f"{size_exact(round(gb_per_s * 1e9))}/s"
 
 
 def byte_unit(count: float) -> tuple[str, float]:

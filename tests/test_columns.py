@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,7 +30,7 @@ from overlaplab.columns import REGISTRY, column, columns
 from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan
 from overlaplab.findings import diagnose
-from overlaplab.formats import as_held, as_shown, digits, text, texts
+from overlaplab.formats import as_held, as_shown, digits, in_one_unit, text, texts
 from overlaplab.load.watched import load_watched
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections import tables as shown
@@ -287,3 +288,24 @@ def asked() -> Iterator[tuple[str, list[str]]]:
 
 def once(headers: list[str], where: str) -> None:
     assert len(set(headers)) == len(headers), f"{where}: {sorted(headers)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "unit", "shown", "form"),
+    [
+        ("bytes", [4_213_800, 1_091_600, None], "MB", [4.2138, 1.0916, None], "%.3g"),
+        ("bytes", [13_745_290_000, 5_000_000], "GB", [13.74529, 0.005], "%.3g"),
+        ("bytes", [None], "B", [None], "%.3g"),
+        ("bus_gb_per_s", [0.0964, 0.118], "MB/s", [96.4, 118], "%.3g"),
+        ("bus_gb_per_s", [1.5], "GB/s", [1.5], "%.3g"),
+        ("wait_ns", [1_217_676_123], "ms", [1217.676123], "%.1f"),
+        ("wait_ns", [46_307_000, 0], "ms", [46.307, 0], "%.2f"),
+        ("wait_ns", [3_243_000], "ms", [3.243], "%.3f"),
+        ("index", [3], "", [3], ""),
+    ],
+)
+def test_a_column_is_read_in_one_unit(name: str, values: list[Any], unit: str, shown: list[Any], form: str) -> None:
+    kind = "Float64" if name == "bus_gb_per_s" else "Int64"
+    read, *look = in_one_unit(pd.Series(values, dtype=kind), column("each_collective", name))
+    assert look == [unit, form]
+    assert [None if pd.isna(value) else pytest.approx(value) for value in read] == shown

@@ -15,7 +15,7 @@ from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
 from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
 from overlaplab.manifest import Link
-from overlaplab.words import count, kind_word, ms, rank_word, to_ms
+from overlaplab.words import count, kind_word, ms, rank_word, rate, size_exact, to_ms
 
 MOST_POINTS = 1500
 """If there are more collectives, neighbours share a point: a browser draws this many without effort, and the eye cannot
@@ -41,16 +41,18 @@ def bus_bandwidth(
     tones = palette(dark)
     shown = table[(table["bus_gb_per_s"] > 0).fillna(False) & (table["bytes"] > 0).fillna(False)]
     rows = _points(shown, "bytes", "bus_gb_per_s")
+    rows["size"] = [size_exact(round(size)) for size in rows["x"]]
+    rows["speed"] = [rate(speed) for speed in rows["y"]]
     rows["how"] = np.where(rows["bound"], BOUND, MEASURED)
     line = None if link is None else link.bandwidth_gbps / 8
     x_domain = log_domain(rows["x"])
     y_domain = log_domain([*rows["y"], *([] if line is None else [line])])
     x = alt.X("x:Q", scale=log_scale(x_domain), axis=size_axis(x_domain, "bytes of the full tensor"))
-    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, _BUS.title))
-    titles = {"part": _KIND.header, "x:Q": "bytes", "y:Q": _BUS.title, "how": "computed", "who": "collectives"}
-    layers = [_layer(rows, x, y, tones, tooltip(titles, x=","), bounds=bool(rows["bound"].any()))]
+    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=rate_axis(y_domain, _BUS.header))
+    titles = {"part": _KIND.header, "size": "", "speed": _BUS.header, "how": "computed", "who": "collectives"}
+    layers = [_layer(rows, x, y, tones, tooltip(titles), bounds=bool(rows["bound"].any()))]
     if link is not None:
-        name = f"{'emulated link' if link.emulated else 'link'} {link.bandwidth_gbps:g} Gbit/s = {line:g} GB/s"
+        name = f"{'emulated link' if link.emulated else 'link'} {link.bandwidth_gbps:g} Gbit/s = {rate(line or 0)}"
         where = pd.DataFrame({"y": [line]})
         layers += dashed_lines(where, "y", "y", name, tones.ink, align="left", dx=6, dy=-8)
     title = bandwidth_title(shown, line)
@@ -250,6 +252,12 @@ def log_ticks(domain: tuple[float, float]) -> list[float]:
 def log_scale(domain: tuple[float, float]) -> alt.Scale:
     """A logarithmic scale over exactly this domain."""
     return alt.Scale(type="log", domain=list(domain), nice=False, clamp=True)
+
+
+def rate_axis(domain: tuple[float, float], title: str) -> alt.Axis:
+    """An axis of GB/s, each label in the unit that suits it."""
+    label = _SIZE.replace("datum.value", "(datum.value * 1e9)")
+    return alt.Axis(title=title, values=log_ticks(domain), labelExpr=f"({label}) + '/s'", labelOverlap=True)
 
 
 def size_axis(domain: tuple[float, float], title: str) -> alt.Axis:

@@ -54,14 +54,15 @@ def row_axis(column: str, labels: Sequence[str], title: str) -> alt.Y:
 def tooltip(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
     """One line per field with its title, or its own name where the title is empty.
 
-    `name:Q` is a number, in ms and shown to the µs unless `formats` says otherwise.
+    `name:Q` is a number, in ms: a time is shown to the µs, the length `ms` with four digits, unless `formats` says
+    otherwise.
     """
     lines = []
     for field, title in titles.items():
         name, _, kind = field.partition(":")
         look: dict[str, Any] = {"title": title} if title else {}
         if kind == "Q":
-            look["format"] = formats.get(name, ",.3f")
+            look["format"] = formats.get(name, ",.4~r" if name == "ms" else ",.3f")
         lines.append(alt.Tooltip(f"{name}:{kind or 'N'}", **look))
     return lines
 

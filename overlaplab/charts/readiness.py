@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, tooltip
-from overlaplab.charts.theme import Palette, cause_colours, colours, finish, labels_width, palette
+from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, tooltip, words
+from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
-from overlaplab.words import count, gradient_word, last_gradient, shorten, size, to_ms
+from overlaplab.intervals import EMPTY, Intervals, clip, subtract, total, union
+from overlaplab.words import count, gradient_word, last_gradient, shorten, size_exact, to_ms
 
 ARRIVING = "gradients arriving"
 WAITING = "ready, waits for an earlier bucket"
@@ -25,10 +26,21 @@ UNHIDEABLE = Cause.UNHIDEABLE.label
 
 _ALWAYS = (ARRIVING, WAITING, QUEUED, STARTING, HIDDEN, EXPOSED)
 """In the legend, drawn or not, where causes are unknown."""
-_NO_CAUSES = pd.DataFrame(columns=["row", "cause", "label", "exposed_ns"])
+_SHARED = {
+    "held": "ready, not launched yet",
+    "queued": QUEUED,
+    "starting": "launched, not started, or unknown",
+    "gap": "host paused, or short pauses between operators",
+    "waiting": Cause.STRAGGLER.label,
+    "bound": UNHIDEABLE,
+    "exposed": EXPOSED,
+}
+"""What the legend calls a colour of the palette that several of the parts drawn have."""
+_NO_CAUSES = pd.DataFrame({"row": pd.array([], dtype="Int64"), "cause": [], "label": [], "start_ns": [], "end_ns": []})
 _LEAST_MS = 1e-9  # shorter is rounding
-_Band: TypeAlias = tuple[str, str, float, float, float]
-"""A bar: bucket, part, begin, end and length in ms."""
+_NUMBER_SHARE = 0.012  # share of the axis: waits at least this wide bear the number of the rank
+_Band: TypeAlias = tuple[str, str, float, float, float, float]
+"""A bar: bucket, part, begin, end and length in ms, and its share of a row's height."""
 
 
 def buckets(
@@ -41,15 +53,15 @@ def buckets(
 ) -> alt.LayerChart:
     """One row per launch of a bucket, from `overlaplab.buckets(run)` for one rank and step; time from the step's start.
 
-    Of a bucket's exposed time only the sum is known: it is drawn at the end of its communication, coloured by cause
-    where `causes` tells it (`findings.bucket_causes` of the same rank and step). `best` (`simulate.best_buckets` of
-    these) adds a row of what the best buckets of all would do.
+    `causes` (`findings.bucket_causes` of the same rank and step) tells when a bucket was exposed, and why; without it
+    only the sum is known, which is drawn at the end of its communication. `best` (`simulate.best_buckets` of these)
+    adds a row of what the best buckets of all would do.
     """
     tones = palette(dark)
     causes = _NO_CAUSES if causes is None else causes
     ordered = table.sort_values("launch_ns", kind="stable")
     launches = zip(ordered.to_dict("records"), ordered.index, _link_free(ordered), _names(ordered), strict=True)
-    rows = [_row(bucket, name, free_ms, causes[causes["row"] == place]) for bucket, place, free_ms, name in launches]
+    rows = [_row(bucket, name, free_ms, causes, place) for bucket, place, free_ms, name in launches]
     rows += _best_row(best)
     labels = [row["label"] for row in rows]
     axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
@@ -57,6 +69,7 @@ def buckets(
     step = 20 if len(rows) <= 40 else 14
     bands = [band for row in rows for band in row["bands"]]
     layers = _bars(bands, y, _domain(table), _fills(causes, bands, tones))
+    layers += _numbers(causes, bands, _domain(table), y, tones)
     marks = ["bucket", "begin", "parameter"]
     ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=marks)
     ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=marks)
@@ -65,7 +78,7 @@ def buckets(
     title = buckets_title(table)
     reading = (
         f"{count(len(table), 'bucket')} in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
-        " Exposed time is drawn at a bucket's end."
+        f" {'Exposed time has the colour of its cause.' if len(causes) else _AT_THE_END}{_thin(bands)}"
     )
     return finish(
         layers,
@@ -78,32 +91,71 @@ def buckets(
     )
 
 
-def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: list[tuple[str, str]]) -> list[alt.Chart]:
+_AT_THE_END = "Exposed time is drawn at a bucket's end."
+_FULL, _FOREIGN = 0.7, 0.4
+_HEIGHTS = {ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}
+"""Shares of a row's height: of what is before the transfer; of a transfer, `_FOREIGN` where its exposed time is counted
+in another collective."""
+
+
+def _thin(bands: list[_Band]) -> str:
+    foreign = any(height == _FOREIGN for *_, height in bands)
+    return " Thin: counted in another collective that was sent at the same time." if foreign else ""
+
+
+def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: dict[str, tuple[str, str]]) -> list[alt.Chart]:
     """The bars: thin while gradients arrive and wait, thick where they are sent."""
-    table = pd.DataFrame(bands, columns=["bucket", "part", "begin", "end", "ms"])
+    table = pd.DataFrame(bands, columns=["bucket", "what", "begin", "end", "ms", "height"])
+    table["part"] = [fills[what][0] for what in table["what"]]
     scale = alt.Scale(zero=False, nice=False, domain=domain)
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16, labelFlush=FLUSH))
-    lines = tooltip({"bucket": "", "part": "what", "ms:Q": "took ms"} | WHEN)
-    legend = colours(fills, left=labels_width(table["bucket"]), columns=3, offset=22)
-    heights = table["part"].map({ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}).fillna(0.7)
-    return [bars(table[heights == height], x, y, legend, lines, height) for height in (0.2, 0.35, 0.7)]
+    lines = tooltip({"bucket": "", "what": "", "ms:Q": "took ms"} | WHEN)
+    pairs = list(dict.fromkeys(fills.values()))
+    legend = colours(pairs, left=labels_width(table["bucket"]), columns=3, offset=22)
+    heights = dict.fromkeys((*_HEIGHTS.values(), *([_FOREIGN] if _thin(bands) else []), _FULL))
+    return [
+        bars(table[table["height"] == height].drop(columns="height"), x, y, legend, lines, height) for height in heights
+    ]
 
 
-def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> list[tuple[str, str]]:
-    """The colours of the parts that are drawn."""
-    fills = {
-        ARRIVING: tones.idle,
-        WAITING: tones.held,
-        QUEUED: tones.queued,
-        STARTING: tones.starting,
-        HIDDEN: tones.hidden,
-        EXPOSED: tones.exposed,
+def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> dict[str, tuple[str, str]]:
+    """By part that is drawn: the legend's word, the same for all parts of one colour, and the colour."""
+    names = {
+        ARRIVING: "idle",
+        WAITING: "held",
+        QUEUED: "queued",
+        STARTING: "starting",
+        HIDDEN: "hidden",
+        EXPOSED: "exposed",
     }
-    fills |= {label: cause_colours(tones)[cause] for label, cause in zip(causes["label"], causes["cause"], strict=True)}
-    fills[UNHIDEABLE] = tones.bound
-    drawn = {part for _, part, *_ in bands}
-    always = () if len(causes) else _ALWAYS
-    return [(part, tone) for part, tone in fills.items() if part in drawn or part in always]
+    names |= {label: Cause(cause).colour for label, cause in zip(causes["label"], causes["cause"], strict=True)}
+    names[UNHIDEABLE] = "bound"
+    drawn = {part for _, part, *_ in bands} | ({*_ALWAYS} if causes.empty else set())
+    by_colour: dict[str, list[str]] = {}
+    for part, name in names.items():
+        if part in drawn:
+            by_colour.setdefault(name, []).append(part)
+    return {
+        part: (parts[0] if len(parts) == 1 else _SHARED[name], getattr(tones, name))
+        for name, parts in by_colour.items()
+        for part in parts
+    }
+
+
+def _numbers(
+    causes: pd.DataFrame, bands: list[_Band], domain: list[float], y: alt.Y, tones: Palette
+) -> list[alt.Chart]:
+    """On waits for a rank the rank's number, where there is room: all of them have one colour."""
+    labels = causes.loc[causes["cause"] == Cause.STRAGGLER, "label"].unique()
+    numbers = {label: label.rpartition(" ")[2] for label in labels if label != Cause.STRAGGLER.label}
+    room = _NUMBER_SHARE * (domain[1] - domain[0])
+    rows = [
+        (bucket, (begin + end) / 2, numbers[part])
+        for bucket, part, begin, end, took, _ in bands
+        if part in numbers and took >= room
+    ]
+    table = pd.DataFrame(rows, columns=["bucket", "begin", "word"])
+    return [words(table, "begin", y, tones.on_light)] if rows else []
 
 
 def _names(table: pd.DataFrame) -> list[str]:
@@ -121,49 +173,64 @@ def _link_free(ordered: pd.DataFrame) -> list[float]:
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
-def _exposed_parts(causes: pd.DataFrame, begin: float, end: float) -> list[tuple[str, float, float]]:
-    """A bucket's exposed time by its causes, one after the other; what no cause tells comes first."""
-    lengths = [
-        (str(label), to_ms(int(took))) for label, took in zip(causes["label"], causes["exposed_ns"], strict=True)
-    ]
-    spans, at = [], end
-    for label, took in reversed(lengths):
-        spans.append((label, max(at - took, begin), at))
-        at = spans[-1][1]
-    return [(EXPOSED, begin, at), *reversed(spans)]
+def _sent_parts(bucket: dict[Any, Any], causes: pd.DataFrame, place: Any) -> list[tuple[str, float, float, float]]:
+    """What a bucket's communication was: part, begin, end in ms, and share of the row's height.
 
-
-def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFrame) -> dict[str, Any]:
-    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones, `causes`
-    the bucket's rows of `findings.bucket_causes`.
+    Each moment of a cause is where it was. Exposed time that no cause tells is at the end.
     """
-    times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")}
+    begun, ended = int(bucket["start_ns"]), int(bucket["end_ns"])
+    inside = causes[(causes["start_ns"] < ended) & (causes["end_ns"] > begun)]
+    counted = (inside["row"] == place).fillna(False).to_numpy(dtype=bool)
+    spans = np.clip(inside[["start_ns", "end_ns"]].to_numpy(dtype="int64"), begun, ended)
+    with_cause = union(*spans.T)
+    exposed_ns = 0 if pd.isna(bucket["exposed_ns"]) else int(bucket["exposed_ns"])
+    others = subtract(union([begun], [ended]), with_cause)
+    at_end = _last(others, exposed_ns - total(with_cause))
+    parts = [
+        (str(label), to_ms(start), to_ms(end), _FULL if its else _FOREIGN)
+        for label, (start, end), its in zip(inside["label"], spans.tolist(), counted, strict=True)
+    ]
+    for part, intervals in ((EXPOSED, at_end), (HIDDEN, subtract(others, at_end))):
+        parts += [(part, to_ms(start), to_ms(end), _FULL) for start, end in intervals.tolist()]
+    return parts
+
+
+def _last(intervals: Intervals, length_ns: int) -> Intervals:
+    """The last so many ns of a set."""
+    for start, end in reversed(intervals.tolist()):
+        if end - start >= length_ns:
+            return clip(intervals, end - length_ns, int(intervals[-1, 1])) if length_ns > 0 else EMPTY
+        length_ns -= end - start
+    return intervals
+
+
+def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFrame, place: Any) -> dict[str, Any]:
+    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones, `place`
+    what `findings.bucket_causes` calls the bucket.
+    """
+    times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns")}
     gradients = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
     names = [gradient_word(*gradient) for gradient in gradients]
     what = shorten(names[0], 28) if len(names) == 1 else f"{len(names) or 'unknown'} gradients"
-    weight = "" if pd.isna(bucket["bytes"]) else f"{size(int(bucket['bytes']))}, "
+    weight = "" if pd.isna(bucket["bytes"]) else f"{size_exact(int(bucket['bytes']))}, "
     label = f"{number}: {weight}{what}"
     arrived = [(known_ms(time), name) for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)]
     arrivals = [(label, time, name) for time, name in arrived if time is not None]
     first = min((time for _, time, _ in arrivals), default=None)
     go = max((time for time in (times["ready_ns"], times["launch_ns"]) if time is not None), default=None)
-    begun, ended, exposed_from = times["start_ns"], times["end_ns"], None
-    if begun is not None and ended is not None:
-        exposed_from = max(ended - (times["exposed_ns"] or 0.0), begun)
+    begun = times["start_ns"]
     free = begun if begun is None or go is None else min(max(go, free_ms), begun)
     spans: list[tuple[str, float | None, float | None]] = [
         (ARRIVING, first, times["ready_ns"]),
         (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], go),
         (QUEUED, go, free),
         (STARTING, free, begun),
-        (HIDDEN, begun, exposed_from),
     ]
-    if exposed_from is not None and ended is not None:
-        spans += _exposed_parts(causes, exposed_from, ended)
+    parts = [(part, begin, end, _HEIGHTS[part]) for part, begin, end in spans if begin is not None and end is not None]
+    if begun is not None and times["end_ns"] is not None:
+        parts += _sent_parts(bucket, causes, place)
     bands: list[_Band] = [
-        (label, part, begin, end, end - begin)
-        for part, begin, end in spans
-        if begin is not None and end is not None and end - begin > _LEAST_MS
+        (label, part, begin, end, end - begin, height) for part, begin, end, height in parts if end - begin > _LEAST_MS
     ]
     ready = (label, times["ready_ns"], last_gradient(bucket) or "unknown")
     return {
@@ -183,7 +250,7 @@ def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
     for row in best.to_dict("records"):
         begin, end, last = (to_ms(int(row[name])) for name in ("start_ns", "end_ns", "last_ns"))
         spans = ((HIDDEN, begin, min(end, last)), (UNHIDEABLE, max(begin, last), end))
-        bands += [(label, part, start, stop, stop - start) for part, start, stop in spans if stop > start]
+        bands += [(label, part, start, stop, stop - start, _FULL) for part, start, stop in spans if stop > start]
     ticks = [(label, to_ms(int(ready)), f"bucket {index}") for index, ready in enumerate(best["ready_ns"])]
     return [{"label": label, "bands": bands, "ticks": ticks, "ready": None}]
 

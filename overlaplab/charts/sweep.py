@@ -13,7 +13,7 @@ import pandas as pd
 from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stack_parts, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import sweep_title
-from overlaplab.words import count, duration, percent, size, to_ms
+from overlaplab.words import count, duration, percent, size_exact, to_ms
 
 _, HIDDEN, EXPOSED, _ = STEP_PARTS
 _LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
@@ -153,7 +153,7 @@ def _stretches(bucket: pd.DataFrame, slot: float) -> list[tuple[object, ...]]:
     first = bucket.iloc[0]
     exposed = (end - begin) - float(took.sum())
     what = "no bucket" if pd.isna(first["bucket"]) else str(first["bucket"])
-    weight = "" if pd.isna(first["bytes"]) else size(int(first["bytes"]))
+    weight = "" if pd.isna(first["bytes"]) else size_exact(int(first["bytes"]))
     shown = edges.copy()
     shown[-1] -= min(slot * 0.6, (end - begin) * 0.2)
     cap = f"{first['bucket_cap_mb']:g}"

@@ -15,7 +15,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, holds_watched, is_watched_name, trace_names
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, shorten, size
+from overlaplab.words import count, shorten, size_exact
 
 WATCH = "watch"
 """Where a Recorder that watches writes what it watches, in its own folder."""
@@ -166,7 +166,7 @@ def stamp(path: Path) -> Stamp:
 def describe_stamp(stamped: Stamp) -> str:
     """How much there is to read of a run with this `stamp`: `8 traces, 87.0 MB`."""
     traces = trace_names([name for name, _, _ in stamped])
-    return f"{count(len(traces), 'trace')}, {size(sum(length for name, _, length in stamped if name in traces))}"
+    return f"{count(len(traces), 'trace')}, {size_exact(sum(length for name, _, length in stamped if name in traces))}"
 
 
 def watched_stamp(path: Path) -> Stamp:

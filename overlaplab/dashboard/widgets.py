@@ -22,13 +22,13 @@ from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
 from overlaplab.findings import Diagnosis
-from overlaplab.formats import as_shown
+from overlaplab.formats import in_one_unit
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import count, shorten
 
-_FORMATS = {"ns": "%.3f", "ms": "%.3f", "bytes": "%.2f", "kB": "%.1f", "GB/s": "%.3g", "ratio": "%.1f"}
 _ROOM = 930  # pixels that a table has in a window of 1280
 _LETTER, _PADDING = 6.3, 24  # pixels of a table's letter, and of what stands beside a cell's
+_SEEN = 10  # rows that a table shows without scrolling
 _MOST_ROWS = 5000  # more do not come to the browser at ease
 _SAMPLES = Path(__file__).parents[2] / "traces"
 
@@ -267,11 +267,13 @@ def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False)
     hint = "Choose a row to see it on the timeline." if choose else ""
     more = len(block.frame) - len(rows)
     left_out = f"{count(more, 'more row')}, which the command line shows with --all." if more else ""
-    remarks = [remark for remark in (block.note, left_out, hint) if remark]
+    _, shown, config = _table(id(block), narrow, block)
+    wide = sum(_column_width(config[str(title)]["label"], shown[title]) for title in shown) > _ROOM
+    cut = f"Scroll for all {len(shown)} rows and {len(shown.columns)} columns." if len(shown) > _SEEN or wide else ""
+    remarks = [remark for remark in (block.note, left_out, cut, hint) if remark]
     if remarks:
         with st.container(key=f"remarks_{block.key}"):
             st.text(" ".join(remarks))
-    _, shown, config = _table(id(block), narrow, block)
     name = block.key.replace("_", " ")  # for those who do not see it
     look: dict[str, Any] = {"hide_index": True, "column_config": config, "placeholder": "–", "alt": name}
     if not choose:
@@ -297,35 +299,39 @@ def _table(identity: int, narrow: bool, _block: TableBlock) -> tuple[TableBlock,
 
 
 def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column], room: int) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table as it is shown, and how: ms to the µs, MB, GB/s and percent, each header with its explanation.
+    """The table as it is shown, and how: each column in one unit, each header with its explanation.
 
     Headers are those of a terminal where the others do not fit into so many pixels.
     """
     filled = [column for column in columns if table[column.name].notna().any()]
-    shown = as_shown(table, filled)
-    config: dict[str, Any] = {}
-    terse = sum(_column_width(_label(column), shown[column.title]) for column in filled) > room
-    for column in filled:
-        title, values = column.title, shown[column.title]
-        look: dict[str, Any] = {"label": _terse_label(column) if terse else _label(column), "help": column.explanation}
+    read = {column: in_one_unit(table[column.name], column) for column in filled}
+    labels = {column: _label(column, unit) for column, (_, unit, _) in read.items()}
+    if sum(_column_width(labels[column], values) for column, (values, _, _) in read.items()) > room:
+        labels = {column: _terse_label(column, unit) for column, (_, unit, _) in read.items()}
+    shown, config = {}, dict[str, Any]()
+    for column, (values, unit, form) in read.items():
+        title = f"{column.header} ({unit})" if unit else column.header
+        shown[title] = values
+        look: dict[str, Any] = {"label": labels[column], "help": column.explanation}
         if _is_text(values):
             config[title] = st.column_config.TextColumn(width=_text_width(look["label"], values), **look)
         else:
-            form = _FORMATS.get(column.shown) or _FORMATS.get(column.unit)
             if column.unit == "ratio" and "%" not in look["label"]:
                 form = f"{form} %%"
-            config[title] = st.column_config.NumberColumn(format=form, **look)
-    return shown, config
+            config[title] = st.column_config.NumberColumn(format=form or None, **look)
+    return pd.DataFrame(shown), config
 
 
-def _label(column: Column) -> str:
+def _label(column: Column, unit: str) -> str:
     """The header with the unit, narrow, so that many columns fit; of percentages with what they are shares of."""
-    return column.title if column.unit == "ratio" else f"{column.header} {column.shown_unit}".strip()
+    return column.title if column.unit == "ratio" else f"{column.header} {unit}".strip()
 
 
-def _terse_label(column: Column) -> str:
+def _terse_label(column: Column, unit: str) -> str:
     """The header of a terminal, with the unit in which it is shown here."""
-    unit = "%" if column.unit == "ratio" else column.shown_unit
+    if column.unit == "GB/s":
+        return unit
+    unit = "%" if column.unit == "ratio" else unit
     name = column.terse.removesuffix("MB").removesuffix("kB") if column.unit == "bytes" else column.terse
     return name if unit in name else f"{name} {unit}".strip()
 
@@ -334,7 +340,7 @@ def _is_text(values: pd.Series) -> bool:
     return pd.api.types.is_string_dtype(values) or values.dtype == object
 
 
-def _column_width(header: str, values: pd.Series) -> int:
+def _column_width(header: str, values: pd.Series[Any]) -> int:
     """Pixels, about."""
     return _text_width(header, values) if _is_text(values) else round(_LETTER * len(header)) + _PADDING
 

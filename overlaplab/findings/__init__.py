@@ -41,7 +41,13 @@ from overlaplab.findings.advice import (
     record_options,
     verified_finding,
 )
-from overlaplab.findings.bucket_causes import best_buckets_remark, bucket_cause_words, bucket_causes
+from overlaplab.findings.bucket_causes import (
+    best_buckets_remark,
+    bucket_cause_words,
+    bucket_causes,
+    counted_once_note,
+    gather_cause_words,
+)
 from overlaplab.findings.buckets import (
     bucket_notes,
     buckets_lead,
@@ -93,6 +99,7 @@ from overlaplab.findings.first_screen import (
     about,
     cause_parts,
     causes_title,
+    mark_words,
     marks_note,
     marks_title,
     rest_line,
@@ -267,6 +274,7 @@ __all__ = [
     "compare_notes",
     "compare_title",
     "costs_title",
+    "counted_once_note",
     "cutting_limit_ns",
     "depths_advice",
     "depths_predicted_title",
@@ -288,6 +296,7 @@ __all__ = [
     "first_shown",
     "gain_finding",
     "gate_title",
+    "gather_cause_words",
     "gather_waits_title",
     "gathered_ahead",
     "gathered_peak",
@@ -318,6 +327,7 @@ __all__ = [
     "loop_of",
     "mark_name",
     "mark_word",
+    "mark_words",
     "marks_note",
     "marks_title",
     "neighbour",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlaplab.findings.marks import mark_name
 from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
-from overlaplab.words import rank_word, shorten, size_exact
+from overlaplab.words import rank_word, rate, shorten, size_exact
 
 _NAME_CHARACTERS = 400  # characters of a name
 _UNITS = (("ns", 1), ("µs", 1000), ("ms", 1_000_000))
@@ -90,7 +90,7 @@ def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
         ("waits here", _duration(collective["wait_ns"])),
         ("transfer", _duration(collective["transfer_ns"])),
         ("exposed here", _duration(collective["exposed_ns"])),
-        ("bus bandwidth", None if bus is None else f"{bus:.2f} GB/s{bound}"),
+        ("bus bandwidth", None if bus is None else f"{rate(bus)}{bound}"),
         ("skew of starts", None if collective["skew_ns"] is None else f"{_duration(collective['skew_ns'])}{error}"),
         ("last rank", collective["last_rank"]),
         ("match across ranks", "doubtful: the ranks' ends lie far apart" if collective["doubtful"] else None),

@@ -95,7 +95,15 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
 
 def marks_title(marks: pd.DataFrame) -> str:
     """What `step_marks` show."""
-    return f"How short this step could be: {', '.join(f'{ms(ns)} {word}' for word, ns in marks.to_numpy())}"
+    longest = int(marks["ns"].max())
+    words = [mark_words(word, int(ns), longest) for word, ns in marks[["word", "ns"]].to_numpy()]
+    return f"How short this step could be: {', '.join(words)}"
+
+
+def mark_words(word: str, ns: int, longest_ns: int) -> str:
+    """One of `step_marks`, and how much less it is than the longest: `435 ms best buckets found (−35 ms, 7 %)`."""
+    gain_ns = longest_ns - ns
+    return f"{ms(ns)} {word}" + (f" (−{ms(gain_ns)}, {percent(gain_ns, longest_ns)})" if gain_ns else "")
 
 
 def marks_note(diagnosis: Diagnosis) -> str | None:

@@ -49,7 +49,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             manifest,
             note,
             diagnosis,
-            before=strips(tables.schedule, tables.scatters, tables.exposed),
+            after=strips(tables.schedule, tables.scatters, tables.exposed),
         ),
         _pipeline(tables),
         collectives_section(

@@ -105,12 +105,12 @@ def gathers_section(
     top_bytes: int = 0,
     line: int = LINE,
     prefix: str = "",
-    before: Sequence[Chart] = (),
+    after: Sequence[Chart] = (),
 ) -> Section | None:
     """Rows of `schedule` of one rank and step, and its diagnosis; of `scatters` all that there are.
 
     `window_ns`, `top_bytes` and `line` are those of the charts, so that two runs can stand side by side; `prefix`
-    begins the charts' keys then. `before`: charts to begin with, such as `strips`.
+    begins the charts' keys then. `after`: charts before the table, such as `strips`.
     """
     if table.empty:
         return None
@@ -130,10 +130,10 @@ def gathers_section(
             filter(None, [findings.gathers_lead(table, findings.window_name(table) or "the whole recording"), remark])
         ),
         blocks=[
-            *before,
-            Chart(key=f"{prefix}curve_chart", draw=curve, note=note, table=as_held(held, "gathered_bytes")),
             Chart(key=f"{prefix}schedule_chart", draw=rows, note=note, table=as_held(table, "schedule")),
-            tables.gathers_rows(table),
+            Chart(key=f"{prefix}curve_chart", draw=curve, note=note, table=as_held(held, "gathered_bytes")),
+            *after,
+            tables.gathers_rows(table, diagnosis),
         ],
         advice=_advice(diagnosis),
     )
@@ -189,9 +189,12 @@ def collectives_section(
         draw = partial(charts.late_ranks, late)
         blocks.append(Chart(key="late_ranks", draw=draw, note=note, table=as_held(late, "stragglers")))
         blocks.append(tables.late_ranks_rows(late))
-    if rows["wait_ns"].notna().any():
+    by_size = tables.sizes_rows(rows, None if link is None else link.bandwidth_gbps / 8)
+    if by_size is not None:
+        blocks.append(by_size)
+    if by_size is None and rows["wait_ns"].notna().any():
         blocks.append(Chart(key="waits", draw=partial(charts.waits, rows), note=note, table=held))
-    if ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
+    if by_size is None and ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
         draw = partial(charts.bus_bandwidth, rows, link=link)
         blocks.append(Chart(key="bus_bandwidth", draw=draw, note=note, table=held))
     if stale is not None and len(stale):

@@ -19,7 +19,7 @@ from overlaplab.sections.blocks import TableBlock
 from overlaplab.simulate.transfers import UNSTEADY
 from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import WindowStatistics
-from overlaplab.words import kind_word, last_gradient, shorten, to_ms
+from overlaplab.words import kind_word, last_gradient, ms, shorten, size_exact, to_ms
 
 _ADVICE = columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes")
 _SUMMARY = (
@@ -241,7 +241,8 @@ def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> Tab
     """Rows of `buckets` of one rank and step, and of `findings.bucket_causes` of the same, if they are known."""
     late = analyses.late_buckets(table)
     frame = table.assign(held_ns=late["held_ns"].reindex(table.index).fillna(0))
-    words = None if causes is None else [findings.bucket_cause_words(causes, row) for row in frame.index]
+    words = [None if causes is None else findings.bucket_cause_words(causes, row) for _, row in frame.iterrows()]
+    once = None if causes is None else findings.counted_once_note(causes, table)
     frame = frame.reset_index(drop=True)
     return TableBlock(
         key="buckets_table",
@@ -249,7 +250,7 @@ def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> Tab
         frame=frame.assign(
             last_parameter=pd.Series([last_gradient(row) for row in frame.to_dict("records")], dtype=object),
             gap_ns=frame["gradient_ready_ns"].map(analyses.last_gap_ns),
-            cause=words,
+            cause=pd.Series(words, dtype=object),
             terse_bytes=_texts(frame["bytes"], "MB", 1),
         ),
         columns=_BUCKETS,
@@ -261,12 +262,14 @@ def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> Tab
             *(column for column in _BUCKETS[3:] if column.name != "exposed_ns"),
         ),
         narrow=columns("buckets", "index", "bytes", "ready_ns", "start_ns", "end_ns", "exposed_ns", "last_parameter"),
-        notes=findings.bucket_notes(table),
+        notes=[*findings.bucket_notes(table), *filter(None, [once])],
     )
 
 
-def gathers_rows(table: pd.DataFrame) -> TableBlock:
-    """Rows of `schedule` of one rank and step."""
+def gathers_rows(table: pd.DataFrame, diagnosis: findings.Diagnosis | None = None) -> TableBlock:
+    """Rows of `schedule` of one rank and step, those that compute waited for longest first, and its diagnosis."""
+    causes = pd.Series(findings.gather_cause_words(diagnosis, table), table.index, dtype=object)
+    table = table.assign(cause=causes).sort_values("wait_ns", ascending=False, kind="stable", na_position="last")
     passes = zip(table["phase"], table["microbatch"], strict=True)
     return TableBlock(
         key="gathers_table",
@@ -277,6 +280,10 @@ def gathers_rows(table: pd.DataFrame) -> TableBlock:
             gathered_for=[f"{'fwd' if phase == 'forward' else 'bwd'} {microbatch}" for phase, microbatch in passes],
         ),
         columns=_GATHERS,
+        wide=(
+            *columns("schedule", "unit", "phase", "wait_ns", "cause", "bytes"),
+            *(column for column in _GATHERS if column.name not in ("unit", "phase", "wait_ns", "bytes")),
+        ),
         narrow=columns(
             "schedule",
             *("unit", "gathered_for", "gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns"),
@@ -356,6 +363,60 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
         ranked_by="exposed_ns",
         ranked_words="that were exposed most",
     )
+
+
+_MOST_POINTS, _MOST_SIZES = 40, 4  # of a table in place of a chart
+
+
+def sizes_rows(rows: pd.DataFrame, link_gb_per_s: float | None = None) -> TableBlock | None:
+    """Rows of `each_collective` by kind and size, if these are so few that a chart would show hardly any points.
+
+    None where there are more, or no size and bandwidth is known. Sizes that read alike are one.
+    """
+    shown = rows[(rows["bus_gb_per_s"] > 0).fillna(False) & (rows["bytes"] > 0).fillna(False)]
+    sizes = [size_exact(int(size)) for size in shown["bytes"]]
+    if not 0 < len(shown) <= _MOST_POINTS or len(set(sizes)) > _MOST_SIZES:
+        return None
+    figures = {
+        "bytes": ("bytes", "median"),
+        "count": ("bytes", "size"),
+        "transfer_ns": ("transfer_ns", "median"),
+        "least_ns": ("transfer_ns", "min"),
+        "most_ns": ("transfer_ns", "max"),
+        "wait_ns": ("wait_ns", "max"),
+        "bus_gb_per_s": ("bus_gb_per_s", "median"),
+    }
+    numbers = shown.astype(dict.fromkeys(("bytes", "transfer_ns", "wait_ns", "bus_gb_per_s"), "Float64"))
+    by = numbers.assign(kind=shown["kind"].map(kind_word)).groupby(["kind", pd.Series(sizes, shown.index)], sort=False)
+    frame = by.agg(**figures).reset_index(level=0).sort_values("bytes", ascending=False, ignore_index=True)
+    with_wait = shown[shown["wait_ns"].notna() & shown["transfer_ns"].notna()]
+    transfer = column("each_collective", "transfer_ns")
+    return TableBlock(
+        key="sizes_table",
+        caption="By size",
+        frame=frame.assign(transfers=[_span(*ends) for ends in zip(frame["least_ns"], frame["most_ns"], strict=True)]),
+        columns=(
+            *columns("each_collective", "kind", "bytes", "count"),
+            replace(transfer, header="transfer"),
+            replace(
+                column("each_collective", "transfer_ns"), name="transfers", unit="text", header="shortest to longest"
+            ),
+            replace(column("each_collective", "bus_gb_per_s"), header="bus bandwidth"),
+            replace(column("each_collective", "wait_ns"), header="longest wait"),
+        ),
+        lead=" ".join(
+            f"{title}."
+            for title in (
+                findings.bandwidth_title(shown, link_gb_per_s),
+                *([findings.waits_title(rows, with_wait)] if len(with_wait) else []),
+            )
+        ),
+        notes=[remark[:1].lower() + remark[1:].removesuffix(".") for remark in findings.bandwidth_remarks(rows, shown)],
+    )
+
+
+def _span(least_ns: Any, most_ns: Any) -> str:
+    return UNKNOWN if pd.isna(least_ns) else f"{ms(least_ns)} to {ms(most_ns)}"
 
 
 def late_ranks_rows(table: pd.DataFrame) -> TableBlock:

@@ -99,14 +99,14 @@ def test_bandwidth_against_bytes_by_kind() -> None:
     ]
     assert rows(chart, 1) == [{"y": 0.125}]
     found = spec(chart)
-    assert found["layer"][2]["encoding"]["text"] == {"value": "emulated link 1 Gbit/s = 0.125 GB/s"}
+    assert found["layer"][2]["encoding"]["text"] == {"value": "emulated link 1 Gbit/s = 125 MB/s"}
     assert {axis: found["layer"][0]["encoding"][axis]["scale"]["type"] for axis in ("x", "y")} == {
         "x": "log",
         "y": "log",
     }
     assert "shape" not in found["layer"][0]["encoding"]
     assert found["title"]["text"] == (
-        "The largest collectives move 0.312 GB/s, in the median: 250\u00a0% of the link's bandwidth"
+        "The largest collectives move 312 MB/s, in the median: 250\u00a0% of the link's bandwidth"
     )
     assert found["title"]["subtitle"][-1] == "emulated link 1Gbps,200us"
     assert "2 collectives as points" in found["description"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import altair as alt
 import pytest
-from colours import BLINDNESSES, contrast, distance
-from samples import sample_run
+from colours import BLINDNESSES, contrast, distance, hue
+from samples import sample_run, sample_tables
 
 import overlaplab
 from overlaplab import charts
@@ -21,10 +21,14 @@ from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT, Palette, cause_colours
 from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan
+from overlaplab.findings import bucket_causes
 from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 
 LEAST = 0.08
 """Oklab: four times what is just seen."""
+LEAST_SEEN = 0.085
+"""The same of colours that meet on a page, if not in one legend, for those who see all colours."""
+MOST_TURNED_DEGREES = 30
 GROUNDS = {"light": "#FFFFFF", "dark": "#0E1117"}
 """Streamlit's, and the report's."""
 PALETTES = {"light": LIGHT, "dark": DARK}
@@ -33,13 +37,15 @@ MEANINGS = {
     "compute": {"compute only", "backward compute"},
     "forward": {"forward compute"},
     "hidden": {"communication hidden by compute", "compute and communication together"},
-    "exposed": {"communication exposed", "exposed, transfer", "compute waits for gather"},
-    "waiting": {"exposed, waiting for a rank", charts.collectives.ALONE},
+    "exposed": {"communication exposed", "exposed, transfer", "compute waits for gather", Cause.TAIL.label},
+    "waiting": {"exposed, waiting for a rank", charts.collectives.ALONE, "waited for rank 1"},
     "memory": {"memory only", "activations"},
     "idle": {"idle", "gradients arriving", "parameters live"},
-    "held": {"ready, waits for an earlier bucket"},
+    "held": {"ready, waits for an earlier bucket", "ready, not launched yet"},
     "queued": {"launched, link busy"},
     "starting": {"launched, not started", charts.collectives.SHARED},
+    "gap": {"host paused, or short pauses between operators"},
+    "bound": {"cannot be hidden by any bucketing"},
     "gather": {"all-gather", "parameters"},
     "reduce": {"all-reduce"},
     "scatter": {"reduce-scatter", "gradients"},
@@ -54,6 +60,7 @@ def drawn() -> dict[str, list[alt.LayerChart]]:
     bucketed, zero2, zero3 = (sample_run(name) for name in ("bucketed", "zero2", "zero3"))
     buckets, schedule = overlaplab.buckets(bucketed), overlaplab.schedule(zero3)
     one = {"rank": 0, "step": buckets["step"].iloc[-1]}
+    found = sample_tables("bucketed").find_diagnosis(rank=0, step=int(one["step"]))
     of_zero3 = {"rank": 0, "step": schedule["step"].iloc[-1]}
     batch = planned_batch(tokens=64, seq=8, microbatch=1, ranks=8)
     planned = plan_over_ranks(Plan(parameters=10**6, batch=batch)).query("stage == 3")
@@ -63,6 +70,7 @@ def drawn() -> dict[str, list[alt.LayerChart]]:
         return [
             charts.summary(overlaplab.summary(bucketed), dark=dark),
             charts.buckets(rows_of(buckets, one), dark=dark),
+            charts.buckets(rows_of(buckets, one), causes=bucket_causes(found, rows_of(buckets, one)), dark=dark),
             charts.schedule(rows_of(schedule, of_zero3), rows_of(scatters(zero3), of_zero3), dark=dark),
             *(charts.bus_bandwidth(each_collective(table), dark=dark) for table in collectives),
             charts.late_ranks(stragglers_of(collectives[0]), dark=dark),
@@ -113,6 +121,30 @@ def test_what_meets_is_told_apart(drawn: dict[str, list[alt.LayerChart]], theme:
         if distance(*pair, blindness) < LEAST
     }
     assert near == {}
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+def test_what_stands_on_one_page_is_told_apart(theme: str) -> None:
+    """Causes, kinds of collectives and parts of a step, whichever chart they are on."""
+    tones = PALETTES[theme]
+    seen = {getattr(tones, name) for name in (*KINDS, "compute", "hidden")} | set(cause_colours(tones).values())
+    assert min(distance(*pair) for pair in combinations(sorted(seen), 2)) >= LEAST_SEEN
+
+
+def test_a_legend_has_a_colour_once(drawn: dict[str, list[alt.LayerChart]]) -> None:
+    legends = [scale for of_theme in drawn.values() for chart in of_theme for scale in scales(chart.to_dict())]
+    assert all(len(set(scale.values())) == len(scale) for scale in legends)
+
+
+def test_a_meaning_has_one_hue_in_both_themes() -> None:
+    turned = {}
+    for name in set(asdict(LIGHT)) - {"ink", "soft", "grid", "on_dark", "on_light"}:
+        light, dark = hue(getattr(LIGHT, name)), hue(getattr(DARK, name))
+        assert (light is None) == (dark is None), name
+        if light is not None and dark is not None:
+            turned[name] = abs((light - dark + 180) % 360 - 180)
+    assert {name: degrees for name, degrees in turned.items() if degrees > MOST_TURNED_DEGREES} == {}
+    assert len(turned) > 15
 
 
 EXPOSED = (MarkKind.EXPOSED, *CAUSE_MARKS)

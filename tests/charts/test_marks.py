@@ -17,7 +17,7 @@ def strip(**ms: int) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("marks", "levels"),
     [
-        (strip(alone=600, best=620, launched=650, measured=670), [2, 1, -1, -2]),
+        (strip(alone=400, best=420, launched=650, measured=870), [2, 1, -1, -2]),
         (strip(alone=7, best=17, launched=18, measured=19), [1, -1, -2, -3]),
         (strip(alone=10, best=11, launched=12, measured=30), [3, 2, 1, -1]),
         (strip(alone=10, measured=30), [1, -1]),
@@ -35,8 +35,16 @@ def test_each_mark_has_a_line_of_words_of_its_own(marks: pd.DataFrame, levels: l
     assert list(shown)[-1] == f"{marks['ns'].iloc[-1] / MS:.1f} ms measured"
 
 
+def test_the_line_begins_at_nothing() -> None:
+    """Of 200 ms 10 may go: the reader sees a twentieth."""
+    spec = charts.step_marks(strip(alone=190, measured=200)).to_dict()
+    assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0, 204]
+    labels = [row["label"] for rows in spec["datasets"].values() for row in rows if "label" in row]
+    assert "190.0 ms alone (−10.0 ms, 5\u00a0%)" in labels
+
+
 def test_it_says_all_in_words() -> None:
     spec = charts.step_marks(strip(alone=10, measured=30), note="if nobody waits").to_dict()
-    assert spec["description"] == "How short this step could be: 10.0 ms alone, 30.0 ms measured."
+    assert spec["description"] == "How short this step could be: 10.0 ms alone (−20.0 ms, 67\u00a0%), 30.0 ms measured."
     assert spec["title"]["subtitle"] == ["if nobody waits"]
     assert "subtitle" not in charts.step_marks(strip(alone=10, measured=30)).to_dict()["title"]

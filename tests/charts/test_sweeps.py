@@ -109,7 +109,7 @@ def test_buckets_are_drawn_in_the_colour_of_what_they_mostly_were() -> None:
         ("100", "0", "exposed", 30, pytest.approx(30.2 - 0.04)),
     ]
     assert [row["exposed"] for row in rows(chart, 0)] == pytest.approx([0, 25, 25, 0.001, 0.14])
-    assert {row["weight"] for row in rows(chart, 0)} == {"4.0 MB"}
+    assert {row["weight"] for row in rows(chart, 0)} == {"4.00 MB"}
     assert spec(chart)["title"]["subtitle"] == [
         "Rank 0's step nearest the median, per cap.",
         "emulated link 1Gbps,500us",

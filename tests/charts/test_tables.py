@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from overlaplab import charts
+from overlaplab.causes import Cause
 from overlaplab.charts.theme import DARK, LIGHT
 from overlaplab.findings import bucket_notes, compare_advice
 from overlaplab.timeline.timeline import View
-from overlaplab.words import ms, percent, shorten, size
+from overlaplab.words import ms, percent, shorten, size_exact
 
 MS = 1_000_000
 
@@ -161,13 +162,15 @@ LATE = bucket(
 
 def bands(chart: alt.LayerChart) -> list[tuple[str, str, float, float]]:
     """By bucket, as they follow each other; those of one height are a layer."""
-    drawn = rows(chart, 0) + sorted(rows(chart, 1) + rows(chart, 2), key=lambda row: (row["bucket"], row["begin"]))
-    return [(row["bucket"], row["part"], row["begin"], row["end"]) for row in drawn]
+    bars = [layer for layer, drawn in enumerate(spec(chart)["layer"]) if drawn["mark"]["type"] == "bar"]
+    sent = [row for layer in bars[1:] for row in rows(chart, layer)]
+    drawn = rows(chart, 0) + sorted(sent, key=lambda row: (row["bucket"], row["begin"]))
+    return [(row["bucket"], row["what"], row["begin"], row["end"]) for row in drawn]
 
 
 def test_buckets_draw_each_stage() -> None:
     chart = charts.buckets(pd.DataFrame([LATE, bucket(0)]))
-    first, second = "0: 8.4 MB, 2 gradients", "1: 8.4 MB, 3 gradients"
+    first, second = "0: 8.40 MB, 2 gradients", "1: 8.40 MB, 3 gradients"
     assert bands(chart) == [
         (first, "gradients arriving", 10.0, 12.0),
         (second, "gradients arriving", 11.0, 11.5),
@@ -195,7 +198,7 @@ def test_a_bucket_waits_for_the_link_only_until_the_one_before_has_ended() -> No
     """The remaining delay is the link's thread waking up. A bucket whose end is unknown holds up no other."""
     woken = LATE | {"start_ns": 17 * MS + 400_000}
     drawn = [band for band in bands(charts.buckets(pd.DataFrame([bucket(0), woken]))) if "launched" in band[1]]
-    second = "1: 8.4 MB, 3 gradients"
+    second = "1: 8.40 MB, 3 gradients"
     assert [band[1:] for band in drawn if band[0] == second] == [
         ("launched, link busy", 12.1, 17.0),
         ("launched, not started", 17.0, 17.4),
@@ -209,6 +212,67 @@ def test_buckets_say_what_they_found() -> None:
     title = spec(charts.buckets(pd.DataFrame([bucket(0), LATE])))["title"]
     assert title["text"] == "3.0 ms of the buckets' 10.0 ms of communication are exposed"
     assert title["subtitle"][1].startswith("1 bucket waited more than 0.05 ms for launch, although ready")
+
+
+def exposed_moments(*rows: tuple[int | None, Cause, str, float, float]) -> pd.DataFrame:
+    """As from `findings.bucket_causes`, of times in ms."""
+    table = pd.DataFrame(rows, columns=["row", "cause", "label", "start_ns", "end_ns"]).astype({"row": "Int64"})
+    times = {name: (table[name] * MS).astype("int64") for name in ("start_ns", "end_ns")}
+    return table.assign(**times)
+
+
+def test_causes_are_drawn_when_they_were() -> None:
+    """A late launch between two hidden stretches; at the end a wait for a rank of which the number has room."""
+    causes = exposed_moments(
+        (1, Cause.LATE, "launched late (late launch)", 18, 19), (1, Cause.STRAGGLER, "waited for rank 7", 21, 23)
+    )
+    chart = charts.buckets(pd.DataFrame([bucket(0), LATE]), causes=causes)
+    assert [band[1:] for band in bands(chart) if band[2] >= 17] == [
+        ("communication hidden by compute", 17.0, 18.0),
+        ("launched late (late launch)", 18.0, 19.0),
+        ("communication hidden by compute", 19.0, 21.0),
+        ("waited for rank 7", 21.0, 23.0),
+    ]
+    texts = [layer for layer, drawn in enumerate(spec(chart)["layer"]) if drawn["mark"]["type"] == "text"]
+    assert [row["word"] for row in rows(chart, texts[0])] == ["7"]
+    assert "Exposed time has the colour of its cause." in spec(chart)["title"]["subtitle"][0]
+
+
+def test_a_moment_that_another_collective_counts_is_thin() -> None:
+    """Of 3 ms exposed one is another bucket's, one of no bucket, and one is unknown: that is at the end."""
+    causes = exposed_moments(
+        (0, Cause.TAIL, "nothing left to overlap (tail)", 18, 19), (None, Cause.QUEUED, "link busy (queued)", 20, 21)
+    )
+    chart = charts.buckets(pd.DataFrame([bucket(0), LATE]), causes=causes)
+    late = [band[1:] for band in bands(chart) if band[0].startswith("1:") and band[2] >= 17]
+    assert late == [
+        ("communication hidden by compute", 17.0, 18.0),
+        ("nothing left to overlap (tail)", 18.0, 19.0),
+        ("communication hidden by compute", 19.0, 20.0),
+        ("link busy (queued)", 20.0, 21.0),
+        ("communication hidden by compute", 21.0, 22.0),
+        ("communication exposed", 22.0, 23.0),
+    ]
+    heights = {
+        row["what"]: drawn["mark"]["height"]["band"]
+        for layer, drawn in enumerate(spec(chart)["layer"])
+        if drawn["mark"]["type"] == "bar"
+        for row in rows(chart, layer)
+    }
+    assert heights["link busy (queued)"] < heights["communication hidden by compute"]
+    assert "Thin: counted in another collective" in " ".join(spec(chart)["title"]["subtitle"])
+
+
+def test_no_two_entries_of_the_legend_have_one_colour() -> None:
+    causes = exposed_moments(
+        *((1, Cause.STRAGGLER, f"waited for rank {rank}", 17 + rank * 0.5, 17.5 + rank * 0.5) for rank in range(4)),
+        (1, Cause.QUEUED, "link busy (queued)", 20, 21),
+        (1, Cause.LATE, "launched late (late launch)", 21, 22),
+    )
+    chart = spec(charts.buckets(pd.DataFrame([bucket(0), LATE]), causes=causes))
+    scale = chart["layer"][0]["encoding"]["color"]["scale"]
+    assert len(set(scale["range"])) == len(scale["range"])
+    assert {"waited for other ranks", "launched, link busy", "ready, not launched yet"} <= set(scale["domain"])
 
 
 def test_buckets_that_are_sent_at_once_are_said_to_count_twice() -> None:
@@ -231,7 +295,7 @@ def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:
 def test_a_bucket_without_any_gradient_is_drawn_too() -> None:
     nothing = {"gradient_ready_ns": (None, None), "arrivals": (None, None), "ready_ns": None, "last_parameter": None}
     chart = charts.buckets(pd.DataFrame([bucket(0), bucket(1, **nothing)]))
-    assert ("1: 8.4 MB, 2 gradients", "communication hidden by compute", 13.0, 17.0) in bands(chart)
+    assert ("1: 8.40 MB, 2 gradients", "communication hidden by compute", 13.0, 17.0) in bands(chart)
 
 
 def test_buckets_of_unnamed_gradients_are_drawn() -> None:
@@ -241,7 +305,7 @@ def test_buckets_of_unnamed_gradients_are_drawn() -> None:
     chart = charts.buckets(pd.DataFrame([known, bucket(1, **unknown, bytes=None, ready_ns=None)]))
     drawn = json.dumps(spec(chart), ensure_ascii=False)
     assert "gradient 17 (1024×4096)" in drawn
-    assert {label for label, *_ in bands(chart)} == {"0: 8.4 MB, 2 gradients", "1: unknown gradients"}
+    assert {label for label, *_ in bands(chart)} == {"0: 8.40 MB, 2 gradients", "1: unknown gradients"}
 
 
 def test_a_bucket_told_by_its_launch_waits_for_no_other() -> None:
@@ -408,7 +472,12 @@ def test_long_names_are_cut_and_control_characters_gone() -> None:
 
 
 def test_small_words() -> None:
-    assert [size(count) for count in (12, 65_536, 8_400_000, 3_200_000_000)] == ["12 B", "65.5 kB", "8.4 MB", "3.2 GB"]
+    assert [size_exact(count) for count in (12, 65_536, 8_400_000, 3_200_000_000)] == [
+        "12 B",
+        "65.5 kB",
+        "8.40 MB",
+        "3.20 GB",
+    ]
     assert [ms(ns) for ns in (0, 4_000, 350_000, 57_640_000)] == ["0 ms", "0.004 ms", "0.35 ms", "57.6 ms"]
     assert [percent(part, 1000) for part in (0, 1, 500, 999, 1000)] == [
         "0\u00a0%",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 from made.runs import made_runs
+from samples import sample_tables
 
 from overlaplab import analyses
 from overlaplab.columns import columns
@@ -14,9 +15,9 @@ from overlaplab.load import load_run
 from overlaplab.report.blocks import cells
 from overlaplab.report.terminal import buckets, terminal_table
 from overlaplab.sections.blocks import Chart, Lines, TableBlock
-from overlaplab.sections.run import buckets_section, gathers_section
+from overlaplab.sections.run import buckets_section, collectives_section, gathers_section
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.sections.tables import collectives_rows, lines_rows
+from overlaplab.sections.tables import collectives_rows, lines_rows, sizes_rows
 from overlaplab.selection import EVERYTHING
 
 
@@ -113,3 +114,20 @@ def test_exposed_times_of_collectives_say_that_they_may_add_up_to_more(tmp_path:
     run = load_run(made_runs(tmp_path / "runs") / "bucketed")
     assert "at the same time" in collectives_rows(analyses.each_collective(analyses.collectives(run))).legend
     assert "at the same time" in " ".join(map(str, buckets(run, EVERYTHING)))
+
+
+def test_few_sizes_are_a_table_instead_of_charts() -> None:
+    """Of the sample's buckets three are of about 4.21 MB: sizes that read alike are one."""
+    tables = sample_tables("bucketed")
+    rows = analyses.each_collective(tables.collectives)
+    block = sizes_rows(rows, 0.125)
+    assert block is not None
+    assert block.frame["count"].sum() == len(rows) == 21
+    assert [round(size / 1e6, 2) for size in block.frame["bytes"]] == [5.23, 4.21, 1.09]
+    assert "move 118 MB/s, in the median: 94\u00a0% of the link's bandwidth. In " in block.lead
+    section = collectives_section(tables.collectives, analyses.stragglers_of(tables.collectives), None, None, None)
+    assert section is not None
+    assert {"waits", "bus_bandwidth"} & {shown.key for shown in section.blocks} == set()
+    many = rows.assign(bytes=range(1_000, 1_000 + 100 * len(rows), 100))
+    assert sizes_rows(many) is None
+    assert sizes_rows(rows.assign(bytes=pd.array([None] * len(rows), dtype="Int64"))) is None

@@ -19,6 +19,8 @@ BLINDNESSES: dict[str, npt.NDArray[np.float64]] = {
 }
 """What each makes of linear RGB, at full severity (Machado, Oliveira, Fernandes, IEEE TVCG 2009, table of matrices)."""
 
+_GREY_CHROMA = 0.045
+"""Greys have less: their hue is hardly seen."""
 _TO_CONES = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
 _TO_CONES += [[0.0883024619, 0.2817188376, 0.6299787005]]
 _TO_LAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099]]
@@ -31,6 +33,12 @@ def distance(one: str, other: str, blindness: str = "none") -> float:
     """
     seen = [_oklab(BLINDNESSES[blindness] @ _linear(tone)) for tone in (one, other)]
     return float(np.linalg.norm(seen[0] - seen[1]))
+
+
+def hue(tone: str) -> float | None:
+    """The hue in Oklab, in degrees; None of a grey."""
+    _, red, yellow = _oklab(_linear(tone))
+    return None if np.hypot(red, yellow) < _GREY_CHROMA else float(np.degrees(np.arctan2(yellow, red)))
 
 
 def contrast(one: str, other: str) -> float:

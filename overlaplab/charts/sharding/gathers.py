@@ -236,11 +236,13 @@ def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:
 
 
 def shown_rows(table: pd.DataFrame, names: dict[str, str], step: int) -> list[str]:
-    """The labels with room, preferred in this order: units that are no layers, the first and last layer, every n-th."""
+    """The labels with room, preferred in this order: units that are no layers, the first and last layer, every one,
+    or where rows are low every second or fourth.
+    """
     rows = list(names.values())
     layers = {names[unit] for unit in table.loc[table["layer"].notna(), "unit"]}
     numbered = [row for row in rows if row in layers]
-    every = 1 if len(numbered) <= 12 else 4 if len(numbered) <= 48 else 8
+    every = next(every for every in (1, 2, 4) if every * step >= _LABEL_HEIGHT_PX)
     wanted = [row for row in rows if row not in layers] + numbered[:1] + numbered[-1:] + numbered[::every]
     shown: list[int] = []
     for place in (rows.index(row) for row in wanted):

@@ -12,7 +12,7 @@ from overlaplab.findings import gathered_peak, gathered_title, held_limit
 from overlaplab.words import byte_unit, to_ms
 
 LABELS_WIDTH = 72
-"""Pixels left of the plot: the same for the curve and the schedule below it, so that their time axes line up."""
+"""Pixels left of the plot: the same for the curve and the schedule above it, so that their time axes line up."""
 
 _HELD = "Held from the launch of a gather until the unit is freed."
 _IN_PART = " A unit that is resharded to fewer ranks stays held in part until it is gathered again."
@@ -33,7 +33,7 @@ def gathered(
 
     Takes `overlaplab.analyses.gathered_bytes` of one rank and step; shows bytes, or layers where bytes are unknown, or
     nothing where both are.
-    `window_ns` is the time axis: that of the schedule drawn below, which has its title, or by default the curve's own.
+    `window_ns` is the time axis: that of the schedule drawn above, or by default the curve's own.
     The other axis goes up to `top_bytes` at least. `limit`: how many units the prefetch may hold at once, and their
     bytes at most, which a dashed line shows. `line` is how many characters of a subtitle fit on a line.
     """
@@ -47,7 +47,7 @@ def gathered(
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
     top = highest / scale * _HEADROOM
-    x = time_axis(window, line, title="time in step (ms)" if window_ns is None else None)
+    x = time_axis(window, line)
     y = alt.Y(
         "held:Q",
         title=f"gathered ({unit})",
@@ -107,8 +107,8 @@ def _peak(
     return [dot, word]
 
 
-def time_axis(window_ns: tuple[int, int], line: int, title: str | None = "time in step (ms)") -> alt.X:
+def time_axis(window_ns: tuple[int, int], line: int) -> alt.X:
     """The time axis in ms of a chart whose rows start at `begin`."""
     scale = alt.Scale(zero=False, nice=False, domain=[to_ms(window_ns[0]), to_ms(window_ns[1])])
     axis = alt.Axis(tickCount=16 * line // LINE, labelOverlap="greedy", labelFlush=FLUSH)
-    return alt.X("begin:Q", title=title, scale=scale, axis=axis)
+    return alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=axis)

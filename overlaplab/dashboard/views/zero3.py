@@ -57,14 +57,14 @@ def page() -> None:
     section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
     lead(section.lead)
     show_warnings(opened)
-    note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
-    for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
-        show_choice(strip, partial(_choose_cell, strip.key), opened.title)
     *drawn, rows = section.blocks
     if other is None:
         show_blocks(drawn, run=opened.title)
     else:
         _two((opened, table), (other, run_tables.one_window(other.schedule, dict(table.iloc[0]))))
+    note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
+    for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
+        show_choice(strip, partial(_choose_cell, strip.key), opened.title)
     row = show_block(rows, choose=True)
     if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
@@ -136,7 +136,7 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
             st.text(findings.note(opened.run.manifest) or "")
     chosen: dict[str, Any] = {"window_ns": window, "top_bytes": top, "line": _HALF}
     blocks = [_section(*rows, **chosen, prefix=key).blocks[:2] for rows, key in zip(pair, keys, strict=True)]
-    for drawn in zip(*blocks, strict=True):  # the curves, then the schedules
+    for drawn in zip(*blocks, strict=True):  # the schedules, then the curves
         for column, block, (opened, _) in zip(st.columns(2, gap="medium"), drawn, pair, strict=True):
             with column:
                 show_block(block, run=opened.title)

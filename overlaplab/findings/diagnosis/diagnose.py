@@ -80,6 +80,8 @@ class Diagnosis:
     """Whether communication is the step's problem."""
     causes: tuple[CauseShare, ...]
     """The most expensive first; they add up to `exposed_ns`."""
+    moments: pd.DataFrame
+    """The same moment by moment: rows of `overlaplab.exposed`, and whether each is `overhead`, see `CauseShare`."""
     advice: str
     """`Try …`, or why there is nothing to do."""
     gain_ns: int | None
@@ -149,9 +151,9 @@ def diagnose(
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
     of_window = {"rank": window["rank"], "step": window["step"]}
-    cause_rows = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
-    cause_rows["overhead"] = (cause_rows["cause"] == Cause.GAP) & (cause_rows["exposed_ns"] < SHORT_PAUSE_NS)
-    cause_rows = _sum_by_collective(cause_rows)
+    moments = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
+    moments["overhead"] = (moments["cause"] == Cause.GAP) & (moments["exposed_ns"] < SHORT_PAUSE_NS)
+    cause_rows = _sum_by_collective(moments)
     if actions is None:
         actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
     else:
@@ -184,6 +186,7 @@ def diagnose(
         headline=lead + (other or _headline(window, shares, best, why_idle(idled, loop.host))),
         is_problem=other is None and bool(shares),
         causes=shares,
+        moments=moments,
         advice=advice,
         gain_ns=gain_ns,
         actions=actions,

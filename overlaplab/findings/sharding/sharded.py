@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses import HeldLimit
-from overlaplab.words import count, ms, percent, size
+from overlaplab.words import count, ms, percent, size_exact
 
 
 def held_limit(limit: HeldLimit) -> str:
     """The name of the line at what a prefetch may hold."""
     staying = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
-    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}: {size(limit.bytes)}"
+    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}: {size_exact(limit.bytes)}"
 
 
 def gather_waits_title(steps: pd.DataFrame) -> str:
@@ -21,7 +21,7 @@ def gather_waits_title(steps: pd.DataFrame) -> str:
     return f"Compute waited for gathers for {_at_most(steps['wait_ns'])}"
 
 
-CHOOSE_A_CELL = "Click a cell to see its rank and step below."
+CHOOSE_A_CELL = "Click a cell to see its rank and step."
 """Where a page can follow a click on a strip of ranks by steps."""
 
 

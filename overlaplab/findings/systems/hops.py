@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.words import count, ms, size
+from overlaplab.words import count, ms, size_exact
 
 
 def hops_title(moments: pd.DataFrame) -> str:
@@ -29,7 +29,7 @@ def hops_remark(table: pd.DataFrame) -> str:
     by_rank = table.groupby("rank")
     took = by_rank["end_ns"].max() - by_rank["start_ns"].min()
     sent = by_rank["bytes"].sum()
-    each = " to ".join(dict.fromkeys((size(int(sent.min())), size(int(sent.max())))))
+    each = " to ".join(dict.fromkeys((size_exact(int(sent.min())), size_exact(int(sent.max())))))
     longest = table.iloc[int((table["end_ns"] - table["start_ns"]).to_numpy().argmax())]
     return (
         f"Bucket {first['bucket']} of step {first['step']}: {count(int(table['hop'].max()) + 1, 'hop')} in"

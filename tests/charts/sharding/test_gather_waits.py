@@ -53,7 +53,7 @@ def test_a_prefetch_holds_one_unit_more() -> None:
     assert [(one.units, one.staying, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
     assert held_limit(table.assign(bytes=pd.array([5, 7, None, 5], dtype="Int64")).head(3), 1) is None
     limit = HeldLimit(prefetch=1, units=2, staying=0, bytes=6_320_000)
-    assert findings.held_limit(limit) == "prefetch 1 may hold 2 units: 6.3 MB"
+    assert findings.held_limit(limit) == "prefetch 1 may hold 2 units: 6.32 MB"
 
 
 def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:

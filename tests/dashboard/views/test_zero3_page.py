@@ -58,19 +58,24 @@ def test_the_page_counts_what_was_seen(opened: Open, gathering: Path) -> None:
         "zero3, 2 ranks, cpu, prefetch 1, emulated link 1Gbps,200us · rank 0, step 3 ("
     )
     assert titles(app) == [
-        "At most 800 kB of parameters held in full",
         "Gather and free schedule: 7 gathers for 4 layers (4 forward + 3 backward)",
+        "At most 800 kB of parameters held in full",
     ]
     assert scales(app, 0)["x"] == scales(app, 1)["x"]
     table = app.dataframe[0].value
     assert list(table) == [
-        *("unit", "phase", "microbatch", "launch (ms)", "start (ms)", "end (ms)", "first use (ms)", "wait (ms)"),
-        *("free (ms)", "size (MB)"),
+        *("unit", "phase", "wait (ms)", "cause", "size (kB)", "microbatch", "launch (ms)", "start (ms)", "end (ms)"),
+        *("first use (ms)", "free (ms)"),
     ]
-    assert table["unit"].tolist() == [
-        *("embedding", "layers.0", "layers.1", "layers.2", "layers.3", "head", "layers.2", "layers.1", "layers.0")
-    ]
-    assert table["size (MB)"].tolist() == [0.1, 0.4, 0.4, 0.4, 0.4, 0.05, 0.4, 0.4, 0.4]
+    waits = table["wait (ms)"].tolist()
+    assert waits == sorted(waits, reverse=True)
+    assert waits[0] > 0 == waits[-1]
+    assert (table["cause"].notna() == (table["wait (ms)"] > 0)).all()
+    assert dict(zip(table["unit"], table["size (kB)"], strict=True)) == {
+        "embedding": 100,
+        **{f"layers.{layer}": 400 for layer in range(4)},
+        "head": 50,
+    }
 
 
 def test_rank_and_step_can_be_chosen(opened: Open, gathering: Path) -> None:
@@ -95,8 +100,8 @@ def test_two_runs_stand_side_by_side_on_the_same_scales(opened: Open, gathering:
     ) in said
     assert "ahead, rank 0, step 3" in said
     assert "serial, rank 0, step 3" in said
-    assert titles(app)[0] == "At most 800 kB of parameters held in full"
-    assert titles(app)[1] == "At most 450 kB of parameters held in full"
+    assert titles(app)[2] == "At most 800 kB of parameters held in full"
+    assert titles(app)[3] == "At most 450 kB of parameters held in full"
     assert scales(app, 0) == scales(app, 1)
     assert scales(app, 2) == scales(app, 3)
     assert scales(app, 0)["x"] == scales(app, 2)["x"]

@@ -28,6 +28,8 @@ def share(cause: Cause, exposed_ns: int) -> CauseShare:
 
 def diagnosis() -> Diagnosis:
     """Rank 0, step 4: of 100 ms, 40 of communication, of which 30 are exposed."""
+    tail = share(Cause.TAIL, 30 * MS)
+    facts = {"cause": Cause.TAIL.value, "what": "bucket 5", "late_rank": None, "overhead": False}
     return Diagnosis(
         rank=0,
         step=4,
@@ -39,7 +41,8 @@ def diagnosis() -> Diagnosis:
         exposed_ns=30 * MS,
         headline="30 % of the step is exposed communication.",
         is_problem=True,
-        causes=(share(Cause.TAIL, 30 * MS),),
+        causes=(tail,),
+        moments=tail.rows.assign(**facts),
         advice="Try a smaller last bucket.",
         gain_ns=20 * MS,
         actions=(),
