@@ -83,6 +83,12 @@ def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPat
         assert (links.window_of_query(), links.event_of_query(), query.sent) == ((-5, 9), (1, 7), 1)
     links.keep_spot((0, 9), None)
     assert (query, query.sent) == ({"run": "a", "from": "0", "to": "9"}, 2)
+    links.keep_spot((0, 9), None, dragged=(-3, 7))
+    assert query["range"] == "-3,7"
+    assert links.range_of_query() == (-3, 7)
+    for text in ("7,-3", "7", "7,7", "1,2,3", "a,b"):
+        query["range"] = text
+        assert links.range_of_query() is None
 
 
 @pytest.mark.parametrize(
