@@ -53,8 +53,9 @@ def describe_link(text: str, meant: Sequence[str], shown: str, names: Sequence[s
     if name is None:
         return f"The link names a run that is not here. {showing}"
     if not meant:
-        are = "is" if len(names) == 1 else "are"
-        return f"There is no run '{shorten(name)}' here: there {are} {_list(names)}. {showing}"
+        near = [other for other in names if other.startswith(f"{PurePath(name).parent}/")] or names
+        are = "is" if len(near) == 1 else "are"
+        return f"There is no run '{shorten(name)}' here: there {are} {_list(near)}. {showing}"
     return f"'{shorten(name)}' is a folder of {count(len(meant), 'run')}: {_list(meant)}. {showing}"
 
 

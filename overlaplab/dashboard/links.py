@@ -4,8 +4,8 @@ A page's path is the page. `run` is a run's name below the opened folder, or tha
 that the page ZeRO-3 shows beside it, `rank` one rank, `ranks` several (`0,3`),
 `step` a `ProfilerStep`'s number, `runs` the names of those that the page Compare shows (`a,b`), `communication` the
 names of kernels that communicate, too (`a|b`), `setting` what the page What if changes (`bucket_cap_mb:1,ranks:64`),
-`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event, `hosts` the places of the
-traces whose hosts are unfolded there (`0,3`).
+`from` and `to` the Timeline's window in ns from the run's zero, `event` its selected event, `range` what was dragged
+there, from and to, in ns (`5,9`), `hosts` the places of the traces whose hosts are unfolded there (`0,3`).
 Whatever stands in a query string is a stranger's: it is checked, and never drawn, but for what could be a run's name,
 as text.
 
@@ -32,6 +32,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
 HOSTS = "hosts"
+RANGE = "range"
 COMMUNICATION = "communication"
 RUNS = "runs"
 AGAINST = "against"
@@ -227,16 +228,31 @@ def hosts_of_query() -> tuple[int, ...]:
     return numbers(st.query_params.get(HOSTS)) or ()
 
 
-def keep_spot(window: tuple[int, int], event: tuple[int, int] | None, hosts: tuple[int, ...] = ()) -> None:
-    """Write the Timeline's window, selected event and unfolded hosts into the query string, at once as `write` does;
-    the page does not run anew for that.
+def range_of_query() -> tuple[int, int] | None:
+    """The query string's dragged range, in ns from the run's zero; None where it names none, or none that could be."""
+    match numbers(st.query_params.get(RANGE)):
+        case (start, end) if start < end:
+            return start, end
+    return None
+
+
+def keep_spot(
+    window: tuple[int, int],
+    event: tuple[int, int] | None,
+    hosts: tuple[int, ...] = (),
+    dragged: tuple[int, int] | None = None,
+) -> None:
+    """Write the Timeline's window, selected event, unfolded hosts and dragged range into the query string, at once as
+    `write` does; the page does not run anew for that.
     """
-    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT, HOSTS)}
+    query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT, HOSTS, RANGE)}
     query |= st.session_state.get("links_kept", {}) | {FROM: str(window[0]), TO: str(window[1])}
     if event is not None:
         query[EVENT] = f"{event[0]}-{event[1]}"
     if hosts:
         query[HOSTS] = ",".join(map(str, hosts))
+    if dragged is not None:
+        query[RANGE] = f"{dragged[0]},{dragged[1]}"
     if query != st.query_params.to_dict():
         st.query_params.from_dict(query)
 

@@ -83,6 +83,12 @@ def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPat
         assert (links.window_of_query(), links.event_of_query(), query.sent) == ((-5, 9), (1, 7), 1)
     links.keep_spot((0, 9), None)
     assert (query, query.sent) == ({"run": "a", "from": "0", "to": "9"}, 2)
+    links.keep_spot((0, 9), None, dragged=(-3, 7))
+    assert query["range"] == "-3,7"
+    assert links.range_of_query() == (-3, 7)
+    for text in ("7,-3", "7", "7,7", "1,2,3", "a,b"):
+        query["range"] = text
+        assert links.range_of_query() is None
 
 
 @pytest.mark.parametrize(
@@ -110,6 +116,9 @@ def test_what_a_link_names_is_said_unless_it_could_be_no_name() -> None:
     names = [f"run-{number}" for number in range(9)]
     said = "There is no run 'x' here: there are run-0, run-1, run-2, run-3, run-4, run-5 and 3 others. Showing run-0."
     assert describe_link("x", [], "run-0", names) == said
+    beside = ["a", "sweep/cap-1", "sweep/cap-4"]
+    said = "There is no run 'sweep/cap-9' here: there are sweep/cap-1 and sweep/cap-4. Showing a."
+    assert describe_link("sweep/cap-9", [], "a", beside) == said
     assert describe_link("<b>", [], "run-0", names) == "The link names a run that is not here. Showing run-0."
     assert describe_link("x" * 300, [], "a", ["a"]) == "The link names a run that is not here. Showing a."
     assert describe_link("x", [], "a", ["a"]) == "There is no run 'x' here: there is a. Showing a."

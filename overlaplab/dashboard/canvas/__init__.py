@@ -61,19 +61,27 @@ def timeline_canvas(
     ranks: frozenset[int] | None = None,
     offsets: Mapping[int | None, int] | None = None,
     predicted: bool = False,
+    dragged: tuple[int, int] | None = None,
 ) -> CanvasState:
     """Draw the timeline and return what the reader sees of it.
 
-    `window` (ns from the run's zero), `event` and the unfolded `hosts` (places in `run.traces`) are what is asked for:
-    the canvas obeys when they change, or `turn` does, and else keeps what the reader chose. Where there is no event,
-    the lanes of `rank` are scrolled into view. `ranks`: the shown ones, None for all. `find_host` makes a host's lanes.
+    `window` (ns from the run's zero), `event`, the unfolded `hosts` (places in `run.traces`) and the `dragged` range
+    are what is asked for: the canvas obeys when they change, or `turn` does, and else keeps what the reader chose.
+    Where there is no event, the lanes of `rank` are scrolled into view. `ranks`: the shown ones, None for all.
+    `find_host` makes a host's lanes.
     `offsets`: by how many ns each rank's clock was corrected, of those that were. `predicted`: nobody recorded the run,
     which is drawn pale, in a dashed frame.
     """
     packed = _pack_once(timeline)
     request: dict[str, Any] = {
         "id": packed.id,
-        "asked": [list(window), list(event) if isinstance(event, tuple) else event, turn, list(hosts)],
+        "asked": [
+            list(window),
+            list(event) if isinstance(event, tuple) else event,
+            turn,
+            list(hosts),
+            None if dragged is None else list(dragged),
+        ],
         "lanes": shown_lanes(timeline, ranks),
         "rank": rank,
         "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
@@ -96,13 +104,13 @@ def timeline_canvas(
 
 def read_state(message: object, request: Mapping[str, Any], events: int, traces: tuple[int, ...] = ()) -> CanvasState:
     """The browser's message, if it is sound and answers what was asked about these bytes; else what was asked."""
-    window, event, _, hosts = request["asked"]
+    window, event, _, hosts, dragged = request["asked"]
     if not isinstance(message, Mapping) or [message.get("id"), message.get("asked")] != [
         request["id"],
         request["asked"],
     ]:
         mark = tuple(event) if isinstance(event, list) else event
-        return CanvasState(window=(window[0], window[1]), selected=None, mark=mark, hosts=tuple(hosts))
+        return CanvasState(window=(window[0], window[1]), selected=_span(dragged), mark=mark, hosts=tuple(hosts))
     unfolded = message.get("hosts")
     return CanvasState(
         window=_span(message.get("window")) or (window[0], window[1]),

@@ -112,7 +112,7 @@ class TimelineView {
       Object.assign(this, { run, range: null, event: -1, over: -1, asked: "" });
       this.unfolded.clear();
     }
-    const [window, event, , hosts] = this.data.asked;
+    const [window, event, , hosts, range] = this.data.asked;
     const asked = JSON.stringify(this.data.asked);
     let told = asked !== this.asked;
     if (told) {
@@ -120,6 +120,7 @@ class TimelineView {
       this.asked = asked;
       this.awaited = Array.isArray(event) ? event : null;
       this.event = Array.isArray(event) ? -1 : (event ?? -1);
+      this.range = range;
       for (const place of hosts) this.unfolded.add(place);
       this.wished = window;
     }

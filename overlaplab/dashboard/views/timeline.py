@@ -30,8 +30,8 @@ from overlaplab.timeline.marks import Timeline
 from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.words import shorten
 
-Linked = tuple[tuple[int, int] | None, tuple[int, int] | None, tuple[int, ...]]
-"""What a query string says of window, event and unfolded hosts."""
+Linked = tuple[tuple[int, int] | None, tuple[int, int] | None, tuple[int, ...], tuple[int, int] | None]
+"""What a query string says of window, event, unfolded hosts and dragged range."""
 
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
@@ -49,6 +49,8 @@ class Spot:
     mark: Mark | None = None
     hosts: tuple[int, ...] = ()
     """The places in `run.traces` of those whose hosts are unfolded."""
+    dragged: tuple[int, int] | None = None
+    """The dragged range, in ns from the run's zero."""
 
 
 def page() -> None:
@@ -77,7 +79,7 @@ def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | No
     chosen = (*of_run, step)
     before: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
     of_written, written = _written_spots()
-    linked = links.window_of_query(), links.event_of_query(), links.hosts_of_query()
+    linked = links.window_of_query(), links.event_of_query(), links.hosts_of_query(), links.range_of_query()
     # A rerun may bring an address that this page has replaced meanwhile. Other pages and the browser's arrows may not.
     stays = _KEY in st.session_state and not _goes_back()
     followed = _spot(opened, linked) if linked not in (written if stays else written[-1:]) else None
@@ -115,7 +117,8 @@ def _spot(opened: Opened, linked: Linked) -> Spot | None:
     if isinstance(mark, tuple):
         hosts.add(mark[0])
     unfolded = tuple(place for place in opened.timeline.hosts if place in hosts)
-    return None if window is None else Spot(window=window, mark=mark, hosts=unfolded)
+    dragged = _within_run(opened.timeline, linked[3])
+    return None if window is None else Spot(window=window, mark=mark, hosts=unfolded, dragged=dragged)
 
 
 def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -183,6 +186,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
         window=spot.window,
         event=spot.mark,
         hosts=spot.hosts,
+        dragged=spot.dragged,
         find_host=partial(_find_host, opened),
         dark=is_dark(),
         key=_KEY,
@@ -230,11 +234,11 @@ def _selection(
 
 def _keep(opened: Opened, state: CanvasState, event: tuple[int, int] | None, spot: Spot) -> None:
     """Write what is seen and selected into the query string, so that the address is a link to it."""
-    shown = Spot(window=state.window, mark=state.mark, hosts=state.hosts)
+    shown = Spot(window=state.window, mark=state.mark, hosts=state.hosts, dragged=state.selected)
     if _WRITTEN not in st.session_state and shown == spot and links.window_of_query() is None:
         return  # nothing was moved: the plain address says as much
-    links.keep_spot(state.window, event, state.hosts)
-    linked: Linked = state.window, event, state.hosts
+    links.keep_spot(state.window, event, state.hosts, state.selected)
+    linked: Linked = state.window, event, state.hosts, state.selected
     st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written_spots()[1][-20:], linked]
 
 

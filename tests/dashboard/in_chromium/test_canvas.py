@@ -325,7 +325,13 @@ def test_a_drag_selects_a_range_and_shows_its_figures(page_of_gpu: Page) -> None
         page.mouse.up()
     low, high = (int(bound) for bound in told(page, "range").split(","))
     assert (low, high) == (pytest.approx(400_000, abs=1500), pytest.approx(700_000, abs=1500))
-    expect(page.locator("h3").first).to_have_text(f"Selected: {low / 1e6:.3f} to {high / 1e6:.3f} ms")
+    figures = f"Selected: {low / 1e6:.3f} to {high / 1e6:.3f} ms"
+    expect(page.locator("h3").first).to_have_text(figures)
+    page.wait_for_url(f"**range={low}*")
+    page.reload()  # as whoever is sent the address sees it
+    settle(page)
+    expect(page.locator("h3").first).to_have_text(figures)
+    assert told(page, "range") == f"{low},{high}"
     page.locator(".stage").focus()
     page.keyboard.press("f")
     assert window(page) == (low, high)

@@ -12,7 +12,7 @@ import pytest
 from browsing.browser import app_on, choose_row, pick, rerun, settle, visit, wait_until, watch_of
 from made.runs import engine_events, made_runs
 from made.traces import run_of
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 
 def query(page: Page) -> dict[str, str]:
@@ -23,8 +23,14 @@ def test_a_permalink_survives_pages_reloads_and_the_way_back(page: Page, address
     chosen = {"run": "bucketed", "rank": "1", "step": "0"}
     visit(page, address, "buckets", query="run=bucketed&rank=1&step=0")
     page.get_by_text("2 buckets of rank 1, step 0:").wait_for()
-    for name in ("summary", "collectives", "zero3", "buckets"):
+    for name, title in (
+        ("summary", "Summary"),
+        ("collectives", "Collectives"),
+        ("zero3", "ZeRO-3"),
+        ("buckets", "Buckets"),
+    ):
         visit(page, address, name)
+        expect(page).to_have_title(f"bucketed · {title} – overlaplab")
         assert query(page) == chosen, name
     page.get_by_text("2 buckets of rank 1, step 0:").wait_for()
     pick(page, "run_picker", "one-rank")
@@ -44,7 +50,7 @@ def test_a_permalink_survives_pages_reloads_and_the_way_back(page: Page, address
 def test_a_hostile_link_gives_the_default_and_one_line(page: Page, address: str) -> None:
     hostile = "%3Cimg%20src=x%20onerror=pwned(1)%3E![x](http://evil.example/x.png)"
     visit(page, address, "summary", query=f"run={hostile}")
-    assert page.locator(".st-key-link_names").inner_text() == "The link names a run that is not here. Showing broken."
+    assert page.locator(".st-key-link_names").inner_text() == "The link names a run that is not here. Showing ahead."
     assert "evil" not in page.url
 
 

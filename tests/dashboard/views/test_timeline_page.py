@@ -92,6 +92,19 @@ def test_an_event_alone_brings_its_surroundings(opened, runs: Path) -> None:
     assert headlines(app)[1] == "Visible: -1.000 to 1.800 ms"  # 200 to 600 µs, and three times as much on either side
 
 
+def test_a_link_brings_the_dragged_range(opened, runs: Path) -> None:
+    app = opened(runs, "timeline", "bucketed")
+    app.query_params["from"], app.query_params["to"], app.query_params["range"] = "450000", "600000", "500000,550000"
+    app.run()
+    assert not app.exception
+    assert headlines(app)[0] == "Selected: 0.500 to 0.550 ms"
+    assert app.query_params["range"] == "500000,550000"
+    app.query_params["range"] = "550000,<b>"
+    app.run()
+    assert headlines(app)[0] == "Visible: 0.450 to 0.600 ms"
+    assert "range" not in app.query_params
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -139,8 +152,8 @@ def test_a_run_without_steps_is_one_window(opened, tmp_path: Path) -> None:
 
 def test_what_the_browser_tells_is_checked() -> None:
     def told(**more: object) -> tuple[object, object, object]:
-        told = {"id": "a", "asked": [[5, 9], 3, 0, []], "window": [1, 2], "range": None, "event": None} | more
-        found = read_state(told, {"id": "a", "asked": [[5, 9], 3, 0, []]}, 10, (0, 2))
+        told = {"id": "a", "asked": [[5, 9], 3, 0, [], None], "window": [1, 2], "range": None, "event": None} | more
+        found = read_state(told, {"id": "a", "asked": [[5, 9], 3, 0, [], None]}, 10, (0, 2))
         return found.window, found.selected, found.mark
 
     assert told() == ((1, 2), None, None)
@@ -150,14 +163,17 @@ def test_what_the_browser_tells_is_checked() -> None:
     assert told(range="x", event=10) == ((1, 2), None, None)
     assert told(event=True) == ((1, 2), None, None)
     assert told(id="b") == ((5, 9), None, 3)
-    assert told(asked=[[5, 9], 3, 1, []]) == ((5, 9), None, 3)  # before it was asked this
-    assert read_state(None, {"id": "a", "asked": [[5, 9], None, 0, []]}, 10).window == (5, 9)
+    assert told(asked=[[5, 9], 3, 1, [], None]) == ((5, 9), None, 3)  # before it was asked this
+    assert read_state(None, {"id": "a", "asked": [[5, 9], None, 0, [], None]}, 10).window == (5, 9)
     for mark in ([2, 7], [1, 7], [0, -1], [0, "7"], [0, 7, 7]):  # of a host's lane: only traces 0 and 2 have one
         assert told(event=mark) == ((1, 2), None, (2, 7) if mark == [2, 7] else None)
-    asked = {"id": "a", "asked": [[5, 9], [2, 7], 0, [2]]}
+    asked = {"id": "a", "asked": [[5, 9], [2, 7], 0, [2], None]}
     assert (read_state(None, asked, 10, (0, 2)).mark, read_state(None, asked, 10, (0, 2)).hosts) == ((2, 7), (2,))
     message = {**asked, "window": [1, 2], "hosts": [2, 5, "x"]}
     assert read_state(message, asked, 10, (0, 2)).hosts == (2,)
+    asked = {"id": "a", "asked": [[5, 9], None, 0, [], [6, 8]]}
+    assert read_state(None, asked, 10).selected == (6, 8)
+    assert read_state({**asked, "window": [1, 2], "range": None}, asked, 10).selected is None  # the reader let go of it
 
 
 def test_lanes_of_chosen_ranks(runs: Path) -> None:
