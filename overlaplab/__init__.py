@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from overlaplab.errors import OverlaplabError
     from overlaplab.events import Run
     from overlaplab.evidence.clocks import clocks
+    from overlaplab.findings import link_note, run_warnings, sweep_advice, sweep_finding, sweep_notes
     from overlaplab.findings.requirements import InconclusiveError, RequirementError, require
     from overlaplab.load import load_run, load_sweep
     from overlaplab.load.watched import load_watched
+    from overlaplab.sections.run_tables import diagnosis, step_timeline
     from overlaplab.selection import Selection
 else:
 
@@ -68,7 +70,9 @@ __all__ = [
     "collectives",
     "communication_by",
     "compare",
+    "diagnosis",
     "exposed",
+    "link_note",
     "load_ranks",
     "load_run",
     "load_sweep",
@@ -79,12 +83,17 @@ __all__ = [
     "pipeline_steps",
     "pipeline_waits",
     "require",
+    "run_warnings",
     "scalars",
     "schedule",
     "step_scalars",
+    "step_timeline",
     "stragglers",
     "summary",
     "sweep",
+    "sweep_advice",
+    "sweep_finding",
+    "sweep_notes",
     "totals",
     "volume",
 ]
@@ -97,13 +106,21 @@ _HOMES = {
     "Run": "overlaplab.events",
     "Selection": "overlaplab.selection",
     "clocks": "overlaplab.evidence.clocks",
+    "diagnosis": "overlaplab.sections.run_tables",
+    "link_note": "overlaplab.findings",
     "load_run": "overlaplab.load",
     "load_sweep": "overlaplab.load",
     "load_watched": "overlaplab.load.watched",
     "require": "overlaplab.findings.requirements",
+    "run_warnings": "overlaplab.findings",
+    "step_timeline": "overlaplab.sections.run_tables",
+    "sweep_advice": "overlaplab.findings",
+    "sweep_finding": "overlaplab.findings",
+    "sweep_notes": "overlaplab.findings",
 }
 """The modules of names that are not from `overlaplab.analyses`."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FROM_ENGINE})
+    """What users may call, without what this module imports for itself."""
+    return sorted({*__all__, *_FROM_ENGINE, *(name for name in globals() if name.startswith("__"))})

@@ -35,6 +35,7 @@ from overlaplab.analyses.systems.copies import copies
 from overlaplab.analyses.systems.hops import chunks_after_hops, hops
 from overlaplab.analyses.systems.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
 from overlaplab.analyses.systems.pipeline_waits import pipeline_waits
+from overlaplab.analyses.systems.plan import plan_over_ranks
 from overlaplab.analyses.systems.recomputation import recomputation
 from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
@@ -104,6 +105,7 @@ __all__ = [
     "pipeline_ranks",
     "pipeline_steps",
     "pipeline_waits",
+    "plan_over_ranks",
     "recomputation",
     "recordings_before",
     "require_causes",

@@ -1,6 +1,7 @@
 """Formulas of model, strategy, ranks and link, independent of any run."""
 
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
+from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
 from overlaplab.costs.line import fit_line, students_t
 from overlaplab.costs.link import (
@@ -13,14 +14,20 @@ from overlaplab.costs.link import (
     transfer_ns,
     tree_until,
 )
+from overlaplab.costs.pipeline import bubble
+from overlaplab.costs.plan import Plan
+from overlaplab.costs.transformer import Transformer
 from overlaplab.costs.volume import Theory
 
 __all__ = [
     "ENOUGH_STEPS",
     "Algorithm",
     "Attained",
+    "Plan",
     "Theory",
+    "Transformer",
     "attained_steps",
+    "bubble",
     "collective_ns",
     "collective_times",
     "fit_line",
@@ -29,6 +36,7 @@ __all__ = [
     "link_attained",
     "message_ns",
     "parse_link",
+    "planned_batch",
     "ring_factor",
     "server_ns",
     "students_t",

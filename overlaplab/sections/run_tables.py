@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from overlaplab import analyses, findings, simulate
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings import Diagnosis, Loop
@@ -17,7 +18,7 @@ from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.timeline.marks import Timeline
-from overlaplab.timeline.timeline import timeline_events
+from overlaplab.timeline.timeline import View, timeline_events, timeline_view
 
 T = TypeVar("T")
 
@@ -188,6 +189,30 @@ class RunTables:
     def manifest(self) -> Manifest | None:
         """The run's manifest."""
         return self.run.manifest
+
+
+def diagnosis(run: Run) -> Diagnosis | None:
+    """Why communication was exposed in the step that every page is about, and what to try.
+
+    That is the median step of the most exposed rank; its `rank` and `step` select the same rows of other analyses.
+    `headline` and `advice` are sentences, `causes` has the exposed time in ns by cause. None where nothing was
+    measured.
+    """
+    return RunTables(run=run).diagnosis
+
+
+def step_timeline(run: Run, step: int | None = None) -> View:
+    """All ranks' lanes in one step, by one clock, for `charts.timeline`; without `step` the last one.
+
+    Raises `OverlaplabError` where the run has no such step.
+    """
+    lanes = RunTables(run=run).timeline
+    numbers = lanes.steps["step"].dropna()
+    number = numbers.max() if step is None else step
+    rows = lanes.steps[(lanes.steps["step"] == number).fillna(False)]
+    if rows.empty:
+        raise OverlaplabError("it has no such step", path=run.path, remedy="Name one that `summary` shows.")
+    return timeline_view(lanes, start_ns=int(rows["start_ns"].min()), end_ns=int(rows["end_ns"].max()))
 
 
 def _window_place(window: Mapping[str, Any]) -> tuple[int | None, int | None]:
