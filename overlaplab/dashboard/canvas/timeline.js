@@ -67,7 +67,6 @@ class TimelineView {
     this.scroll = find("scroll");
     this.tip = find("tip");
     this.input = this.root.querySelector("input");
-    this.hostButton = find("host");
     this.turn = 0;
     this.run = null;
     this.from = 0; // the window, ns from the run's zero
@@ -214,7 +213,7 @@ class TimelineView {
     this.grid = blend(this.ground, packed(tones.grid), 0.7);
     this.edge = blend(this.ground, packed(tones.soft), 0.35);
     this.launches.clear();
-    this.hostButton.hidden = this.run.hosts.size === 0;
+    for (const part of this.root.querySelectorAll("button.host, .unfolds")) part.hidden = this.run.hosts.size === 0;
   }
 
   // What marks in the visible window stand for: of streams, of hosts, then why time was exposed. Steps and phases carry

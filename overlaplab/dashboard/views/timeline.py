@@ -249,7 +249,7 @@ def _event(opened: Opened, event: tuple[int, int]) -> None:
     if collective is None:
         _facts(facts)
         return
-    left, right = st.columns([7, 3], gap="medium")
+    left, right = st.columns([63, 37], gap="medium")
     with left:
         _facts(facts)
     peers = pd.DataFrame(collective["peers"]).astype("Int64")
