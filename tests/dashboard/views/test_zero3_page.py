@@ -33,7 +33,7 @@ def titles(app: AppTest) -> list[str]:
     """The charts' titles, which stand above them with a subtitle."""
     drawn = list(elements(app.main))
     found = [drawn[place - 2].value for place, element in enumerate(drawn) if element.type == "vega_lite_chart"]
-    return [title for title in found if not title.endswith("at most in a rank's step")]  # the strips, above all others
+    return [title for title in found if not title.endswith("at most in a rank's step")]  # the strips, below all others
 
 
 def elements(block: Any) -> Iterator[Any]:
@@ -43,7 +43,7 @@ def elements(block: Any) -> Iterator[Any]:
 
 
 def scales(app: AppTest, chart: int) -> dict[str, Any]:
-    encoding = json.loads(app.get("vega_lite_chart")[chart + 2].proto.spec)["layer"][0]["encoding"]
+    encoding = json.loads(app.get("vega_lite_chart")[chart].proto.spec)["layer"][0]["encoding"]
     return {axis: encoding[axis]["scale"]["domain"] for axis in ("x", "y")}
 
 
