@@ -142,7 +142,7 @@ def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFram
 def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
     """The largest cause of these rows that an action answers, or the idle time, if that is longer."""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
-        return f"{ms(idle_ns)} idle"
+        return f"idle time, {ms(idle_ns)}"
     if rows.empty:
         return ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
@@ -150,7 +150,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: i
     late = largest["late_rank"]
     label = cause_words(Cause(largest["cause"]), None if pd.isna(late) else int(late), overhead=largest["overhead"])
     delays = Cause(largest["cause"]) is Cause.STRAGGLER and gain_ns > rows["exposed_ns"].sum()
-    return f"{ms(int(largest['exposed_ns']))} {label}{_AND_DELAYS if delays else ''}"
+    return f"{label}, {ms(int(largest['exposed_ns']))}{_AND_DELAYS if delays else ''}"
 
 
 _AND_DELAYS = ", and what that delays"
