@@ -502,7 +502,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ),
     ("volume",): (Column("bytes", "bytes", "full tensors", "The size of the full tensors."),),
     ("memory",): (Column("bytes", "bytes", "measured", "The size of the tensors' storages after the last step."),),
-    ("plan",): (
+    ("plan", "plan_over_ranks"): (
         Column("stage", "count", "ZeRO stage", "What is sharded: 1 optimizer states, 2 gradients too, 3 all.", "stage"),
         Column("parameters_bytes", "bytes", "parameters", "The size of the parameters that a GPU holds.", "params"),
         Column("gradients_bytes", "bytes", "gradients", "The size of the gradients that a GPU holds.", "grads"),

@@ -123,7 +123,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     }
     window = timeline_window(timeline_events(bucketed), 0, 1_000_000)
     batch = planned_batch(tokens=64, seq=8, microbatch=2, ranks=2)
-    found["plan"] = plan_stages(Plan(parameters=1000, batch=batch))
+    plan = Plan(parameters=1000, batch=batch)
+    found |= {"plan": plan_stages(plan), "plan_over_ranks": analyses.plan_over_ranks(plan)}
     return found | {"window": window.ranks, "kernels": window.kernels}
 
 

@@ -102,7 +102,7 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
     how long they take in a mean step), `own`, `others` (float64: how many there are). The largest difference comes
     first. Empty of phases in which nothing computes: of all but passes, `kernels` and `same_kernels`.
     """
-    if phase not in ("forward", "backward", "optimizer", "kernels", "same_kernels"):
+    if phase not in ("forward", "backward", "optimizer", "kernels", "same_kernels") or len(run.traces) < 2:
         return pd.DataFrame(columns=list(_NAMES)).astype(_NAMES)
     by_rank = {trace.rank: _computed_by_name(trace, phase) for trace in run.traces}
     took = pd.DataFrame({each: table["took_ns"] for each, table in by_rank.items()}).fillna(0)
@@ -129,7 +129,8 @@ def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
         spans = [(label.start_ns, label.end_ns) for label in pass_labels(trace) if label.word == phase]
         passes = union([start for start, _ in spans], [end for _, end in spans])
         place = np.searchsorted(passes[:, 0], starts, side="right") - 1
-        inside &= (place >= 0) & (starts < passes[:, 1][place])
+        inside &= place >= 0
+        inside[inside] = starts[inside] < passes[:, 1][place[inside]]
     names = trace.events["name"].astype(object).to_numpy()[events["event"].to_numpy()[inside]]
     took = (events["end_ns"] - events["start_ns"]).to_numpy()[inside]
     sums = pd.Series(took).groupby(names).agg(["sum", "size"]) / max(len(windows), 1)

@@ -1,7 +1,7 @@
 """The head of every page about one run: its name, what was recorded, the rank and the step, the verdict, what to try.
 
 The verdict and the advice are those of the Summary, from the same diagnosis, and so in the same words and digits. Every
-page needs the run's diagnosis for what it shows at first, so that its head has nobody wait for more.
+page needs the run's diagnosis for what it shows at first, so the head costs no extra wait.
 """
 
 from __future__ import annotations

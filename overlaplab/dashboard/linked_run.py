@@ -50,6 +50,8 @@ def describe_link(text: str, meant: Sequence[str], shown: str, names: Sequence[s
     """What a link's text names, and what is shown for it; a text that could be no run's name is not repeated."""
     name = links.run_name(text)
     showing = f"Showing {run_word(shown)}."
+    if name is None and meant:
+        name = text  # a folder that is there
     if name is None:
         return f"The link names a run that is not here. {showing}"
     if not meant:

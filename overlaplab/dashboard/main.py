@@ -36,7 +36,7 @@ _STYLE = """
 .st-key-verdict [data-testid="stText"] {font-size: 0.95rem; line-height: 1.35;}
 .st-key-verdict > :first-child [data-testid="stText"] {font-weight: 600;}
 .st-key-advice_line, .st-key-link_names {flex-wrap: nowrap;}
-.st-key-advice_line:not(:hover) [data-testid="stText"] > * {
+.st-key-advice_line:not(:hover, :focus-within) [data-testid="stText"] > * {
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden;}
 .st-key-verdict a {padding: 0; min-height: 0;}
 .st-key-link_names {border-left: 4px solid #E69F00;}

@@ -69,7 +69,7 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     if launched_after_backward(table):
         return f"{number}: nothing was launched before backward ended, so no gradient held up a bucket."
     exposed, held = int((late["exposed_ns"] > 0).sum()), int((late["held_ns"] > 0).sum())
-    waited = f"; later buckets were ready and waited for {held}" if held else ""
+    waited = f"; later buckets were ready and waited for {held} of them" if held else ""
     return f"{number}: {exposed or 'none'} with exposed communication{waited}."
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from overlaplab.findings.marks import mark_name
 from overlaplab.formats import text
 from overlaplab.timeline.event_details import CollectiveDetails, EventDetails, LaunchDetails
 from overlaplab.words import rank_word, rate, shorten, size_exact
 
 _NAME_CHARACTERS = 400  # characters of a name
-_UNITS = (("ns", 1), ("µs", 1000), ("ms", 1_000_000))
+_UNITS = ((1000, "ns", 1), (1_000_000, "µs", 1000), (10_000_000_000, "ms", 1_000_000), (inf, "s", 1_000_000_000))
+"""Durations below the first have this unit, of so many ns."""
+_DIGITS = ((10, 3), (1000, 2), (inf, 1))
+"""Values below the first have so many digits after the point."""
 
 
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
@@ -37,12 +42,12 @@ def _moment(ns: int) -> str:
 
 
 def _duration(ns: int | None) -> str | None:
-    """A duration in µs, from 1 ms on in ms, to the ns or four digits; as on the canvas (`lasting` in words.js)."""
+    """A duration in the unit that suits it, to the ns or four digits; as on the canvas (`lasting` in words.js)."""
     if ns is None:
         return None
-    unit, scale = next(((unit, scale) for unit, scale in _UNITS if abs(ns) < 1000 * scale), _UNITS[-1])
+    unit, scale = next((unit, scale) for below, unit, scale in _UNITS if abs(ns) < below)
     value = ns / scale
-    digits = 3 if abs(value) < 10 else 2 if abs(value) < 1000 else 1
+    digits = next(digits for below, digits in _DIGITS if abs(value) < below)
     words = f"{value:,.{digits}f}".rstrip("0").rstrip(".") if scale > 1 else str(ns)
     return f"{words} {unit}" if ns else "0 ms"
 

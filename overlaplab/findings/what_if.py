@@ -53,7 +53,7 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
     if setting == Setting():
         return f"As recorded, a step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
     less = abs(measured_ns - step_ns)
-    change = f"{'Gain' if step_ns < measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
+    change = f"{'Gain' if step_ns <= measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
     return (
         f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} ({ms(measured_ns)}"
         f" measured). {change}{doubt_clause(less, doubt_ns)}."

@@ -202,14 +202,15 @@ def diagnosis(run: Run) -> Diagnosis | None:
 
 
 def step_timeline(run: Run, step: int | None = None) -> View:
-    """All ranks' lanes in one step, by one clock, for `charts.timeline`; without `step` the last one.
+    """All ranks' lanes in one step, by one clock, for `charts.timeline`; without `step` the last one, or all of a trace
+    without steps.
 
     Raises `OverlaplabError` where the run has no such step.
     """
     lanes = RunTables(run=run).timeline
     numbers = lanes.steps["step"].dropna()
-    number = numbers.max() if step is None else step
-    rows = lanes.steps[(lanes.steps["step"] == number).fillna(False)]
+    number = numbers.max() if step is None and len(numbers) else step
+    rows = lanes.steps if number is None else lanes.steps[(lanes.steps["step"] == number).fillna(False)]
     if rows.empty:
         raise OverlaplabError("it has no such step", path=run.path, remedy="Name one that `summary` shows.")
     return timeline_view(lanes, start_ns=int(rows["start_ns"].min()), end_ns=int(rows["end_ns"].max()))

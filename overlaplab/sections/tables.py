@@ -375,7 +375,8 @@ def sizes_rows(rows: pd.DataFrame, link_gb_per_s: float | None = None) -> TableB
     """
     shown = rows[(rows["bus_gb_per_s"] > 0).fillna(False) & (rows["bytes"] > 0).fillna(False)]
     sizes = [size_exact(int(size)) for size in shown["bytes"]]
-    if not 0 < len(shown) <= _MOST_POINTS or len(set(sizes)) > _MOST_SIZES:
+    most = max(len(shown), int(rows["wait_ns"].notna().sum()))
+    if not len(shown) or most > _MOST_POINTS or len(set(sizes)) > _MOST_SIZES:
         return None
     figures = {
         "bytes": ("bytes", "median"),

@@ -357,7 +357,7 @@ def test_buckets_without_labels_stand_beside_those_with(tmp_path: Path) -> None:
     assert (held(table), table["last_parameter"].tolist()) == ([(1, 2), (1, 2)], [None, "b"])
     assert purposes(run.traces[0])["what"].tolist() == ["bucket 1", "bucket 0"]
     assert bucket_notes(table) == (
-        "1 of 2 buckets have no labels, of models that no Recorder was made for: they are read from torch's DDP, as"
+        "1 of 2 buckets have no labels (no Recorder was made for their models): they are read from torch's DDP, as"
         " all-reduces launched while a gradient is accumulated, without names",
     )
     (step_,) = buckets_document(run)["ranks"][0]["steps"]

@@ -76,7 +76,7 @@ def test_the_terminal_begins_with_the_runs_own_advice(command: Any) -> None:
     assert "overlaplab record … --bucket-cap-mb 1.2" in out
 
 
-@pytest.mark.parametrize("arguments", [["bucketed/rank0.pt.trace.json.gz"], ["zero3", "--verify"]])
+@pytest.mark.parametrize("arguments", [["ring"], ["zero3", "--verify"]])
 def test_what_it_cannot_answer_is_one_line(command: Any, arguments: list[str], tmp_path: Path) -> None:
     code, _, err = command(
         "advise", SAMPLES / arguments[0], *arguments[1:], *(["--out", tmp_path] * (len(arguments) > 1))

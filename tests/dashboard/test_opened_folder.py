@@ -182,4 +182,4 @@ def test_the_folder_itself_has_its_own_name(tmp_path: Path) -> None:
 def test_what_there_is_to_read(opened: Path) -> None:
     (opened / "run" / "rank1.json").write_bytes(b" " * 1_500_000)
     (opened / "run" / "run.json").write_text("{}")
-    assert describe_stamp(stamp(opened / "run")) == "2 traces, 1.5 MB"
+    assert describe_stamp(stamp(opened / "run")) == "2 traces, 1.50 MB"

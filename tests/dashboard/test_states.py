@@ -104,10 +104,8 @@ def test_every_page_in_every_state(opened: Open, tmp_path: Path, state: str) -> 
             assert ("Device activity was not recorded" if unrecorded else NOTHING[page]) in said[0]
             assert drawn == 0
         else:
-            if page == "collectives" and state in ("bare", "GPU without its events"):  # no bandwidth, no wait is known
-                assert (drawn, len(app.dataframe)) == (0, 1)
-            else:
-                assert drawn > 0, page
+            tables = len(app.dataframe) if page == "collectives" else 0  # where no rank is late, few sizes are a table
+            assert drawn + tables > 0, page
             assert not app.error
 
 

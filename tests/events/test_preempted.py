@@ -70,7 +70,7 @@ def test_a_trace_without_counts_does_not_tell(tmp_path: Path) -> None:
     assert run_warnings(run) == ()
     deaf = run_of(tmp_path / "deaf", [op("mm", 0, 9), gloo(3, 5)], manifest={"processor_counts": False})
     assert run_warnings(deaf) == (
-        "the operating system did not tell how long computation waited for a core: such time counts as computation",
+        "the operating system did not report how long computation waited for a core: such time counts as computation",
     )
 
 

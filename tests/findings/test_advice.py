@@ -189,7 +189,7 @@ def test_a_rank_alone_is_advised_as_on_its_summary() -> None:
 
     assert "open all their traces together" in advised["advice"]
     assert advised["sentences"] == [
-        "These traces do not tell what other buckets, or gathering further ahead, would gain."
+        "These traces do not show what other buckets, or gathering further ahead, would gain."
     ]
     assert advised["settings"] == []
 

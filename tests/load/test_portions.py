@@ -243,6 +243,8 @@ def test_a_program_without_a_guard_runs_once(gpu_trace: Path, tmp_path: Path, as
 
 
 ENDLESS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a test run in the background would ignore
 from overlaplab.load import reading
 from overlaplab.load.file import inflate, portions
 reading.WORTH_BYTES, reading._processors, inflate.CHUNK_BYTES = 0, lambda: 2, 1 << 12

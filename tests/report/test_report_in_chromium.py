@@ -56,12 +56,12 @@ def areas(page: Page, tones: Palette) -> list[dict[str, float]]:
 
 def test_all_charts_are_drawn_as_the_figures_say(light: Page) -> None:
     found = areas(light, LIGHT)
-    assert len(found) == 21
+    assert len(found) == 17
     assert all(sum(chart.values()) > 100 for chart in found)
     summary = found[light.evaluate("[...document.querySelectorAll('.chart')].findIndex((e) => e.id === 'run-1-1-4')")]
     # Of each step, 49.5 % are compute only, 15 % hidden, 35 % exposed communication.
     assert summary["compute"] / summary["hidden"] == pytest.approx(49.5 / 15, rel=0.05)
-    assert light.locator("[role=graphics-document][aria-label*='.']").count() == 21
+    assert light.locator("[role=graphics-document][aria-label*='.']").count() == 17
     assert light.locator(".chart").filter(has_text="could not be drawn").count() == 0
 
 

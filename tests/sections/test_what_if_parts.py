@@ -29,7 +29,7 @@ def test_caps_are_compared_with_the_step_of_the_setting_shown() -> None:
     assert run.manifest is not None
     parts = what_if_parts(run, Question(setting=Setting(ranks=64)), recorded_caps(run.manifest, [run.manifest]), None)
     assert parts.advice.startswith("Record with --bucket-cap-mb ")
-    assert " with 64 ranks; in a script:" in parts.advice
+    assert "Predicted gain with 64 ranks: " in parts.advice
 
 
 def test_after_the_first_answer_no_move_of_a_slider_makes_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_larger_units_are_one_play_whoever_asks(name: str) -> None:
     together = f"{action['setting']:g}"
     programs = made_programs(run, Setting(edits=(("larger-units", together),)))
     assert round(mean_step_ns(run, play(programs).all_spans_ns())) == action["step_ns"]
-    apart_ns = units_apart_ns(run, int(together))
+    apart_ns = units_apart_ns(run, int(together), run.manifest.link if run.manifest else None)
     assert (apart_ns > 0) == (name != "torch-fsdp2")
     doubt_ns = gains_miss_ns(run)
     assert doubt_ns is not None

@@ -232,7 +232,7 @@ class TimelineView {
       }
     }
     const legend = this.root.querySelector(".legend");
-    const text = seen.map((parts) => parts.join("")).join() + this.data.dark;
+    const text = `${this.data.id} ${this.data.dark} ${seen.map((parts) => parts.join(""))}`;
     if (text === this.legend) return;
     this.legend = text;
     const groups = seen.map((parts, place) => {
@@ -871,7 +871,8 @@ class TimelineView {
   rankInFocus() {
     const selected = this.event < 0 ? undefined : this.run.lanes[laneOf(this.run, this.event)].rank;
     const shown = this.rows.map(({ lane }) => lane.rank);
-    return [selected, this.data.rank].find((rank) => shown.includes(rank)) ?? shown[0];
+    const [rank] = [selected, this.data.rank, ...shown].filter((each) => shown.includes(each)); // null is a rank, too
+    return rank;
   }
 
   hostInFocus() {
@@ -1017,7 +1018,7 @@ class TimelineView {
     const steps = this.rows.find((row) => row.lane.kind === "steps" && row.lane.rank === lane.rank)?.lane;
     const step = steps === undefined ? -1 : eventNear(run, steps, 0, middle);
     const within = everywhere || step < 0 ? [-Infinity, Infinity] : [run.start[step], run.start[step] + run.length[step]];
-    this.showStretch(lane, longestStretch(stretchesOf(run, lane), ...within), everywhere ? " of the run" : " of the step");
+    this.showStretch(lane, longestStretch(stretchesOf(run, lane), ...within), everywhere || step < 0 ? " of the run" : " of the step");
   }
 
   exposedLane() {

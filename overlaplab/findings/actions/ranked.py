@@ -181,11 +181,12 @@ def _weighed_ns(advised: Advised) -> float:
 def predicted_words(advised: Advised) -> str:
     """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 %) ± 6.2 ms.`"""
     gain = f"{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
-    gain += f", for up to {size_exact(advised.memory_bytes)} more memory on each rank" if advised.memory_bytes else ""
+    memory = advised.memory_bytes
+    takes = f" It takes up to {size_exact(memory)} more memory on each rank." if memory else ""
     if not advised.is_certain:
-        return f"No gain is certain. Most promising: {advised.text}. Predicted gain: {gain}."
+        return f"No gain is certain. Most promising: {advised.text}. Predicted gain: {gain}.{takes}"
     condition = f" {advised.action.condition}" if advised.action.condition else ""
-    return f"Try {advised.text}. Predicted gain{condition}: {gain}."
+    return f"Try {advised.text}. Predicted gain{condition}: {gain}.{takes}"
 
 
 def certainty_words(advised: Advised) -> str:

@@ -66,16 +66,15 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
         return ""
     first = names.iloc[0]
     if first["own_ns"] - first["others_ns"] >= _MOST * longer_ns:
-        calls = (
-            "as many" if _is_equal(first["own"], first["others"]) else f"{first['own']:g} against {first['others']:g}"
-        )
+        alike = _is_equal(first["own"], first["others"])
+        calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
         return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
     longer = names[names["own_ns"] > names["others_ns"]]
     number, others = longer["own"].sum(), longer["others"].sum()
     if _is_equal(number, others):
-        return ". It runs the same operators, and most take longer: larger inputs, or a slower processor"
-    return f". It runs {number:,.0f} operators where the others run {others:,.0f}"
+        return ". It computes the same, and most of that takes longer: larger inputs, or a slower processor"
+    return f". It computes in {number:,.0f} calls, the others in {others:,.0f}"
 
 
 def _is_equal(number: float, others: float) -> bool:

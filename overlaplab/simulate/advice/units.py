@@ -50,7 +50,7 @@ def units_played(run: Run) -> tuple[UnitsPlayed, ...]:
         except StuckError:
             break
         doubt_ns = gains_miss_ns(run)
-        half_ns = None if doubt_ns is None else round(hypot(doubt_ns, units_apart_ns(run, together)))
+        half_ns = None if doubt_ns is None else round(hypot(doubt_ns, units_apart_ns(run, together, link)))
         played.append(UnitsPlayed(together=together, spans_ns=spans_ns, half_ns=half_ns))
     return tuple(played)
 

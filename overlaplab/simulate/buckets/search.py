@@ -184,7 +184,7 @@ class BucketSearch:
         """Each range of caps, the smallest caps first; a first bucket that has a cap of its own stays as it is."""
         first_mb: tuple[float, ...] = ()
         first: Names = ()
-        if self.cut.first_cap is not None:
+        if self.cut.first_cap is not None and self.cut.first_cap < sum(self.cut.sizes.values()):
             first_mb = (self.cut.first_cap / MIB,)
             first = self.cut.cut(self.cut.first_cap, sum(self.cut.sizes.values()))[:1]
         ranges = cap_ranges(self.cut.order[sum(map(len, first)) :], self.cut.sizes)

@@ -121,7 +121,7 @@ def _play_on_cpus(run: Run, setting: Setting) -> _Play:
         predicted_ns=after.all_spans_ns(),
         replayed_ns=before.all_spans_ns(),
         moves=(chain.from_iterable(recorded), chain.from_iterable(programs)),
-        transfers_ns=transfers_miss_ns(run, setting.edits),
+        transfers_ns=transfers_miss_ns(run, setting.edits, setting.link),
     )
 
 

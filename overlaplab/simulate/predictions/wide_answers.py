@@ -39,7 +39,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
         spans_ns=played.spans_ns.T,
         mean_ns=mean_step_ns(run, played, question.setting),
         replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
-        transfers_ns=transfers_miss_ns(run, question.setting.edits),
+        transfers_ns=transfers_miss_ns(run, question.setting.edits, question.setting.link),
         extrapolated=extrapolations(
             device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves
         ),

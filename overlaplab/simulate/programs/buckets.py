@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from statistics import fmean
 
 import numpy as np
@@ -167,7 +168,7 @@ def _ddp_cap(manifest: Manifest | None) -> int | None:
 
 def _first_cap(manifest: Manifest | None) -> int | None:
     first_mb = None if manifest is None or manifest.strategy == "torch-ddp" else manifest.raw.get("first_bucket_mb")
-    return None if first_mb is None else int(first_mb * MIB)
+    return int(first_mb * MIB) if isinstance(first_mb, int | float) and 0 < first_mb < inf else None
 
 
 def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:

@@ -64,9 +64,12 @@ def move_into_the_next(edits: Sequence[EditChoice]) -> bool:
     return any(name in EDITS and EDITS[name].into_the_next for name, _ in edits)
 
 
-def transfers_miss_ns(run: Run, edits: Sequence[EditChoice]) -> int:
-    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown."""
-    return sum(units_apart_ns(run, int(value)) for name, value in edits if name == "larger-units" and value)
+def transfers_miss_ns(run: Run, edits: Sequence[EditChoice], link: Link | None) -> int:
+    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown; `link`:
+    another one than was recorded.
+    """
+    link = link or (run.manifest.link if run.manifest else None)
+    return sum(units_apart_ns(run, int(value), link) for name, value in edits if name == "larger-units" and value)
 
 
 def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link: Link | None) -> tuple[Program, ...]:

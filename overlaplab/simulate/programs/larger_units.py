@@ -24,12 +24,12 @@ def join_units(
     return larger_units(programs, together, partial(takes_ns, transfers(run, run.traces[0], link)), unknown)
 
 
-def units_apart_ns(run: Run, together: int) -> int:
+def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
     """By how much the mean step with so many units as one may be off, as T of larger collectives is unknown: half of
     what the least and the longest differ. 0 where T is known, or nothing can be played.
     """
-    recorded, link = plain_programs(run), run.manifest.link if run.manifest else None
-    if recorded is None:
+    recorded, times = plain_programs(run), transfers(run, run.traces[0], link)
+    if recorded is None or all(times.times_by_size(kind) is not None for kind in ("all_gather", "reduce_scatter")):
         return 0
     ends_ns = []
     for unknown in (0.0, 1.0):

@@ -84,15 +84,15 @@ def test_a_row_of_where_the_time_went_is_one_click_from_the_timeline(page: Page,
 def test_zero3_shows_runs_alone_and_side_by_side(page: Page, address: str) -> None:
     visit(page, address, "zero3", "ahead")
     assert page.get_by_text("7 gathers and 7 frees of 4 layers").is_visible()
-    assert page.locator("[data-testid=stVegaLiteChart]").count() == 4  # waits, reduce-scatters, memory, schedule
-    alone = drawn(page, number=3)
+    assert page.locator("[data-testid=stVegaLiteChart]").count() == 4  # schedule, memory, waits, reduce-scatters
+    alone = drawn(page, number=0)
     # Of 7 gathers of layers, 1.8 ms each, 2.7 ms are waited for; each layer computes 3 ms in its backward pass.
     assert alone["gather"] > alone["exposed"] > 50
     assert alone["compute"] > 500
     pick(page, "against", "serial")
     assert page.get_by_text("Prefetching hides 14.1 ms of gathering per step.").is_visible()
     assert page.locator("[data-testid=stVegaLiteChart]").count() == 6
-    ahead, serial = (drawn(page, number=chart) for chart in (4, 5))
+    ahead, serial = (drawn(page, number=chart) for chart in (0, 1))
     assert serial["exposed"] > 3 * ahead["exposed"]
     for chart in page.locator("[data-testid=stVegaLiteChart]").all():
         box = chart.bounding_box()

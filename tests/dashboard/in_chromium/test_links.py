@@ -85,28 +85,28 @@ def test_what_was_chosen_is_marked_on_the_timeline(page: Page, address: str) -> 
 
 
 def test_charts_are_taken_away_as_png_and_csv(page: Page, address: str) -> None:
-    visit(page, address, "collectives", query="run=bucketed")
+    visit(page, address, "buckets", query="run=bucketed")
     for kind in ("PNG", "CSV"):
         with page.expect_download() as waited:
-            page.locator(".st-key-downloads_late_ranks").get_by_text(f"Download {kind}").click()
+            page.locator(".st-key-downloads_buckets_chart").get_by_text(f"Download {kind}").click()
         content = Path(waited.value.path()).read_bytes()
-        assert waited.value.suggested_filename == f"bucketed_late_ranks.{kind.lower()}"
+        assert waited.value.suggested_filename == f"bucketed_buckets_chart.{kind.lower()}"
         if kind == "PNG":
             assert content.startswith(b"\x89PNG")
             assert struct.unpack(">I", content[16:20])[0] >= 2200
         else:
             rows = list(csv.DictReader(io.StringIO(content.decode())))
-            assert {row["rank"] for row in rows} == {"0", "1"}
-            assert {"came last", "others waited (ns)"} <= set(rows[0])
+            assert {row["rank"] for row in rows} == {"0"}
+            assert {"bucket", "exposed (ns)"} <= set(rows[0])
 
 
 def test_charts_and_controls_say_what_they_are(page: Page, address: str) -> None:
     """To those who do not see them."""
-    visit(page, address, "collectives", query="run=bucketed")
+    visit(page, address, "buckets", query="run=bucketed")
     said = page.locator("[data-testid=stVegaLiteChart][aria-label]").evaluate_all(
         "(found) => found.map((one) => one.getAttribute('aria-label'))"
     )
-    assert any("how long others waited for it" in text for text in said)
+    assert any("in launch order on a time axis" in text for text in said)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_the_recommendation_says_what_memory_it_takes() -> None:
     assert diagnosis is not None
     first = diagnosis.actions[0]
     assert first.memory_bytes
-    assert f"for up to {size_exact(first.memory_bytes)} more memory on each rank" in diagnosis.advice
+    assert f"It takes up to {size_exact(first.memory_bytes)} more memory on each rank." in diagnosis.advice
 
 
 def test_names_are_texts_or_none_beside_others() -> None:
