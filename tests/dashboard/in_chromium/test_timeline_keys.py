@@ -87,8 +87,8 @@ def test_buttons_do_the_same_as_keys(stage: Page) -> None:
     for name, words in (
         ("Next exposed stretch", "1 of 3, rank 0: 100 µs"),
         ("Previous exposed stretch", "3 of 3, rank 0: 50 µs"),
-        ("Longest of step", "longest of the step, rank 0: 50 µs"),  # step 1 begins in the middle
-        ("of run", "longest of the run, rank 0: 300 µs"),
+        ("Longest exposed stretch of the step", "longest of the step, rank 0: 50 µs"),  # step 1 begins in the middle
+        ("Longest exposed stretch of the run", "longest of the run, rank 0: 300 µs"),
     ):
         page.get_by_role("button", name=name, exact=True).click()
         assert stretch(page) == words
