@@ -65,7 +65,7 @@ def window_section(
             *why,
             tables.kernels_rows(chosen.kernels),
         ],
-        advice="",  # the page's head has it
+        advice=(),  # the page's head has it
     )
 
 
