@@ -22,7 +22,7 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.passes import pass_labels
-from overlaplab.intervals import Intervals, clip, intersect, subtract, total, union
+from overlaplab.intervals import Intervals, clip, intersect, lengths_within, subtract, total, union
 from overlaplab.vocabulary import Rule
 
 MIN_LATE_SHARE = 0.8
@@ -128,9 +128,7 @@ def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
     if "kernels" not in phase:
         spans = [(label.start_ns, label.end_ns) for label in pass_labels(trace) if label.word == phase]
         passes = union([start for start, _ in spans], [end for _, end in spans])
-        place = np.searchsorted(passes[:, 0], starts, side="right") - 1
-        inside &= place >= 0
-        inside[inside] = starts[inside] < passes[:, 1][place[inside]]
+        inside &= lengths_within(passes, starts, starts + 1) > 0
     names = trace.events["name"].astype(object).to_numpy()[events["event"].to_numpy()[inside]]
     took = (events["end_ns"] - events["start_ns"]).to_numpy()[inside]
     sums = pd.Series(took).groupby(names).agg(["sum", "size"]) / max(len(windows), 1)

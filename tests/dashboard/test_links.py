@@ -98,10 +98,10 @@ def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPat
         ("a/", ["a"]),
         ("sweep", ["sweep/cap-1", "sweep/cap-4"]),
         ("traces/sweep/", ["sweep/cap-1", "sweep/cap-4"]),
-        ("work/traces/sweep/cap-4", ["sweep/cap-4"]),
-        ("/work/traces/a", ["a"]),
+        ("home/me/traces/sweep/cap-4", ["sweep/cap-4"]),
+        ("/home/me/traces/a", ["a"]),
         ("traces", ["a", "sweep/cap-1", "sweep/cap-4"]),
-        ("/work", []),
+        ("/home", []),
         ("other/sweep", []),
         ("sweep/cap", []),
         ("../a", []),
@@ -109,7 +109,7 @@ def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_runs_that_a_link_means(text: str, meant: list[str]) -> None:
-    assert find_meant(text, ["a", "sweep/cap-1", "sweep/cap-4"], Path("/work/traces")) == meant
+    assert find_meant(text, ["a", "sweep/cap-1", "sweep/cap-4"], Path("/home/me/traces")) == meant
 
 
 def test_what_a_link_names_is_said_unless_it_could_be_no_name() -> None:

@@ -99,7 +99,7 @@ SITUATIONS = (
         remedied=("--strategy", "bucketed", "--link", SLOW_TO_ANSWER, *SLEEP, "--bucket-cap-mb", "SETTING"),
         label="waited for at once (blocking)",
         page="Timeline",
-        shown=" ms waited for at once",
+        shown="waited for at once (blocking)",
         advice="strategy bucketed with bucket_cap_mb {setting:g}",
         remedy="cap",
     ),

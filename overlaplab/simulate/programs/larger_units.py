@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from overlaplab.events import Run, missing_ranks
+from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits.units import larger_units
@@ -28,6 +28,19 @@ def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
     """By how much the mean step with so many units as one may be off, as T of larger collectives is unknown: half of
     what the least and the longest differ. 0 where T is known, or nothing can be played.
     """
+    by_units = _apart_by_units(run)
+    if (together, link) not in by_units:
+        by_units[together, link] = _play_both(run, together, link)
+    return by_units[together, link]
+
+
+@once_per_run
+def _apart_by_units(_run: Run) -> dict[tuple[int, Link | None], int]:
+    """What `units_apart_ns` was asked for: a slider asks again with each move."""
+    return {}
+
+
+def _play_both(run: Run, together: int, link: Link | None) -> int:
     recorded, times = plain_programs(run), transfers(run, run.traces[0], link)
     if recorded is None or all(times.times_by_size(kind) is not None for kind in ("all_gather", "reduce_scatter")):
         return 0
