@@ -169,6 +169,7 @@ def diagnose(
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
     elif best is not None and not waits_for_cores(idled):
+        other += _answered(shares, best)
         advice, gain_ns = predicted_words(best), best.gain_ns
     else:
         advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
@@ -371,6 +372,14 @@ def _cause_sentence(share: CauseShare, time: str) -> str:
     """`For 2.0 ms of it, the rank waited for rank 3 (bucket 1).`"""
     where = f" ({share.what})" if share.rows["collective"].notna().any() else ""
     return sentence(f"{_clause(share, time)}{where}")
+
+
+def _answered(shares: tuple[CauseShare, ...], best: Advised) -> str:
+    """What the recommended action is against, where the headline is about something else; empty for no cause."""
+    first = next((each for each in shares if best.action.answers(each.cause, overhead=each.overhead)), None)
+    if first is None:
+        return ""
+    return " " + _cause_sentence(first, ms(first.exposed_ns)).replace(" of it,", " of exposed communication,", 1)
 
 
 def _clause(share: CauseShare, time: str) -> str:

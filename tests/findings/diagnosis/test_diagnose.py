@@ -167,6 +167,7 @@ def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_sa
     causes = exposed_rows((0, 1, "compute gap", 28, None), (0, 1, "tail", 2, None))
     found = diagnosed(causes, gains=gains(("no_pause", None, 40)))
     assert found.headline.startswith("Communication is not the problem")
+    assert found.headline.endswith(". For 28.0 ms of exposed communication, the host paused (bucket 0).")
     assert found.advice.startswith("Try finding what blocks the host")
     assert found.advice.endswith("Predicted gain: 40.0 ms per step (40\u00a0%).")
     assert (found.gain_ns, found.is_problem) == (40 * MS, False)
