@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,35 +121,14 @@ def main(
     """Record the loop."""
     sys.setswitchinterval(1e-4)
     process_group.register()
-    emulation = process_group.Emulation(link=Link(bandwidth_gbps=BANDWIDTH_GBPS, latency_us=LATENCY_US))
+    link = Link(bandwidth_gbps=BANDWIDTH_GBPS, latency_us=3000.0 if loop == "small-buckets" else LATENCY_US)
+    emulation = process_group.Emulation(link=link)
     dist.init_process_group(process_group.BACKEND, timeout=timedelta(seconds=60), pg_options=emulation)
     torch.set_num_threads(1)
-    late = dist.get_rank() == 1
-    clock = SleepClock(None)
-    slower = 1.4 if loop == "late-rank" and late and not mended else 1.0
-    layers: list[nn.Module] = [
-        Layer(f"layer{n}", clock, slower=slower, syncs=loop == "sync-batch-norm" and not mended) for n in range(LAYERS)
-    ]
-    if loop == "large-embedding":
-        layers[0] = Layer("embedding", clock, elements=400_000)
-        layers[0].requires_grad_(not mended)
-    model: nn.Module = nn.Sequential(*layers)
-    cap = 25 if loop == "one-bucket" and not mended else 0.12
-    unordered = loop == "registration-order"
-    if unordered:
-        model = Backwards(layers)
-    sharded = loop == "units-microbatches"
-    ddp = (
-        fully_sharded(model)
-        if sharded
-        else DistributedDataParallel(model, bucket_cap_mb=cap, find_unused_parameters=unordered and not mended)
-    )
-    if loop == "full-precision" and mended:
-        ddp.register_comm_hook(None, fp16_compress_hook)
+    model = make_model(loop, mended=mended)
+    ddp = parallel(loop, model, mended=mended)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-    loads = {"loader-of-one": 40.0 * late, "loader-of-all": 40.0}.get(loop)
-    workers = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
-    items = iter(DataLoader(SlowItems(loads), batch_size=1, **workers)) if loads is not None else None
+    items = loader(loop, mended=mended)
     with Recorder(out, ddp, steps=STEPS) as recorder:
         for number in range(STEPS + 3):
             if loop == "lengths":  # one rank's input is 1.4 times as long, the other one's in the next step
@@ -160,18 +140,86 @@ def main(
             train(loop, ddp, mended=mended)
             optimizer.step()
             optimizer.zero_grad()
-            if loop == "saving" and not mended:
-                with torch.profiler.record_function("saving"):
-                    time.sleep(0.03)
+            if not mended:
+                after_the_step(loop, number)
             recorder.step()
     dist.destroy_process_group()
 
 
-def fully_sharded(model: nn.Sequential) -> nn.Module:
-    """With a unit for each layer."""
-    for layer in model:
-        fully_shard(layer)
+def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
+    """The layers, asleep."""
+    clock = SleepClock(None)
+    slower = 1.4 if loop == "late-rank" and dist.get_rank() == 1 and not mended else 1.0
+    slower = {"no-problem": 4.0, "small-buckets": 1 / 3, "tiny-units": 1 / 3}.get(loop, slower)
+    elements = {"small-buckets": 5_000, "tiny-units": 8_000}.get(loop, 25_000)
+    syncs = loop == "sync-batch-norm" and not mended
+    count = 3 * LAYERS if loop in ("small-buckets", "tiny-units") else LAYERS
+    layers: list[nn.Module] = [
+        Layer(f"layer{n}", clock, elements=elements, slower=slower, syncs=syncs) for n in range(count)
+    ]
+    if loop == "large-embedding":
+        layers[0] = Layer("embedding", clock, elements=400_000)
+        layers[0].requires_grad_(not mended)
+    if loop == "tiny-units" and mended:
+        layers = [nn.Sequential(*layers[first : first + 3]) for first in range(0, count, 3)]
+    if loop == "broadcast-buffers":
+        layers[0].register_buffer("statistics", torch.zeros(100_000))
+    return Backwards(layers) if loop == "registration-order" else nn.Sequential(*layers)
+
+
+def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn.Module:
+    """The model as the loop's ranks train it together; some do so by hand."""
+    if isinstance(model, nn.Sequential) and loop in ("units-microbatches", "tiny-units", "root-only", "late-gathers"):
+        return fully_sharded(
+            model, root_only=loop == "root-only" and not mended, ahead=loop == "late-gathers" and mended
+        )
+    if loop in ("after-backward", "blocking-hooks") and not mended:
+        if loop == "blocking-hooks":
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda own: dist.all_reduce(own.grad))
+        return model
+    caps = {"one-bucket": 25, "small-buckets": 0.01} if not mended else {"small-buckets": 0.06}
+    ddp = DistributedDataParallel(
+        model,
+        bucket_cap_mb=caps.get(loop, 0.12),
+        find_unused_parameters=loop == "registration-order" and not mended,
+        broadcast_buffers=not mended,
+    )
+    if loop == "full-precision" and mended:
+        ddp.register_comm_hook(None, fp16_compress_hook)
+    return ddp
+
+
+def fully_sharded(model: nn.Sequential, *, root_only: bool, ahead: bool) -> nn.Module:
+    """With a unit for each layer, or one for all of them; whether units are gathered ahead in the forward pass."""
+    if not root_only:
+        for layer in model:
+            fully_shard(layer)
+        for layer, following in pairwise(model):
+            if ahead:
+                layer.set_modules_to_forward_prefetch([following])
     return fully_shard(model)
+
+
+def loader(loop: str, *, mended: bool) -> Iterator[torch.Tensor] | None:
+    """What gives the steps their items, if anything does."""
+    loads = {"loader-of-one": 40.0 * dist.get_rank(), "loader-of-all": 40.0}.get(loop)
+    workers = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
+    return None if loads is None else iter(DataLoader(SlowItems(loads), batch_size=1, **workers))
+
+
+def after_the_step(loop: str, number: int) -> None:
+    """What the loop does between the optimizer's step and the next one's forward pass."""
+    saves = {
+        "saving": 0.03,
+        "saving-of-one": 0.03 * (dist.get_rank() == 0),
+        "saving-each-third": 0.09 * (number % 3 == 0),
+    }.get(loop, 0.0)
+    if saves:
+        with torch.profiler.record_function("saving"):
+            time.sleep(saves)
+    if loop == "pause" or (loop == "pause-of-one" and dist.get_rank() == 0):
+        time.sleep(0.03)
 
 
 def train(loop: str, ddp: nn.Module, *, mended: bool) -> None:
@@ -194,10 +242,16 @@ def train(loop: str, ddp: nn.Module, *, mended: bool) -> None:
         features = dist.all_reduce(torch.ones(50_000), async_op=True)
     if features is not None:
         features.wait()
+    if loop == "after-backward" and not mended:
+        for parameter in ddp.parameters():
+            dist.all_reduce(parameter.grad)
+    if loop == "gradient-norms":
+        for _ in range(1 if mended else 20):
+            dist.all_reduce(torch.ones(1))
 
 
 def all_reduced_metrics(loop: str, *, mended: bool) -> Iterator[Any]:
-    """Six, between the passes: one after the other, or all under way at once, or stacked."""
+    """Several, between the passes: one after the other, or all under way at once, or stacked."""
     if loop == "metrics":
         for _ in range(6):
             work = dist.all_reduce(torch.ones(1), async_op=True)
@@ -205,6 +259,10 @@ def all_reduced_metrics(loop: str, *, mended: bool) -> Iterator[Any]:
                 yield work
             else:
                 work.wait()
+    elif loop == "gathered-objects":
+        values: list[dict[str, float]] = [{}, {}]
+        for _ in range(1 if mended else 10):
+            dist.all_gather_object(values, {"loss": 1.0})
     elif loop == "metrics-apart" and mended:
         dist.all_reduce(torch.ones(6))
     elif loop == "metrics-apart":

@@ -3,9 +3,10 @@
     python benchmarks/edits.py OUT [--recordings 3] [--only LOOP]
     python benchmarks/edits.py OUT --gpu      loops that `_gpu_loops.py` recorded on one GPU into OUT
 
-Each loop is recorded with its fault and without it, in turn. A line for each edit: the gain predicted from each
-recording with the fault, and the recorded one, medians in ms per step; the loop's step; and whether they differ by no
-more than a fifth of the gain or 2 % of the step. Run it on an idle machine. On a GPU it is compared with the gain of
+Each loop is recorded with its fault and without it, in turn. A line says in how many recordings with the fault the
+first advice is right, which gains it predicts, and what was gained. Then a line for each edit: the gain predicted from
+each recording with the fault, and the recorded one, medians in ms per step; the loop's step; and whether they differ by
+no more than a fifth of the gain or 2 % of the step. Run it on an idle machine. On a GPU it is compared with the gain of
 steps that nothing records, which follows: recorded steps hold what the profiler costs a host that is not ahead of its
 device.
 """
@@ -13,6 +14,7 @@ device.
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated
@@ -24,35 +26,70 @@ from overlaplab.simulate import undisturbed_spans_ns
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A training loop with a fault."""
+
+    advice: tuple[str, ...]
+    """What the first advice names; any of these is right."""
+    settings: tuple[Setting, ...] = ()
+    """What answers the fault, as `predict` takes it."""
+
+
+def edited(*advice: str, edit: str, value: str | None = None) -> Loop:
+    """A loop whose fault this edit answers."""
+    return Loop(advice, (Setting(edits=((edit, value),)),))
+
+
+SAVING = ("saving",)
+LOADING = ("num_workers",)
 LOOPS = {
-    "microbatches": [Setting(edits=(("last-pass", None),))],
-    "units-microbatches": [Setting(edits=(("last-pass", None),))],
-    "metrics": [Setting(edits=(("async", None),))],
-    "metrics-apart": [Setting(edits=(("merge", None),))],
-    "loader-of-one": [Setting(edits=(("without-host-work", "enumerate(DataLoader)"),))],
-    "loader-of-all": [Setting(edits=(("without-host-work", "enumerate(DataLoader)"),))],
-    "saving": [Setting(edits=(("without-host-work", "saving"),)), Setting(edits=(("no-pause", None),))],
-    "late-rank": [Setting(edits=(("balance", "1"),))],
-    "late-features": [Setting(edits=(("early", None),))],
-    "large-embedding": [Setting(without_parameter="0.weight")],
-    "full-precision": [Setting(edits=(("half-bytes", None),))],
-    "sync-batch-norm": [Setting(edits=(("leave-out", None),))],
-    "lengths": [Setting(edits=(("even-work", None),))],
-    "registration-order": [Setting(edits=(("arrival-order", None),))],
-    "one-bucket": [Setting(bucket_cap_mb=0.12)],
+    "microbatches": edited("no_sync", edit="last-pass"),
+    "units-microbatches": edited("set_requires_gradient_sync", edit="last-pass"),
+    "metrics": edited("async_op=True", edit="async"),
+    "metrics-apart": edited("async_op=True", "in place of", edit="merge"),
+    "loader-of-one": edited(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
+    "loader-of-all": edited(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
+    "saving": Loop(
+        SAVING, tuple(Setting(edits=(edit,)) for edit in (("without-host-work", "saving"), ("no-pause", None)))
+    ),
+    "late-rank": edited("rank 1 as fast", edit="balance", value="1"),
+    "late-features": edited("at the start of the step", edit="early"),
+    "large-embedding": Loop(("freezing 0.weight",), (Setting(without_parameter="0.weight"),)),
+    "full-precision": edited("half the bytes", edit="half-bytes"),
+    "sync-batch-norm": edited("doing without", edit="leave-out"),
+    "lengths": edited("equal length", edit="even-work"),
+    "registration-order": edited("find_unused_parameters=False", edit="arrival-order"),
+    "one-bucket": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.12),)),
+    "small-buckets": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.06),)),
+    "blocking-hooks": Loop(("DistributedDataParallel", "async_op=True")),
+    "after-backward": Loop(("DistributedDataParallel",)),
+    "late-gathers": Loop(("set_modules_to_forward_prefetch",)),
+    "root-only": Loop(("fully_shard on each",)),
+    "tiny-units": edited("larger units", edit="larger-units", value="3"),
+    "pause": edited("what blocks the host", edit="no-pause"),
+    "pause-of-one": edited("what blocks the host", "rank 0", edit="balance", value="0"),
+    "saving-of-one": edited(*SAVING, "rank 0", edit="without-host-work", value="saving"),
+    "saving-each-third": edited(*SAVING, edit="without-host-work", value="saving"),
+    "gradient-norms": edited("in place of", "async_op=True", edit="merge"),
+    "gathered-objects": edited("all-gathers", edit="merge"),
+    "broadcast-buffers": edited("broadcast_buffers=False", edit="leave-out"),
+    "no-problem": Loop(("What is left is computation", "Nothing", "No known remedy")),
 }
+"""What is right was written down before anything was recorded of the loops from `small-buckets` on."""
 
 LOOPS_ON_GPU = {
-    "launches": [Setting(edits=(("no-launch-overhead", None),))],
-    "saving": [Setting(edits=(("without-host-work", "saving"),))],
-    "pause": [Setting(edits=(("no-pause", None),))],
-    "loader": [Setting(edits=(("without-host-work", "enumerate(DataLoader)"),))],
-    "microbatches": [Setting(edits=(("last-pass", None),))],
-    "units-microbatches": [Setting(edits=(("last-pass", None),))],
-    "full-precision": [Setting(edits=(("half-bytes", None),))],
-    "one-bucket": [Setting(bucket_cap_mb=25)],
-    "small-buckets": [Setting(bucket_cap_mb=25)],
-    "norms": [Setting(edits=(("no-device-waits", None),))],
+    "launches": edited("fewer launches", edit="no-launch-overhead"),
+    "saving": edited(*SAVING, edit="without-host-work", value="saving"),
+    "pause": edited("what blocks the host", edit="no-pause"),
+    "loader": edited(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
+    "microbatches": edited("no_sync", edit="last-pass"),
+    "units-microbatches": edited("set_requires_gradient_sync", edit="last-pass"),
+    "full-precision": edited("half the bytes", edit="half-bytes"),
+    "one-bucket": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
+    "small-buckets": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
+    "norms": edited("no synchronisation", edit="no-device-waits"),
 }
 SIDES = ("-faulty-", "-mended-")
 
@@ -64,7 +101,7 @@ def main(
     gpu: Annotated[bool, typer.Option("--gpu", help="Those that `_gpu_loops.py` recorded into OUT.")] = False,
 ) -> None:
     """Record, predict, compare."""
-    for loop, settings in (LOOPS_ON_GPU if gpu else LOOPS).items():
+    for loop, answer in (LOOPS_ON_GPU if gpu else LOOPS).items():
         if only not in (None, loop):
             continue
         if gpu:
@@ -74,8 +111,12 @@ def main(
             ]
         else:
             pairs = [[record(loop, out, number, mended) for mended in (False, True)] for number in range(recordings)]
-        for setting in settings if pairs else ():
-            print(line(loop, setting, pairs, unrecorded_step_ms(out, loop) if gpu else None), flush=True)
+        if not pairs:
+            continue
+        unrecorded = unrecorded_step_ms(out, loop) if gpu else None
+        print(advised(loop, answer, pairs), flush=True)
+        for setting in answer.settings:
+            print(line(loop, setting, pairs, unrecorded), flush=True)
 
 
 def unrecorded_step_ms(out: Path, loop: str) -> tuple[float, float]:
@@ -96,6 +137,26 @@ def record(loop: str, out: Path, number: int, mended: bool) -> overlaplab.Run:
     return overlaplab.load_run(folder)
 
 
+def advised(loop: str, answer: Loop, pairs: list[list[overlaplab.Run]]) -> str:
+    """In how many recordings with the fault the first advice is right, the gains it predicts, and what was recorded."""
+    found = [overlaplab.diagnosis(faulty) for faulty, _ in pairs]
+    advice = [each.advice if each is not None else "" for each in found]
+    right = sum(any(words in text for words in answer.advice) for text in advice)
+    gains = ", ".join(f"{(each.gain_ns or 0) / 1e6:.1f}" for each in found if each is not None)
+    before, after = recorded_steps_ms(pairs)
+    return (
+        f"advice right in {right} of {len(pairs)}: {loop}, predicted {gains}  recorded {before - after:.1f}"
+        f"  of {before:.1f}: {' | '.join(sorted(set(advice)))}"
+    )
+
+
+def recorded_steps_ms(pairs: list[list[overlaplab.Run]]) -> tuple[float, float]:
+    """A step with the fault and without."""
+    steps = [[fmean(undisturbed_spans_ns(run).mean(axis=0)) / 1e6 for run in runs] for runs in pairs]
+    before, after = (median(column) for column in zip(*steps, strict=True))
+    return before, after
+
+
 def line(
     loop: str, setting: Setting, pairs: list[list[overlaplab.Run]], bare: tuple[float, float] | None = None
 ) -> str:
@@ -104,8 +165,7 @@ def line(
     for faulty, _ in pairs:
         edited, as_is = predict(faulty, setting), predict(faulty, Setting())
         predicted.append((as_is.step_ns - edited.step_ns) / 1e6)
-    steps = [[fmean(undisturbed_spans_ns(run).mean(axis=0)) / 1e6 for run in runs] for runs in pairs]
-    before, after = (median(column) for column in zip(*steps, strict=True))
+    before, after = recorded_steps_ms(pairs)
     gain, recorded = median(predicted), before - after
     real, step = (recorded, before) if bare is None else (bare[0] - bare[1], bare[0])
     close = abs(gain - real) <= max(0.2 * abs(real), 0.02 * step)

@@ -14,6 +14,7 @@ import sys
 from itertools import permutations, product
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import typer
 
@@ -55,20 +56,26 @@ REPLICATED = (
 )
 
 
-def main(out: Path, several: bool = False) -> None:
+def main(
+    out: Path,
+    several: bool = False,
+    settings: Annotated[int, typer.Option(min=2, help="How many, without --several.")] = len(SETTINGS),
+) -> None:
     """Record, predict, compare."""
     if several:
         _compare({setting: record(setting, out / name(setting), *SMALL) for setting in SEVERAL})
         mesh = ("--dp", "2", "--pp", "2")
         _compare({setting: record(setting, out / f"dp-{name(setting)}", *SMALL, *mesh) for setting in REPLICATED})
         return
-    runs = {setting: recording(setting, out / name(setting)) for setting in SETTINGS}
+    runs = {setting: recording(setting, out / name(setting)) for setting in SETTINGS[:settings]}
     errors = []
-    for source, target in permutations(SETTINGS, 2):
+    for source, target in permutations(runs, 2):
         predicted, really = predict(runs[source], target).step_ns, fmean(measured_steps(runs[target]))
         errors.append(predicted / really - 1)
         print(f"{predicted / 1e6:8.1f} {really / 1e6:8.1f} ms {errors[-1]:+7.2%}  {name(source)} → {name(target)}")
     print(f"mean {fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}")
+    if len(runs) < len(SETTINGS):
+        return
     played = pipeline_remedies(runs[SETTINGS[3]])
     twice = played[(played["remedy"] == "microbatches") & (played["setting"] == "16")]["step_ns"].item()
     halved = recording(SETTINGS[6], out / "halved", "5ms,10ms,1ms", "--batch", "2")

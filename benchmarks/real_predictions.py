@@ -49,19 +49,24 @@ SETTINGS = (
 )
 
 
-def main(out: Path, repeats: Annotated[int, typer.Option(help="Recordings of each setting.")] = 3) -> None:
+def main(
+    out: Path,
+    repeats: Annotated[int, typer.Option(min=2, help="Recordings of each setting.")] = 3,
+    targets: Annotated[int, typer.Option(min=3, help="How many settings.")] = len(SETTINGS),
+) -> None:
     """Record, predict, record, compare."""
+    settings = SETTINGS[:targets]
     source = record_undisturbed(SOURCE, out / "source")
-    predicted = [predict(source, setting) for setting in SETTINGS]
+    predicted = [predict(source, setting) for setting in settings]
     (out / "predicted.json").write_text(json.dumps([[p.step_ns, p.interval.half_ns] for p in predicted]))
-    runs: list[list[overlaplab.Run]] = [[] for _ in SETTINGS]
-    order = [number for number in range(len(SETTINGS)) for _ in range(repeats)]
+    runs: list[list[overlaplab.Run]] = [[] for _ in settings]
+    order = [number for number in range(len(settings)) for _ in range(repeats)]
     random.Random(0).shuffle(order)
     for number in order:
-        runs[number].append(record_undisturbed(SETTINGS[number], out / f"{number}-{len(runs[number])}"))
+        runs[number].append(record_undisturbed(settings[number], out / f"{number}-{len(runs[number])}"))
     steps_ns = [[fmean(measured_steps(run)) for run in recordings] for recordings in runs]
     inside, errors, beyond = [], [], []
-    for setting, expected, recorded in zip(SETTINGS, predicted, steps_ns, strict=True):
+    for setting, expected, recorded in zip(settings, predicted, steps_ns, strict=True):
         mean, half_range = fmean(recorded), (max(recorded) - min(recorded)) / 2
         inside += [holds(expected, recorded_ns) for recorded_ns in recorded]
         errors.append(expected.step_ns / mean - 1)
@@ -83,8 +88,8 @@ def main(out: Path, repeats: Annotated[int, typer.Option(help="Recordings of eac
     )
     again = [
         holds(expected, fmean(measured_steps(run)))
-        for other in runs[SETTINGS.index(SOURCE)]
-        for setting, recordings in zip(SETTINGS, runs, strict=True)
+        for other in runs[settings.index(SOURCE)]
+        for setting, recordings in zip(settings, runs, strict=True)
         for expected in [predict(other, setting)]
         for run in recordings
         if run is not other

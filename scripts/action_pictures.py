@@ -1,8 +1,10 @@
 """Draw a step before and after each action into docs/actions, from tests/situations and traces.
 
-python scripts/action_pictures.py
+python scripts/action_pictures.py            # all of them
+python scripts/action_pictures.py cap merge  # of these actions
 """
 
+import sys
 from pathlib import Path
 
 from overlaplab import load_run
@@ -37,11 +39,11 @@ ROOMS = (ROOT / "tests" / "situations" / "recorded", ROOT / "traces" / "h100" / 
 """Where recordings are."""
 
 
-def main() -> None:
-    """Draw them all."""
-    folder = ROOT / "docs" / "actions"
+def main(actions: list[str], folder: Path = ROOT / "docs" / "actions") -> None:
+    """Draw them."""
     folder.mkdir(exist_ok=True)
-    for action, (recording, setting) in PICTURES.items():
+    for action in actions or PICTURES:
+        recording, setting = PICTURES[action]
         run = load_run(next(room / recording for room in ROOMS if (room / recording).exists()))
         assert run.manifest is not None
         seen = recorded_caps(run.manifest, ())
@@ -50,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

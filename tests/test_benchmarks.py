@@ -1,34 +1,94 @@
-"""Benchmarks run: each once, with tiny sizes; what they print is a ratio of every pair."""
+"""Benchmarks and scripts run: each once, with tiny sizes, as a command."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from loaded_script import script
 
 ROOT = Path(__file__).parents[1]
-TINY = "--layers 1 --width 16 --seq 4 --batch 2 --pairs 1"
+TINY = "--layers 1 --width 16 --seq 4 --batch 2"
+PAIRS = r"pairs; medians "
+PREDICTED = r"ms [+-]\d+\.\d\d%"
+
+COMMANDS = [
+    ("advised_caps.py {out} --settings 1", r"1 of|ms"),
+    (f"commands.py {ROOT} --only schedule --pairs 1", rf"schedule.*{PAIRS}"),
+    ("dashboard.py --events 4000 --ranks 2 --rounds 1 --folder {out}", "first picture"),
+    ("edits.py {out} --recordings 1 --only metrics", "advice right in [01] of 1: metrics(.|\n)*(ok |OFF) metrics"),
+    (f"engine_cost.py step-time {TINY} --pairs 1", PAIRS),
+    (f"engine_cost.py recording {TINY} --pairs 1", PAIRS),
+    (f"engine_cost.py labels {TINY} --pairs 1", PAIRS),
+    ("live.py --steps 2000 --ranks 2", "sentences"),
+    ("load.py --events 6000 --rounds 1 --folder {out}", "time"),
+    ("pipelines.py {out} --settings 2", PREDICTED),
+    ("predictions.py {out} --targets 1", PREDICTED),
+    ("ranks.py --sizes 2,4 --folder {out}", "4 ranks"),
+    ("real_predictions.py {out} --targets 3 --repeats 2", r"inside: \d of 6"),
+    (f"replay.py {ROOT}/traces/bucketed", "bucketed"),
+    ("server.py {out}", "8 ranks"),
+    (f"users.py --users 1 --turns 1 --folder {ROOT}/traces", "median"),
+    (f"watching.py cost {TINY} --blocks 2 --block 4", "watched ÷ not"),
+    (f"watching.py exposed {TINY} --repeats 1", "zero3"),
+    ("what_if.py", "ms"),
+    (f"zero3_cost.py {TINY} --pairs 1 --checkpointing all", rf"step time.*{PAIRS}(.|\n)*peak memory.*{PAIRS}"),
+    ("../scripts/busy_figures.py --out {out} --rounds 1", "busy: [01] of 1 recordings marked"),
+    (
+        f"../scripts/screenshots.py {ROOT}/traces {{out}} --run bucketed --pages buckets --themes light --width 1024",
+        "png",
+    ),
+    ("../scripts/link_figures.py 1", "[01] of 1 demos attained"),
+]
+"""What is run in benchmarks/, and what it prints."""
+
+DISTURBED = "machine was busy|not attain|late"
+"""Why a benchmark may refuse what it recorded beside other tests."""
+
+ELSEWHERE = {
+    "action_pictures.py": "tests/test_benchmarks.py",
+    "columns.py": "tests/test_columns.py",
+    "demo.py": "Makefile",  # which link_figures.py calls
+    "golden.py": "tests/test_golden.py",
+    "gpu.py": "tests/scripts/test_gpu_scripts.py",
+    "gpu_probe.py": "tests/scripts/test_gpu_probe.py",
+    "gpu_tests.py": "tests/scripts/test_gpu_tests.py",
+    "notebooks.py": "tests/test_notebooks.py",
+    "record_gpu_samples.py": "tests/scripts/test_gpu_scripts.py",
+    "schemas.py": "tests/cli/test_schemas.py",
+}
+"""Which other tests run a script."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "options", "lines"),
-    [
-        ("commands.py", f"{ROOT} --only schedule --pairs 1", ["schedule"]),
-        ("zero3_cost.py", f"{TINY} --checkpointing all", ["step time", "peak memory"]),
-    ],
-)
-def test_a_benchmark_prints_its_ratios(script: str, options: str, lines: list[str]) -> None:
+@pytest.mark.parametrize(("command", "prints"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_a_benchmark_prints_its_figures(command: str, prints: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, f"benchmarks/{script}", *options.split()],
-        cwd=ROOT,
+        [sys.executable, *command.format(out=tmp_path / "out").split()],
+        cwd=ROOT / "benchmarks",
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}"},
         capture_output=True,
         text=True,
     )
+    if done.returncode and re.search(DISTURBED, done.stderr):
+        return
     assert done.returncode == 0, done.stderr
-    printed = [line for line in done.stdout.splitlines() if " pairs; medians " in line]
-    assert [line.partition(",")[0].partition(":")[0] for line in printed] == lines
+    assert re.search(prints, done.stdout), done.stdout
+
+
+@pytest.mark.slow
+def test_the_picture_of_an_action_is_drawn(tmp_path: Path) -> None:
+    script("scripts/action_pictures.py").main(["merge"], tmp_path)
+    assert (tmp_path / "merge.svg").read_text() == (ROOT / "docs" / "actions" / "merge.svg").read_text()
+
+
+def test_every_benchmark_and_script_is_run_by_a_test() -> None:
+    files = {path.name for folder in ("benchmarks", "scripts") for path in (ROOT / folder).glob("[a-z]*.py")}
+    here = {Path(command.split()[0]).name for command, _ in COMMANDS}
+    assert files == here | set(ELSEWHERE)
+    for file, test in ELSEWHERE.items():
+        assert file in (ROOT / test).read_text(), test
