@@ -75,7 +75,7 @@ LOOPS = {
     "gradient-norms": edited("in place of", "async_op=True", edit="merge"),
     "gathered-objects": edited("all-gathers", edit="merge"),
     "broadcast-buffers": edited("broadcast_buffers=False", edit="leave-out"),
-    "no-problem": Loop(("What is left is computation", "Nothing", "No known remedy")),
+    "no-problem": Loop(("What is left is computation", "Nothing", "No known remedy", "No gain is certain")),
 }
 """What is right was written down before anything was recorded of the loops from `small-buckets` on."""
 

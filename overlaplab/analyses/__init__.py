@@ -13,7 +13,7 @@ from overlaplab.analyses.across_runs.regression import Condition, Judged, judged
 from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_batch, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.blocking import blocking
-from overlaplab.analyses.buckets import buckets
+from overlaplab.analyses.buckets import averages_by_hand, buckets
 from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
@@ -63,6 +63,7 @@ __all__ = [
     "Judged",
     "Scalars",
     "Theory",
+    "averages_by_hand",
     "baseline",
     "blocking",
     "buckets",

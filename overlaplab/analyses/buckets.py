@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, activity, table_of
+from overlaplab.evidence.by_hand import averaged_by_hand
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, engine_labels
@@ -197,3 +198,8 @@ def _times(
 def _latest_parameter(held: dict[str, tuple[int, int] | None]) -> str | None:
     numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
     return max(numbers)[1] if numbers else None
+
+
+def averages_by_hand(run: Run) -> bool:
+    """Whether each gradient is averaged by an all-reduce of the loop's own (`evidence.by_hand`), on every rank."""
+    return bool(run.traces) and all(map(averaged_by_hand, run.traces))

@@ -96,7 +96,7 @@ def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tup
     """
     launches = _gradient_launches(trace, ran)
     if engine and not launches and any(label.word == "bucket_launch" for label in engine_labels(trace)):
-        launches = [launch for launch in ran.launches if _is_bucket(launch)]
+        launches = [launch for launch in ran.launches if is_bucket(launch)]
     return _backward_passes(trace, _accumulations(trace, launches), first_index=0)
 
 
@@ -142,7 +142,7 @@ def _gradient_launches(trace: Trace, ran: Executions) -> list[LaunchSpan]:
     annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
     if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
         return []
-    return [launch for launch in ran.launches if _is_bucket(launch)]
+    return [launch for launch in ran.launches if is_bucket(launch)]
 
 
 def _backward_passes(
@@ -229,21 +229,41 @@ def _autograd_functions(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 
-def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
-    """In order of time: the range `evaluate_function` around the hooks, or without it `AccumulateGrad`.
+def all_gradients(trace: Trace, launches: Sequence[LaunchSpan]) -> tuple[Gradient, ...]:
+    """The gradients of all backward passes, in order of time, numbered from 1 in each pass.
 
-    There are none where none launches one of `launches`, which are in order of launch.
+    `launches`, in order, may send them; those within a gradient's hooks come after it.
     """
-    if not launches:
-        return
-    inner = _named_ranges(trace, _ACCUMULATE.__eq__)
-    outer = _named_ranges(trace, (_EVALUATE + _ACCUMULATE).__eq__)
-    outer = outer if len(outer) else inner
+    starts = [span.start_ns for span in autograd_passes(trace)]
+    gradients: list[Gradient] = []
+    of_pass, number = 0, 0
+    for each in _every_accumulation(trace, launches):
+        before, of_pass = of_pass, bisect_right(starts, each.start_ns)
+        number = number + 1 if of_pass == before else 1
+        gradients.append(Gradient(number=number, at_ns=each.accumulated_ns, shape=each.shape, hooks_end_ns=each.end_ns))
+    return tuple(gradients)
+
+
+def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
+    """`_every_accumulation`; none where none launches one of `launches`."""
+    ranges = _accumulation_ranges(trace)[1]
     threads, starts = (
         np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
     )
-    if not (enclosing_rows(outer, threads, starts) >= 0).any():
-        return  # spare the work: none of them launches a bucket
+    if launches and (enclosing_rows(ranges, threads, starts) >= 0).any():
+        yield from _every_accumulation(trace, launches)
+
+
+def _accumulation_ranges(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`AccumulateGrad`, and what is around it and the hooks: `evaluate_function`, where there is one."""
+    inner = _named_ranges(trace, _ACCUMULATE.__eq__)
+    outer = _named_ranges(trace, (_EVALUATE + _ACCUMULATE).__eq__)
+    return inner, outer if len(outer) else inner
+
+
+def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
+    """In order of time, with those of `launches`, which are in order of launch, that are made within."""
+    inner, outer = _accumulation_ranges(trace)
     both = pd.merge_asof(
         outer,
         inner.assign(at_ns=inner["end_ns"]),
@@ -274,7 +294,7 @@ def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Ac
         )
 
 
-def _is_bucket(launch: LaunchSpan) -> bool:
+def is_bucket(launch: LaunchSpan) -> bool:
     """Whether it sends gradients. The flags of `find_unused_parameters`, sent after the last bucket, are integers."""
     return launch.kind in ("all_reduce", None) and not (launch.dtype or "").startswith(("int", "uint", "bool"))
 
@@ -337,6 +357,11 @@ def _count_last(pool: Sequence[Gradient], elements: int) -> int:
     """How many of the last gradients add up to so many elements; 0 if no number does."""
     held = accumulate(_elements(gradient) for gradient in reversed(pool))
     return next((count for count, total in enumerate(held, start=1) if total == elements), 0)
+
+
+def gradient_name(gradient: Gradient) -> str:
+    """By its order of arrival: `gradient 3 (512 × 64)`."""
+    return f"gradient {gradient.number} ({' × '.join(map(str, gradient.shape or ()))})"
 
 
 def _elements(gradient: Gradient) -> int:

@@ -9,12 +9,13 @@ from math import prod
 from urllib.parse import quote
 
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.by_hand import hand_buckets, hand_passes
 from overlaplab.evidence.ddp import (
     DDPBackward,
-    Gradient,
     autograd_passes,
     ddp_backwards,
     forward_passes,
+    gradient_name,
     optimizer_steps,
 )
 from overlaplab.evidence.executions import Executions, executions
@@ -32,11 +33,13 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     `DistributedDataParallel.forward`. A backward pass lasts from the first of autograd's functions after it to the end
     of the last one and of the buckets launched by the Recorder's labels within, for which DDP waits before it returns.
     It sends gradients (`sync=1`) if there are such buckets. Without the Recorder's labels they are `bucket_labels`.
-    Empty without DDP.
+    Where a loop averages gradients by hand they are `hand_passes`. Empty without either.
     """
     labels = engine_labels(trace)
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
+    if by_hand := [*hand_passes(trace)]:
+        return tuple(sorted((*by_hand, *update_labels(trace)), key=lambda label: label.start_ns))
     launches = [label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch"]
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
@@ -52,14 +55,14 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
 @once_per_trace
 def bucket_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `gradient_ready`, `bucket_ready` and `bucket_launch` that the Recorder would have written for DDP on a
-    CPU, in order of start; empty where anybody labelled buckets.
+    CPU, in order of start; or `hand_buckets`. Empty where anybody labelled buckets.
 
     Gradients are called by their order of arrival (see `ddp_gradients`), and have no labels where passes differ in it.
     """
     if rule_of(trace) is not Rule.CPU or any(label.word == "bucket_launch" for label in engine_labels(trace)):
         return ()
     names = {number: quote(name) for number, name in enumerate(ddp_gradients(trace), start=1)}
-    labels: list[Label] = []
+    labels = [*hand_buckets(trace)]
     for backward in ddp_backwards(trace, executions(trace)):
         for bucket in backward.buckets:
             index, named = str(bucket.index), [gradient for gradient in bucket.gradients if names]
@@ -86,15 +89,11 @@ def ddp_gradients(trace: Trace) -> dict[str, int]:
         if not is_known or any(bucket.told_by != "sizes" for bucket in backward.buckets):
             return {}
         gradients.sort(key=lambda gradient: gradient.number)
-        elements = {_name(gradient): prod(gradient.shape or ()) for gradient in gradients}
+        elements = {gradient_name(gradient): prod(gradient.shape or ()) for gradient in gradients}
         if first_elements and elements != first_elements:
             return {}
         first_elements = elements
     return first_elements
-
-
-def _name(gradient: Gradient) -> str:
-    return f"gradient {gradient.number} ({' × '.join(map(str, gradient.shape or ()))})"
 
 
 def _instant(backward: DDPBackward, at_ns: int, word: str, fields: dict[str, str]) -> Label:

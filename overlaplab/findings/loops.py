@@ -8,7 +8,7 @@ from typing import Literal
 
 from overlaplab.analyses.idle import HostRole
 from overlaplab.manifest import Manifest, Swept, strategy_traits
-from overlaplab.traits import BUCKETS, UNITS, Traits
+from overlaplab.traits import BUCKETS, TRAITS, UNITS, Traits
 from overlaplab.vocabulary import root_number
 
 
@@ -42,7 +42,9 @@ UNKNOWN_LOOP = Loop()
 
 
 def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[str] = ()) -> Loop:
-    """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`."""
+    """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`;
+    `by hand` is a source where the loop's own all-reduces average its gradients.
+    """
     units = set(units)
     traits = strategy_traits(manifest)
     swept = None if manifest is None else manifest.swept
@@ -63,4 +65,6 @@ def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[
         return Loop(traits=UNITS, framework="fsdp2", swept=swept, units=len(units), roots=roots)
     if "ddp" in sources:
         return Loop(traits=BUCKETS, framework="ddp", swept=swept)
+    if "by hand" in sources:
+        return Loop(traits=TRAITS["naive"], swept=swept)
     return UNKNOWN_LOOP

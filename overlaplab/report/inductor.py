@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from overlaplab.analyses import collective_times
 from overlaplab.analyses.across_runs.settings import is_emulated
+from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.load.file.dtypes import DTYPE_BYTES
 
 _DTYPES = {
     "float64": "Double",

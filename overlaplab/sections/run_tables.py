@@ -161,6 +161,7 @@ class RunTables:
         gathers = analyses.schedule(self.run, selection)
         buckets = analyses.buckets(self.run, selection)
         sources = frozenset((*buckets["source"], *gathers["source"]))
+        sources |= {"by hand"} if analyses.averages_by_hand(self.run) else set()
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
         several = bool((buckets["passes"] > 1).any()) or self.summary["step_kind"].nunique() > 1
         return replace(loop, host=analyses.host_role(self.run), accumulates=loop.accumulates or several)

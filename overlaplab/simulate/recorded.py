@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Run, Trace, activity, missing_ranks, once_per_run, rule_of, step_windows
+from overlaplab.evidence.by_hand import hand_gradients
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
@@ -238,6 +239,7 @@ def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator
     """The bytes of each gradient, alone and as it is sent in its bucket, with its flag."""
     named = run.manifest.parameters if run.manifest else ()
     elements = {parameter.name: prod(parameter.shape) for parameter in named} or ddp_gradients(trace)
+    elements |= hand_gradients(trace)
     for launch in (launched.launch for launched in launches):
         names, size = launch.parameters, launch.gradient_bytes
         if not names or any(name not in elements for name in names):

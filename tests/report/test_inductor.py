@@ -15,7 +15,7 @@ import overlaplab
 from overlaplab.analyses import collective_times
 from overlaplab.cli import main
 from overlaplab.costs import transfer_ns
-from overlaplab.load.file.dtypes import DTYPE_BYTES
+from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.report import inductor
 
 SAMPLES = Path(__file__).parents[2] / "traces"

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.load.file.columns import Texts, numbers
 from overlaplab.load.file.decode import NOTHING, Arguments, Value
-from overlaplab.load.file.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.vocabulary import collective_kind
 
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)

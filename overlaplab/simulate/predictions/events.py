@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from overlaplab.load.file.dtypes import DTYPE_BYTES
+from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.simulate.predictions.by_hand import HopEvents

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from math import prod
 
-from overlaplab.load.file.dtypes import DTYPE_BYTES
+from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import Launch, Mark, Program, Wait, Work
 from overlaplab.vocabulary import label_text

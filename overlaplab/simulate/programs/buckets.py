@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, once_per_run
+from overlaplab.evidence.by_hand import averaged_by_hand
 from overlaplab.evidence.passes import ddp_gradients
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
@@ -123,7 +124,7 @@ def find_recutting(run: Run) -> Recutting | None:
     """
     if missing_ranks(run):
         return None
-    recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _ddp_traits(run)
+    recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _traits_seen(run)
     if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
         return None
     if (order := _order(run, recorded)) is None:
@@ -154,10 +155,15 @@ def find_recutting(run: Run) -> Recutting | None:
     )
 
 
-def _ddp_traits(run: Run) -> Traits | None:
-    """Those of torch's DDP where the traces alone tell that it sends all gradients; else None."""
-    is_named = run.manifest is not None and run.manifest.strategy is not None
-    return TRAITS["torch-ddp"] if not is_named and all(ddp_gradients(trace) for trace in run.traces) else None
+def _traits_seen(run: Run) -> Traits | None:
+    """Where run.json has no strategy: those of torch's DDP, if it sends all gradients, or of a loop that averages each
+    by hand; else None.
+    """
+    if run.manifest is not None and run.manifest.strategy is not None:
+        return None
+    if all(ddp_gradients(trace) for trace in run.traces):
+        return TRAITS["torch-ddp"]
+    return TRAITS["naive"] if all(map(averaged_by_hand, run.traces)) else None
 
 
 def _ddp_cap(manifest: Manifest | None) -> int | None:

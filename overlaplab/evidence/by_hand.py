@@ -1,0 +1,157 @@
+"""Gradients that a loop averages with all-reduces of its own, each by one of its size, as hooks or a loop after the
+backward pass do. On CPUs, without torch's DistributedDataParallel, FSDP2, or the engine's labels.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from overlaplab.dtypes import DTYPE_BYTES
+from overlaplab.events import Trace, activity, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.ddp import (
+    Gradient,
+    all_gradients,
+    autograd_passes,
+    forward_passes,
+    gradient_name,
+    is_bucket,
+    optimizer_steps,
+)
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fsdp2 import fsdp2_ranges
+from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
+from overlaplab.evidence.launches import LaunchSpan
+from overlaplab.intervals import clip
+from overlaplab.vocabulary import Rule
+
+_SENDING = {"forward", "backward", "bucket_launch", "gather_launch", "scatter_launch"}
+"""Labels of who sends gradients otherwise."""
+_MOST = 0.95
+"""Of the elements of all gradients; inputs may want gradients that are not sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging(Span):
+    """A backward pass, and until its gradients had been averaged."""
+
+    forward_ns: int
+    """When its forward pass could begin: after the step before, or the update before."""
+    computed_ns: int
+    """When its last function had ended."""
+    sent: tuple[tuple[Gradient, LaunchSpan], ...]
+    """In order of launch; empty where it only accumulates gradients."""
+
+
+@once_per_trace
+def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
+    """The backward passes, in order of time.
+
+    Empty unless each pass that sends some of its gradients sends nearly all of them, at least two, until the next
+    update.
+    """
+    labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
+    if rule_of(trace) is not Rule.CPU or labelled or forward_passes(trace) or fsdp2_ranges(trace):
+        return ()
+    launches = [launch for launch in executions(trace).launches if is_bucket(launch) and launch.ran is not None]
+    windows, updates = step_windows(trace), optimizer_steps(trace)
+    starts = [window.host_start_ns for window in windows]
+    begun, updated = [update.start_ns for update in updates], [update.end_ns for update in updates]
+    gradients = all_gradients(trace, launches) if launches and updates else ()
+    arrivals = [gradient.at_ns for gradient in gradients]
+    averagings: list[Averaging] = []
+    for backward in autograd_passes(trace) if gradients else ():
+        place = bisect_right(starts, backward.start_ns) - 1
+        if place < 0:
+            continue
+        limit_ns = min([windows[place].host_end_ns, *begun[bisect_left(begun, backward.end_ns) :][:1]])
+        first, last = bisect_left(arrivals, backward.start_ns), bisect_right(arrivals, backward.end_ns)
+        of_pass = [launch for launch in launches if backward.start_ns <= launch.start_ns < limit_ns]
+        sent = tuple(_pairs(gradients[first:last], of_pass))
+        if len(sent) == 1 or 0 < _elements(each for each, _ in sent) < _MOST * _elements(gradients[first:last]):
+            return ()
+        ends = [launch.ran[1] for _, launch in sent if launch.ran is not None]
+        averagings.append(
+            Averaging(
+                start_ns=backward.start_ns,
+                end_ns=min(max([backward.end_ns, *ends]), limit_ns),
+                thread=backward.thread,
+                forward_ns=max([starts[place], *updated[: bisect_right(updated, backward.start_ns)][-1:]]),
+                computed_ns=backward.end_ns,
+                sent=sent,
+            )
+        )
+    return tuple(averagings) if any(each.sent for each in averagings) else ()
+
+
+def _pairs(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> Iterator[tuple[Gradient, LaunchSpan]]:
+    """Each all-reduce with the first of the gradients of its size that had arrived and was not sent before."""
+    left = list(gradients)
+    for launch in launches:
+        elements = (launch.bytes or 0) // DTYPE_BYTES.get(launch.dtype or "", 1)
+        for number, gradient in enumerate(left):
+            if gradient.at_ns <= launch.start_ns and prod(gradient.shape or ()) == elements:
+                yield left.pop(number), launch
+                break
+
+
+def _elements(gradients: Iterable[Gradient]) -> int:
+    return sum(prod(each.shape or ()) for each in gradients)
+
+
+def hand_passes(trace: Trace) -> Iterator[Label]:
+    """The labels `forward` and `backward`, as the engine writes them."""
+    for place, each in enumerate(averaged_by_hand(trace)):
+        fields = {"microbatch": str(place)}
+        yield Label(start_ns=each.forward_ns, end_ns=each.start_ns, thread=each.thread, word="forward", fields=fields)
+        fields = fields | {"sync": "1" if each.sent else "0"}
+        yield Label(start_ns=each.start_ns, end_ns=each.end_ns, thread=each.thread, word="backward", fields=fields)
+
+
+def hand_buckets(trace: Trace) -> Iterator[Label]:
+    """The labels of one bucket for each gradient, and where the loop computed nothing until it had been sent, waits."""
+    compute, named = activity(trace).compute, _labelled(trace)
+    for each in averaged_by_hand(trace):
+        for index, (gradient, launch) in enumerate(each.sent):
+            bucket, name = {"bucket": str(index)}, _name(gradient, named, each.thread)
+            if named is None:
+                yield _instant(each, gradient.at_ns, "gradient_ready", {"parameter": name})
+            ready = bucket | {"bytes": str(launch.bytes or 0), "parameters": name}
+            yield _instant(each, gradient.at_ns, "bucket_ready", ready)
+            yield _range(launch, launch.start_ns, launch.end_ns, "bucket_launch", bucket)
+            end_ns = launch.ran[1] if launch.ran is not None else launch.end_ns
+            if end_ns > launch.end_ns and not len(clip(compute, launch.end_ns, end_ns)):
+                yield _range(launch, launch.end_ns, end_ns, "wait", {})
+                yield _range(launch, end_ns, end_ns, "bucket_done", bucket)
+
+
+@once_per_trace
+def hand_gradients(trace: Trace) -> dict[str, int]:
+    """The elements of each gradient that is averaged by hand, by its name."""
+    named = _labelled(trace)
+    return {
+        _name(gradient, named, each.thread): prod(gradient.shape or ())
+        for each in averaged_by_hand(trace)
+        for gradient, _ in each.sent
+    }
+
+
+def _labelled(trace: Trace) -> Ordered[Label] | None:
+    """A Recorder's labels of gradients, which have their parameters' names; None without."""
+    labels = [label for label in engine_labels(trace) if label.word == "gradient_ready"]
+    return Ordered(labels, lambda label: label.thread) if labels else None
+
+
+def _name(gradient: Gradient, named: Ordered[Label] | None, thread: int) -> str:
+    label = None if named is None else named.last_before(thread, gradient.hooks_end_ns)  # of one of its hooks
+    return gradient_name(gradient) if label is None else label.fields["parameter"]
+
+
+def _instant(span: Span, at_ns: int, word: str, fields: dict[str, str]) -> Label:
+    return _range(span, at_ns, at_ns, word, fields)
+
+
+def _range(span: Span, start_ns: int, end_ns: int, word: str, fields: dict[str, str]) -> Label:
+    return Label(start_ns=start_ns, end_ns=end_ns, thread=span.thread, word=word, fields=fields)

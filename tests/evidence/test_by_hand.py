@@ -1,0 +1,78 @@
+"""Gradients that a loop's own all-reduces average, each by one of its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made.traces import event, gloo, op, run_of, step
+
+from overlaplab.analyses import averages_by_hand
+from overlaplab.evidence.by_hand import averaged_by_hand, hand_buckets, hand_gradients, hand_passes
+
+US = 1000
+
+
+def loop(*, sent: tuple[int, ...] = (250, 500), in_hooks: bool = False) -> list[dict[str, Any]]:
+    """A step of 20 ms: gradients of 250 and 500 elements arrive at 4 and 8; all-reduces of so many elements follow, at
+    once or from 9 on, each of 2 ms; the update begins at 15.
+    """
+    accumulate = "torch::autograd::AccumulateGrad"
+    events = [step(3, 0, 20_000), op("forward", 0, 2000)]
+    for at, elements in ((4000, 250), (8000, 500)):
+        sizes = {"Input Dims": [[elements]], "Input type": ["float"]}
+        hooks_ns = 2100 if in_hooks else 100
+        events += [
+            op("backward", at - 1000, at),
+            event(f"autograd::engine::evaluate_function: {accumulate}", at, at + hooks_ns),
+            event(accumulate, at + 1, at + 2, **sizes),
+        ]
+    begun = (4010, 8010, 10_200) if in_hooks else (9000, 11_100, 13_200)
+    for at, elements in zip(begun, sent, strict=False):
+        arguments = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
+        events += [event("c10d::allreduce_", at, at + 50), gloo(at + 50, at + 2000) | arguments]
+    events += [event("Optimizer.step#SGD.step", 15_500, 19_000, cat="user_annotation"), op("add_", 15_600, 18_000)]
+    return sorted(events, key=lambda each: float(each["ts"]))
+
+
+@pytest.mark.parametrize("in_hooks", [False, True])
+def test_each_gradient_has_a_bucket_of_its_own(tmp_path: Path, in_hooks: bool) -> None:
+    (trace,) = run_of(tmp_path, loop(in_hooks=in_hooks)).traces
+    (averaging,) = averaged_by_hand(trace)
+    assert [(gradient.number, launch.bytes) for gradient, launch in averaging.sent] == [(1, 1000), (2, 2000)]
+    zero = averaging.forward_ns
+    ends = 10_100 if in_hooks else 13_100
+    assert (averaging.start_ns - zero, averaging.end_ns - zero) == (4000 * US, ends * US)
+    assert hand_gradients(trace) == {"gradient 1 (250)": 250, "gradient 2 (500)": 500}
+    assert [label.word for label in hand_passes(trace)] == ["forward", "backward"]
+    words = ["gradient_ready", "bucket_ready", "bucket_launch", "wait", "bucket_done"]
+    assert [label.word for label in hand_buckets(trace)] == words * 2
+
+
+def test_what_is_waited_for_later_has_no_wait(tmp_path: Path) -> None:
+    events = sorted([*loop(), op("metrics", 9100, 10_000)], key=lambda each: float(each["ts"]))
+    (trace,) = run_of(tmp_path, events).traces
+    waits = [label.start_ns for label in hand_buckets(trace) if label.word == "wait"]
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize("sent", [(), (500,), (250,), (250, 400), (8, 8, 8)])
+def test_all_reduces_of_other_sizes_are_no_gradients(tmp_path: Path, sent: tuple[int, ...]) -> None:
+    """Metrics, or some of the gradients alone."""
+    run = run_of(tmp_path, loop(sent=sent))
+    assert averaged_by_hand(run.traces[0]) == ()
+    assert not averages_by_hand(run)
+
+
+def test_metrics_beside_the_gradients_are_others(tmp_path: Path) -> None:
+    run = run_of(tmp_path, loop(sent=(250, 500, 8)))
+    (averaging,) = averaged_by_hand(run.traces[0])
+    assert [launch.bytes for _, launch in averaging.sent] == [1000, 2000]
+    assert averages_by_hand(run)
+
+
+def test_ddp_does_not_average_by_hand(tmp_path: Path) -> None:
+    forward = event("DistributedDataParallel.forward", 0, 2000, cat="user_annotation")
+    events = sorted([*loop(), forward], key=lambda each: float(each["ts"]))
+    assert averaged_by_hand(run_of(tmp_path, events).traces[0]) == ()
