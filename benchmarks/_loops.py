@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +32,8 @@ from torch.utils.data import DataLoader, Dataset
 LAYERS, FORWARD_NS, BACKWARD_NS = 6, 5_000_000, 10_000_000
 BANDWIDTH_GBPS, LATENCY_US = 0.1, 500.0
 STEPS = 6
+BY_HAND = ("after-backward", "blocking-hooks")
+"""Loops that average their gradients with all-reduces of their own."""
 
 
 class Nap(torch.autograd.Function):
@@ -169,16 +170,18 @@ def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
 
 def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn.Module:
     """The model as the loop's ranks train it together; some do so by hand."""
-    if isinstance(model, nn.Sequential) and loop in ("units-microbatches", "tiny-units", "root-only", "late-gathers"):
-        return fully_sharded(
-            model, root_only=loop == "root-only" and not mended, ahead=loop == "late-gathers" and mended
-        )
-    if loop in ("after-backward", "blocking-hooks") and not mended:
+    if isinstance(model, nn.Sequential) and loop in ("units-microbatches", "tiny-units"):
+        return fully_sharded(model)
+    if loop in BY_HAND and not mended:
         if loop == "blocking-hooks":
             for parameter in model.parameters():
-                parameter.register_post_accumulate_grad_hook(lambda own: dist.all_reduce(own.grad))
+                parameter.register_post_accumulate_grad_hook(lambda weight: dist.all_reduce(weight.grad))
         return model
-    caps = {"one-bucket": 25, "small-buckets": 0.01} if not mended else {"small-buckets": 0.06}
+    caps = (
+        {"one-bucket": 25, "small-buckets": 0.01}
+        if not mended
+        else {"small-buckets": 0.06, **dict.fromkeys(BY_HAND, 0.09)}
+    )
     ddp = DistributedDataParallel(
         model,
         bucket_cap_mb=caps.get(loop, 0.12),
@@ -190,14 +193,10 @@ def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn
     return ddp
 
 
-def fully_sharded(model: nn.Sequential, *, root_only: bool, ahead: bool) -> nn.Module:
-    """With a unit for each layer, or one for all of them; whether units are gathered ahead in the forward pass."""
-    if not root_only:
-        for layer in model:
-            fully_shard(layer)
-        for layer, following in pairwise(model):
-            if ahead:
-                layer.set_modules_to_forward_prefetch([following])
+def fully_sharded(model: nn.Sequential) -> nn.Module:
+    """With a unit for each layer."""
+    for layer in model:
+        fully_shard(layer)
     return fully_shard(model)
 
 

@@ -28,7 +28,7 @@ from overlaplab.simulate.programs.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class FaultyLoop:
     """A training loop with a fault."""
 
     advice: tuple[str, ...]
@@ -37,59 +37,57 @@ class Loop:
     """What answers the fault, as `predict` takes it."""
 
 
-def edited(*advice: str, edit: str, value: str | None = None) -> Loop:
+def answer_by_edit(*advice: str, edit: str, value: str | None = None) -> FaultyLoop:
     """A loop whose fault this edit answers."""
-    return Loop(advice, (Setting(edits=((edit, value),)),))
+    return FaultyLoop(advice, (Setting(edits=((edit, value),)),))
 
 
 SAVING = ("saving",)
 LOADING = ("num_workers",)
 LOOPS = {
-    "microbatches": edited("no_sync", edit="last-pass"),
-    "units-microbatches": edited("set_requires_gradient_sync", edit="last-pass"),
-    "metrics": edited("async_op=True", edit="async"),
-    "metrics-apart": edited("async_op=True", "in place of", edit="merge"),
-    "loader-of-one": edited(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
-    "loader-of-all": edited(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
-    "saving": Loop(
+    "microbatches": answer_by_edit("no_sync", edit="last-pass"),
+    "units-microbatches": answer_by_edit("set_requires_gradient_sync", edit="last-pass"),
+    "metrics": answer_by_edit("async_op=True", edit="async"),
+    "metrics-apart": answer_by_edit("async_op=True", "in place of", edit="merge"),
+    "loader-of-one": answer_by_edit(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
+    "loader-of-all": answer_by_edit(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
+    "saving": FaultyLoop(
         SAVING, tuple(Setting(edits=(edit,)) for edit in (("without-host-work", "saving"), ("no-pause", None)))
     ),
-    "late-rank": edited("rank 1 as fast", edit="balance", value="1"),
-    "late-features": edited("at the start of the step", edit="early"),
-    "large-embedding": Loop(("freezing 0.weight",), (Setting(without_parameter="0.weight"),)),
-    "full-precision": edited("half the bytes", edit="half-bytes"),
-    "sync-batch-norm": edited("doing without", edit="leave-out"),
-    "lengths": edited("equal length", edit="even-work"),
-    "registration-order": edited("find_unused_parameters=False", edit="arrival-order"),
-    "one-bucket": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.12),)),
-    "small-buckets": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.06),)),
-    "blocking-hooks": Loop(("DistributedDataParallel", "async_op=True")),
-    "after-backward": Loop(("DistributedDataParallel",)),
-    "late-gathers": Loop(("set_modules_to_forward_prefetch",)),
-    "root-only": Loop(("fully_shard on each",)),
-    "tiny-units": edited("larger units", edit="larger-units", value="3"),
-    "pause": edited("what blocks the host", edit="no-pause"),
-    "pause-of-one": edited("what blocks the host", "rank 0", edit="balance", value="0"),
-    "saving-of-one": edited(*SAVING, "rank 0", edit="without-host-work", value="saving"),
-    "saving-each-third": edited(*SAVING, edit="without-host-work", value="saving"),
-    "gradient-norms": edited("in place of", "async_op=True", edit="merge"),
-    "gathered-objects": edited("all-gathers", edit="merge"),
-    "broadcast-buffers": edited("broadcast_buffers=False", edit="leave-out"),
-    "no-problem": Loop(("What is left is computation", "Nothing", "No known remedy", "No gain is certain")),
+    "late-rank": answer_by_edit("rank 1 as fast", edit="balance", value="1"),
+    "late-features": answer_by_edit("at the start of the step", edit="early"),
+    "large-embedding": FaultyLoop(("freezing 0.weight",), (Setting(without_parameter="0.weight"),)),
+    "full-precision": answer_by_edit("half the bytes", edit="half-bytes"),
+    "sync-batch-norm": answer_by_edit("doing without", edit="leave-out"),
+    "lengths": answer_by_edit("equal length", edit="even-work"),
+    "registration-order": answer_by_edit("find_unused_parameters=False", edit="arrival-order"),
+    "one-bucket": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.12),)),
+    "small-buckets": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.06),)),
+    "blocking-hooks": FaultyLoop(("DistributedDataParallel", "async_op=True"), (Setting(bucket_cap_mb=0.09),)),
+    "after-backward": FaultyLoop(("DistributedDataParallel",), (Setting(bucket_cap_mb=0.09),)),
+    "tiny-units": answer_by_edit("larger units", edit="larger-units", value="3"),
+    "pause": answer_by_edit("what blocks the host", edit="no-pause"),
+    "pause-of-one": answer_by_edit("what blocks the host", "rank 0", edit="balance", value="0"),
+    "saving-of-one": answer_by_edit(*SAVING, "rank 0", edit="without-host-work", value="saving"),
+    "saving-each-third": answer_by_edit(*SAVING, edit="without-host-work", value="saving"),
+    "gradient-norms": answer_by_edit("in place of", "async_op=True", edit="merge"),
+    "gathered-objects": answer_by_edit("all-gathers", edit="merge"),
+    "broadcast-buffers": answer_by_edit("broadcast_buffers=False", edit="leave-out"),
+    "no-problem": FaultyLoop(("What is left is computation", "Nothing", "No known remedy", "No gain is certain")),
 }
 """What is right was written down before anything was recorded of the loops from `small-buckets` on."""
 
 LOOPS_ON_GPU = {
-    "launches": edited("fewer launches", edit="no-launch-overhead"),
-    "saving": edited(*SAVING, edit="without-host-work", value="saving"),
-    "pause": edited("what blocks the host", edit="no-pause"),
-    "loader": edited(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
-    "microbatches": edited("no_sync", edit="last-pass"),
-    "units-microbatches": edited("set_requires_gradient_sync", edit="last-pass"),
-    "full-precision": edited("half the bytes", edit="half-bytes"),
-    "one-bucket": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
-    "small-buckets": Loop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
-    "norms": edited("no synchronisation", edit="no-device-waits"),
+    "launches": answer_by_edit("fewer launches", edit="no-launch-overhead"),
+    "saving": answer_by_edit(*SAVING, edit="without-host-work", value="saving"),
+    "pause": answer_by_edit("what blocks the host", edit="no-pause"),
+    "loader": answer_by_edit(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
+    "microbatches": answer_by_edit("no_sync", edit="last-pass"),
+    "units-microbatches": answer_by_edit("set_requires_gradient_sync", edit="last-pass"),
+    "full-precision": answer_by_edit("half the bytes", edit="half-bytes"),
+    "one-bucket": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
+    "small-buckets": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
+    "norms": answer_by_edit("no synchronisation", edit="no-device-waits"),
 }
 SIDES = ("-faulty-", "-mended-")
 
@@ -114,7 +112,7 @@ def main(
         if not pairs:
             continue
         unrecorded = unrecorded_step_ms(out, loop) if gpu else None
-        print(advised(loop, answer, pairs), flush=True)
+        print(advice_line(loop, answer, pairs), flush=True)
         for setting in answer.settings:
             print(line(loop, setting, pairs, unrecorded), flush=True)
 
@@ -137,12 +135,12 @@ def record(loop: str, out: Path, number: int, mended: bool) -> overlaplab.Run:
     return overlaplab.load_run(folder)
 
 
-def advised(loop: str, answer: Loop, pairs: list[list[overlaplab.Run]]) -> str:
+def advice_line(loop: str, answer: FaultyLoop, pairs: list[list[overlaplab.Run]]) -> str:
     """In how many recordings with the fault the first advice is right, the gains it predicts, and what was recorded."""
-    found = [overlaplab.diagnosis(faulty) for faulty, _ in pairs]
-    advice = [each.advice if each is not None else "" for each in found]
+    diagnoses = [overlaplab.diagnosis(faulty) for faulty, _ in pairs]
+    advice = [each.advice if each is not None else "" for each in diagnoses]
     right = sum(any(words in text for words in answer.advice) for text in advice)
-    gains = ", ".join(f"{(each.gain_ns or 0) / 1e6:.1f}" for each in found if each is not None)
+    gains = ", ".join(f"{(each.gain_ns or 0) / 1e6:.1f}" for each in diagnoses if each is not None)
     before, after = recorded_steps_ms(pairs)
     return (
         f"advice right in {right} of {len(pairs)}: {loop}, predicted {gains}  recorded {before - after:.1f}"

@@ -1,5 +1,5 @@
-"""Gradients that a loop averages with all-reduces of its own, each by one of its size, as hooks or a loop after the
-backward pass do. On CPUs, without torch's DistributedDataParallel, FSDP2, or the engine's labels.
+"""Gradients that a loop averages with all-reduces of its own: each by one of its size, as in hooks or after the
+backward pass, or all as one tensor. On CPUs, without torch's DistributedDataParallel, FSDP2, or the engine's labels.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from urllib.parse import quote
 
 from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.events import Trace, activity, once_per_trace, rule_of, step_windows
@@ -25,12 +26,12 @@ from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan
 from overlaplab.intervals import clip
-from overlaplab.vocabulary import Rule
+from overlaplab.vocabulary import Rule, label_list
 
 _SENDING = {"forward", "backward", "bucket_launch", "gather_launch", "scatter_launch"}
 """Labels of who sends gradients otherwise."""
 _MOST = 0.95
-"""Of the elements of all gradients; inputs may want gradients that are not sent."""
+"""At least this share of all gradients' elements is sent; inputs may want gradients that are not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +42,15 @@ class Averaging(Span):
     """When its forward pass could begin: after the step before, or the update before."""
     computed_ns: int
     """When its last function had ended."""
-    sent: tuple[tuple[Gradient, LaunchSpan], ...]
-    """In order of launch; empty where it only accumulates gradients."""
+    sent: tuple[tuple[tuple[Gradient, ...], LaunchSpan], ...]
+    """What each all-reduce sends, in order of launch; empty where the pass only accumulates gradients."""
 
 
 @once_per_trace
 def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     """The backward passes, in order of time.
 
-    Empty unless each pass that sends some of its gradients sends nearly all of them, at least two, until the next
-    update.
+    Empty unless each pass that sends gradients sends nearly all of its own, at least two, until the next update.
     """
     labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
     if rule_of(trace) is not Rule.CPU or labelled or forward_passes(trace) or fsdp2_ranges(trace):
@@ -69,8 +69,10 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
         limit_ns = min([windows[place].host_end_ns, *begun[bisect_left(begun, backward.end_ns) :][:1]])
         first, last = bisect_left(arrivals, backward.start_ns), bisect_right(arrivals, backward.end_ns)
         of_pass = [launch for launch in launches if backward.start_ns <= launch.start_ns < limit_ns]
-        sent = tuple(_pairs(gradients[first:last], of_pass))
-        if len(sent) == 1 or 0 < _elements(each for each, _ in sent) < _MOST * _elements(gradients[first:last]):
+        arrived = gradients[first:last]
+        sent = tuple(_as_one(arrived, of_pass) or _one_by_one(arrived, of_pass))
+        averaged = [gradient for names, _ in sent for gradient in names]
+        if len(averaged) == 1 or 0 < _elements(averaged) < _MOST * _elements(arrived):
             return ()
         ends = [launch.ran[1] for _, launch in sent if launch.ran is not None]
         averagings.append(
@@ -86,15 +88,35 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     return tuple(averagings) if any(each.sent for each in averagings) else ()
 
 
-def _pairs(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> Iterator[tuple[Gradient, LaunchSpan]]:
+def _as_one(
+    gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]
+) -> list[tuple[tuple[Gradient, ...], LaunchSpan]]:
+    """The all-reduce that sends all of these, perhaps but one small one, once they have arrived; empty without."""
+    whole = _elements(gradients)
+    for launch in launches:
+        left_elements = whole - _elements_sent(launch)
+        left_out = next((each for each in gradients if _elements([each]) == left_elements), None)
+        if gradients[-1].at_ns <= launch.start_ns and (
+            left_elements == 0 or (left_out and 0 < left_elements <= (1 - _MOST) * whole)
+        ):
+            return [(tuple(each for each in gradients if left_elements == 0 or each is not left_out), launch)]
+    return []
+
+
+def _one_by_one(
+    gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]
+) -> Iterator[tuple[tuple[Gradient, ...], LaunchSpan]]:
     """Each all-reduce with the first of the gradients of its size that had arrived and was not sent before."""
     left = list(gradients)
     for launch in launches:
-        elements = (launch.bytes or 0) // DTYPE_BYTES.get(launch.dtype or "", 1)
         for number, gradient in enumerate(left):
-            if gradient.at_ns <= launch.start_ns and prod(gradient.shape or ()) == elements:
-                yield left.pop(number), launch
+            if gradient.at_ns <= launch.start_ns and _elements([gradient]) == _elements_sent(launch):
+                yield (left.pop(number),), launch
                 break
+
+
+def _elements_sent(launch: LaunchSpan) -> int:
+    return (launch.bytes or 0) // DTYPE_BYTES.get(launch.dtype or "", 1)
 
 
 def _elements(gradients: Iterable[Gradient]) -> int:
@@ -111,15 +133,16 @@ def hand_passes(trace: Trace) -> Iterator[Label]:
 
 
 def hand_buckets(trace: Trace) -> Iterator[Label]:
-    """The labels of one bucket for each gradient, and where the loop computed nothing until it had been sent, waits."""
-    compute, named = activity(trace).compute, _labelled(trace)
+    """The labels of a bucket for each all-reduce, and where the loop computed nothing until it had been sent, waits."""
+    compute, named = activity(trace).compute, _names_by_recorder(trace)
     for each in averaged_by_hand(trace):
-        for index, (gradient, launch) in enumerate(each.sent):
-            bucket, name = {"bucket": str(index)}, _name(gradient, named, each.thread)
-            if named is None:
-                yield _instant(each, gradient.at_ns, "gradient_ready", {"parameter": name})
-            ready = bucket | {"bytes": str(launch.bytes or 0), "parameters": name}
-            yield _instant(each, gradient.at_ns, "bucket_ready", ready)
+        for index, (gradients, launch) in enumerate(each.sent):
+            bucket, names = {"bucket": str(index)}, [_name(gradient, named, each.thread) for gradient in gradients]
+            for name, gradient in zip(names, gradients, strict=True):
+                if named is None:
+                    yield _instant(each, gradient.at_ns, "gradient_ready", {"parameter": quote(name)})
+            ready = bucket | {"bytes": str(launch.bytes or 0), "parameters": ",".join(map(quote, names))}
+            yield _instant(each, gradients[-1].at_ns, "bucket_ready", ready)
             yield _range(launch, launch.start_ns, launch.end_ns, "bucket_launch", bucket)
             end_ns = launch.ran[1] if launch.ran is not None else launch.end_ns
             if end_ns > launch.end_ns and not len(clip(compute, launch.end_ns, end_ns)):
@@ -130,15 +153,16 @@ def hand_buckets(trace: Trace) -> Iterator[Label]:
 @once_per_trace
 def hand_gradients(trace: Trace) -> dict[str, int]:
     """The elements of each gradient that is averaged by hand, by its name."""
-    named = _labelled(trace)
+    named = _names_by_recorder(trace)
     return {
         _name(gradient, named, each.thread): prod(gradient.shape or ())
         for each in averaged_by_hand(trace)
-        for gradient, _ in each.sent
+        for gradients, _ in each.sent
+        for gradient in gradients
     }
 
 
-def _labelled(trace: Trace) -> Ordered[Label] | None:
+def _names_by_recorder(trace: Trace) -> Ordered[Label] | None:
     """A Recorder's labels of gradients, which have their parameters' names; None without."""
     labels = [label for label in engine_labels(trace) if label.word == "gradient_ready"]
     return Ordered(labels, lambda label: label.thread) if labels else None
@@ -146,7 +170,7 @@ def _labelled(trace: Trace) -> Ordered[Label] | None:
 
 def _name(gradient: Gradient, named: Ordered[Label] | None, thread: int) -> str:
     label = None if named is None else named.last_before(thread, gradient.hooks_end_ns)  # of one of its hooks
-    return gradient_name(gradient) if label is None else label.fields["parameter"]
+    return gradient_name(gradient) if label is None else label_list(label.fields["parameter"])[0]
 
 
 def _instant(span: Span, at_ns: int, word: str, fields: dict[str, str]) -> Label:

@@ -10,6 +10,7 @@ from made.traces import event, gloo, op, run_of, step
 
 from overlaplab.analyses import averages_by_hand
 from overlaplab.evidence.by_hand import averaged_by_hand, hand_buckets, hand_gradients, hand_passes
+from overlaplab.vocabulary import label_list
 
 US = 1000
 
@@ -40,7 +41,7 @@ def loop(*, sent: tuple[int, ...] = (250, 500), in_hooks: bool = False) -> list[
 def test_each_gradient_has_a_bucket_of_its_own(tmp_path: Path, in_hooks: bool) -> None:
     (trace,) = run_of(tmp_path, loop(in_hooks=in_hooks)).traces
     (averaging,) = averaged_by_hand(trace)
-    assert [(gradient.number, launch.bytes) for gradient, launch in averaging.sent] == [(1, 1000), (2, 2000)]
+    assert [(names[0].number, launch.bytes) for names, launch in averaging.sent] == [(1, 1000), (2, 2000)]
     zero = averaging.forward_ns
     ends = 10_100 if in_hooks else 13_100
     assert (averaging.start_ns - zero, averaging.end_ns - zero) == (4000 * US, ends * US)
@@ -55,6 +56,17 @@ def test_what_is_waited_for_later_has_no_wait(tmp_path: Path) -> None:
     (trace,) = run_of(tmp_path, events).traces
     waits = [label.start_ns for label in hand_buckets(trace) if label.word == "wait"]
     assert len(waits) == 1
+
+
+@pytest.mark.parametrize("beside", [(), (8,)])
+def test_all_gradients_may_be_one_tensor(tmp_path: Path, beside: tuple[int, ...]) -> None:
+    """After the pass alone; another all-reduce is none of theirs."""
+    run = run_of(tmp_path / "after", loop(sent=(750, *beside)))
+    (averaging,) = averaged_by_hand(run.traces[0])
+    assert [([each.number for each in names], launch.bytes) for names, launch in averaging.sent] == [([1, 2], 3000)]
+    (ready,) = (label for label in hand_buckets(run.traces[0]) if label.word == "bucket_ready")
+    assert label_list(ready.fields["parameters"]) == ("gradient 1 (250)", "gradient 2 (500)")
+    assert not averages_by_hand(run_of(tmp_path / "early", loop(sent=(750, *beside), in_hooks=True)))
 
 
 @pytest.mark.parametrize("sent", [(), (500,), (250,), (250, 400), (8, 8, 8)])

@@ -169,7 +169,7 @@ def diagnose(
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
     elif best is not None and not waits_for_cores(idled):
-        other += _answered(shares, best)
+        other += _cause_of_advice(shares, best)
         advice, gain_ns = predicted_words(best), best.gain_ns
     else:
         advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
@@ -374,7 +374,7 @@ def _cause_sentence(share: CauseShare, time: str) -> str:
     return sentence(f"{_clause(share, time)}{where}")
 
 
-def _answered(shares: tuple[CauseShare, ...], best: Advised) -> str:
+def _cause_of_advice(shares: tuple[CauseShare, ...], best: Advised) -> str:
     """What the recommended action is against, where the headline is about something else; empty for no cause."""
     first = next((each for each in shares if best.action.answers(each.cause, overhead=each.overhead)), None)
     if first is None:
