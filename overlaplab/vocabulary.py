@@ -25,6 +25,8 @@ DEVICE_COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memse
 SYNC_CATEGORY = "cuda_sync"
 """A stream was told to wait for an event, or the host waited for the device: `enable_cuda_sync_events`."""
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
+DATA_LOADING = "enumerate(DataLoader)"
+"""What torch calls the range in which a loop waits for its next batch."""
 ANNOTATION_CATEGORIES = frozenset({"user_annotation", "cpu_op", "Operator"})
 _HOST_CATEGORIES = ANNOTATION_CATEGORIES | {"python_function", "overhead", "Trace"}
 _RUNTIME = re.compile(r"\w+_(?:runtime|driver)|Runtime|hpu_op")

@@ -5,6 +5,7 @@ backward pass, or all as one tensor. On CPUs, without torch's DistributedDataPar
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,9 +17,10 @@ from overlaplab.evidence.ddp import (
     Gradient,
     all_gradients,
     autograd_passes,
-    forward_passes,
+    data_loadings,
     gradient_name,
     is_bucket,
+    is_with_ddp,
     optimizer_steps,
 )
 from overlaplab.evidence.executions import executions
@@ -39,7 +41,7 @@ class Averaging(Span):
     """A backward pass, and until its gradients had been averaged."""
 
     forward_ns: int
-    """When its forward pass could begin: after the step before, or the update before."""
+    """When its forward pass could begin: after the step, the update or the data loading before it."""
     computed_ns: int
     """When its last function had ended."""
     sent: tuple[tuple[tuple[Gradient, ...], LaunchSpan], ...]
@@ -50,29 +52,33 @@ class Averaging(Span):
 def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     """The backward passes, in order of time.
 
-    Empty unless each pass that sends gradients sends nearly all of its own, at least two, until the next update.
+    Empty unless each step has one backward pass and at most one update after it, and each pass that sends gradients
+    sends nearly all of its own until then: at least two, the same ones each time.
     """
     labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
-    if rule_of(trace) is not Rule.CPU or labelled or forward_passes(trace) or fsdp2_ranges(trace):
+    if rule_of(trace) is not Rule.CPU or labelled or is_with_ddp(trace) or fsdp2_ranges(trace):
         return ()
     launches = [launch for launch in executions(trace).launches if is_bucket(launch) and launch.ran is not None]
-    windows, updates = step_windows(trace), optimizer_steps(trace)
-    starts = [window.host_start_ns for window in windows]
-    begun, updated = [update.start_ns for update in updates], [update.end_ns for update in updates]
+    updates = optimizer_steps(trace)
     gradients = all_gradients(trace, launches) if launches and updates else ()
-    arrivals = [gradient.at_ns for gradient in gradients]
+    if any(gradient.shape is None for gradient in gradients):
+        return ()
+    windows = step_windows(trace)
+    starts, arrivals = [window.start_ns for window in windows], [gradient.at_ns for gradient in gradients]
+    begun, moments = [update.start_ns for update in updates], [launch.start_ns for launch in launches]
+    before_forward = sorted(span.end_ns for span in (*updates, *data_loadings(trace)))
     averagings: list[Averaging] = []
     for backward in autograd_passes(trace) if gradients else ():
         place = bisect_right(starts, backward.start_ns) - 1
-        if place < 0:
+        arrived = gradients[bisect_left(arrivals, backward.start_ns) : bisect_right(arrivals, backward.end_ns)]
+        if place < 0 or not arrived:
             continue
         limit_ns = min([windows[place].host_end_ns, *begun[bisect_left(begun, backward.end_ns) :][:1]])
-        first, last = bisect_left(arrivals, backward.start_ns), bisect_right(arrivals, backward.end_ns)
-        of_pass = [launch for launch in launches if backward.start_ns <= launch.start_ns < limit_ns]
-        arrived = gradients[first:last]
-        sent = tuple(_as_one(arrived, of_pass) or _one_by_one(arrived, of_pass))
+        of_pass = launches[bisect_left(moments, backward.start_ns) : bisect_left(moments, limit_ns)]
+        sent = _as_one(arrived, of_pass) or _one_by_one(arrived, of_pass)
         averaged = [gradient for names, _ in sent for gradient in names]
-        if len(averaged) == 1 or 0 < _elements(averaged) < _MOST * _elements(arrived):
+        updated = bisect_left(begun, backward.start_ns) < bisect_left(begun, backward.end_ns)
+        if updated or len(averaged) == 1 or 0 < _elements(averaged) < _MOST * _elements(arrived):
             return ()
         ends = [launch.ran[1] for _, launch in sent if launch.ran is not None]
         averagings.append(
@@ -80,12 +86,15 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
                 start_ns=backward.start_ns,
                 end_ns=min(max([backward.end_ns, *ends]), limit_ns),
                 thread=backward.thread,
-                forward_ns=max([starts[place], *updated[: bisect_right(updated, backward.start_ns)][-1:]]),
+                forward_ns=max(
+                    [starts[place], *before_forward[: bisect_right(before_forward, backward.start_ns)][-1:]]
+                ),
                 computed_ns=backward.end_ns,
-                sent=sent,
+                sent=tuple(sent),
             )
         )
-    return tuple(averagings) if any(each.sent for each in averagings) else ()
+    shapes = {tuple(each.shape for names, _ in averaging.sent for each in names) for averaging in averagings}
+    return tuple(averagings) if len(shapes - {()}) == 1 and _are_named_once(trace, averagings) else ()
 
 
 def _as_one(
@@ -93,26 +102,43 @@ def _as_one(
 ) -> list[tuple[tuple[Gradient, ...], LaunchSpan]]:
     """The all-reduce that sends all of these, perhaps but one small one, once they have arrived; empty without."""
     whole = _elements(gradients)
+    left_out = {0: None} | {
+        elements: each for each in gradients if (elements := _elements([each])) <= (1 - _MOST) * whole
+    }
     for launch in launches:
         left_elements = whole - _elements_sent(launch)
-        left_out = next((each for each in gradients if _elements([each]) == left_elements), None)
-        if gradients[-1].at_ns <= launch.start_ns and (
-            left_elements == 0 or (left_out and 0 < left_elements <= (1 - _MOST) * whole)
-        ):
-            return [(tuple(each for each in gradients if left_elements == 0 or each is not left_out), launch)]
+        if gradients[-1].at_ns <= launch.start_ns and left_elements in left_out:
+            return [(tuple(each for each in gradients if each is not left_out[left_elements]), launch)]
     return []
 
 
 def _one_by_one(
     gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]
-) -> Iterator[tuple[tuple[Gradient, ...], LaunchSpan]]:
+) -> list[tuple[tuple[Gradient, ...], LaunchSpan]]:
     """Each all-reduce with the first of the gradients of its size that had arrived and was not sent before."""
-    left = list(gradients)
+    left: dict[int, deque[Gradient]] = defaultdict(deque)
+    for gradient in gradients:
+        left[_elements([gradient])].append(gradient)
+    sent: list[tuple[tuple[Gradient, ...], LaunchSpan]] = []
     for launch in launches:
-        for number, gradient in enumerate(left):
-            if gradient.at_ns <= launch.start_ns and _elements([gradient]) == _elements_sent(launch):
-                yield (left.pop(number),), launch
-                break
+        of_size = left.get(_elements_sent(launch))
+        if of_size and of_size[0].at_ns <= launch.start_ns:
+            sent.append(((of_size.popleft(),), launch))
+    return sent
+
+
+def _are_named_once(trace: Trace, averagings: Sequence[Averaging]) -> bool:
+    """Whether a Recorder's labels, if there are any, name each gradient of a pass once: none, or two microbatches that
+    send both, are told apart by nothing else.
+    """
+    named = _names_by_recorder(trace)
+    if named is None:
+        return True
+    for averaging in averagings:
+        gradients = [gradient for names, _ in averaging.sent for gradient in names]
+        if len({_name(gradient, named, averaging.thread) for gradient in gradients}) < len(gradients):
+            return False
+    return True
 
 
 def _elements_sent(launch: LaunchSpan) -> int:
@@ -125,8 +151,8 @@ def _elements(gradients: Iterable[Gradient]) -> int:
 
 def hand_passes(trace: Trace) -> Iterator[Label]:
     """The labels `forward` and `backward`, as the engine writes them."""
-    for place, each in enumerate(averaged_by_hand(trace)):
-        fields = {"microbatch": str(place)}
+    for each in averaged_by_hand(trace):
+        fields = {"microbatch": "0"}
         yield Label(start_ns=each.forward_ns, end_ns=each.start_ns, thread=each.thread, word="forward", fields=fields)
         fields = fields | {"sync": "1" if each.sent else "0"}
         yield Label(start_ns=each.start_ns, end_ns=each.end_ns, thread=each.thread, word="backward", fields=fields)
@@ -146,7 +172,7 @@ def hand_buckets(trace: Trace) -> Iterator[Label]:
             yield _range(launch, launch.start_ns, launch.end_ns, "bucket_launch", bucket)
             end_ns = launch.ran[1] if launch.ran is not None else launch.end_ns
             if end_ns > launch.end_ns and not len(clip(compute, launch.end_ns, end_ns)):
-                yield _range(launch, launch.end_ns, end_ns, "wait", {})
+                yield _range(launch, launch.end_ns, end_ns, "wait", {"by": "hand"})
                 yield _range(launch, end_ns, end_ns, "bucket_done", bucket)
 
 

@@ -24,7 +24,7 @@ from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_list
+from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DATA_LOADING, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
@@ -138,9 +138,7 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
 
 def _gradient_launches(trace: Trace, ran: Executions) -> list[LaunchSpan]:
     """The all-reduces that may send gradients, in order of launch; none in a trace without DDP."""
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    if not (annotated & matching(events["name"], lambda name: name == _FORWARD or name.startswith(_REDUCER))).any():
+    if not is_with_ddp(trace):
         return []
     return [launch for launch in ran.launches if is_bucket(launch)]
 
@@ -207,6 +205,16 @@ def forward_passes(trace: Trace) -> tuple[Span, ...]:
     return _spans(_named_ranges(trace, _FORWARD.__eq__))
 
 
+def data_loadings(trace: Trace) -> tuple[Span, ...]:
+    """Where a loop waits for its next batch, in order of time."""
+    return _spans(_named_ranges(trace, lambda name: name.startswith(DATA_LOADING)))
+
+
+def is_with_ddp(trace: Trace) -> bool:
+    """Whether DDP's forward passes or its reducer have ranges."""
+    return bool(len(_named_ranges(trace, lambda name: name == _FORWARD or name.startswith(_REDUCER))))
+
+
 def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
     """The optimizer's steps, as torch names them, in order of time."""
     return _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))
@@ -246,11 +254,13 @@ def all_gradients(trace: Trace, launches: Sequence[LaunchSpan]) -> tuple[Gradien
 
 def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
     """`_every_accumulation`; none where none launches one of `launches`."""
+    if not launches:
+        return
     ranges = _accumulation_ranges(trace)[1]
     threads, starts = (
         np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
     )
-    if launches and (enclosing_rows(ranges, threads, starts) >= 0).any():
+    if (enclosing_rows(ranges, threads, starts) >= 0).any():
         yield from _every_accumulation(trace, launches)
 
 

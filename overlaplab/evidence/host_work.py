@@ -16,10 +16,8 @@ from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.intervals import Intervals, subtract, union
-from overlaplab.vocabulary import is_runtime_category
+from overlaplab.vocabulary import DATA_LOADING, is_runtime_category
 
-DATA_LOADING = "enumerate(DataLoader)"
-"""What torch calls the range in which a loop waits for its next batch."""
 _OTHERS = (
     "engine::",
     "ProfilerStep#",

@@ -32,6 +32,8 @@ class Loop:
     """Whether some backward passes send nothing already."""
     units: int = 0
     """How many units are gathered, where that is known."""
+    by_hand: bool = False
+    """Whether it averages gradients with all-reduces of its own."""
     roots: int = 0
     """How many roots of FSDP2 are told apart, where there are several."""
 
@@ -66,5 +68,5 @@ def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[
     if "ddp" in sources:
         return Loop(traits=BUCKETS, framework="ddp", swept=swept)
     if "by hand" in sources:
-        return Loop(traits=TRAITS["naive"], swept=swept)
+        return Loop(traits=TRAITS["naive"], swept=swept, by_hand=True)
     return UNKNOWN_LOOP

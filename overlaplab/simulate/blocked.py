@@ -105,7 +105,7 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
         elif (end_wait := _find_wait(launched, generals, bisect_right(over_by, launched.at_ns))) is not None:
             end_wait.keys.append(launched.launch.key)
             end_wait.start_ns = max(end_wait.start_ns, launched.at_ns)  # it may be launched within the range
-    if not generals:  # a loop that labels no waits
+    if all(label.fields.get("by") == "hand" for label in labels if label.word == "wait"):  # a loop that labels no waits
         waits += _while_nothing_computes(unnamed, compute)
     ending = sorted(range(len(launches)), key=lambda place: launches[place].ended_ns)
     ends = [launches[place].ended_ns for place in ending]

@@ -239,7 +239,7 @@ def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator
     """The bytes of each gradient, alone and as it is sent in its bucket, with its flag."""
     named = run.manifest.parameters if run.manifest else ()
     elements = {parameter.name: prod(parameter.shape) for parameter in named} or ddp_gradients(trace)
-    elements |= hand_gradients(trace)
+    elements = elements | hand_gradients(trace)  # a new one: what is known of a trace is not to be changed
     for launch in (launched.launch for launched in launches):
         names, size = launch.parameters, launch.gradient_bytes
         if not names or any(name not in elements for name in names):

@@ -12,8 +12,8 @@ from samples import sample_run
 
 from overlaplab.analyses import late_rank_names, late_rank_phases, late_steps, latest_rank
 from overlaplab.events import step_windows
-from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.findings import late_reason
+from overlaplab.vocabulary import DATA_LOADING
 
 MS = 1_000_000
 RECORDED = Path(__file__).parents[1] / "situations" / "recorded"

@@ -10,7 +10,10 @@ from made.traces import event, gloo, op, run_of, step
 
 from overlaplab.analyses import averages_by_hand
 from overlaplab.evidence.by_hand import averaged_by_hand, hand_buckets, hand_gradients, hand_passes
-from overlaplab.vocabulary import label_list
+from overlaplab.evidence.host_work import host_work
+from overlaplab.simulate.player import Wait
+from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.vocabulary import DATA_LOADING, label_list
 
 US = 1000
 
@@ -84,7 +87,51 @@ def test_metrics_beside_the_gradients_are_others(tmp_path: Path) -> None:
     assert averages_by_hand(run)
 
 
-def test_ddp_does_not_average_by_hand(tmp_path: Path) -> None:
-    forward = event("DistributedDataParallel.forward", 0, 2000, cat="user_annotation")
-    events = sorted([*loop(), forward], key=lambda each: float(each["ts"]))
+def in_order(*events: dict[str, Any]) -> list[dict[str, Any]]:
+    return sorted(events, key=lambda each: float(each["ts"]))
+
+
+@pytest.mark.parametrize("name", ["DistributedDataParallel.forward", "torch.distributed.ddp.reducer::copy"])
+def test_ddp_does_not_average_by_hand(tmp_path: Path, name: str) -> None:
+    events = in_order(*loop(), event(name, 0, 2000, cat="user_annotation"))
+    assert averaged_by_hand(run_of(tmp_path, events).traces[0]) == ()
+
+
+def test_loading_data_is_no_forward_pass(tmp_path: Path) -> None:
+    loading = event(f"{DATA_LOADING}#Iter", 100, 1500, cat="user_annotation")
+    (trace,) = run_of(tmp_path, in_order(*loop(), loading)).traces
+    assert [label.fields["name"] for label in host_work(trace)] == [DATA_LOADING]
+    (averaging,) = averaged_by_hand(trace)
+    assert averaging.start_ns - averaging.forward_ns == 2500 * US
+
+
+def test_what_waits_beside_the_gradients_keeps_its_waits(tmp_path: Path) -> None:
+    run = run_of(tmp_path, loop(sent=(250, 500, 8)), loop(sent=(250, 500, 8)))
+    for program in recorded_programs(run).programs:
+        assert sum(isinstance(move, Wait) for move in program) == 3
+
+
+def test_a_pass_without_gradients_is_none_of_them(tmp_path: Path) -> None:
+    """As of `torch.autograd.grad`, beside an all-reduce."""
+    alone = [
+        step(4, 20_000, 40_000),
+        op("forward", 20_100, 21_000),
+        event("autograd::engine::evaluate_function: MulBackward0", 22_000, 22_100),
+        event("c10d::allreduce_", 23_000, 23_050),
+        gloo(23_050, 24_000) | {"args": {"Input Dims": [[250]], "Input type": ["float"]}},
+    ]
+    assert len(averaged_by_hand(run_of(tmp_path, in_order(*loop(), *alone)).traces[0])) == 1
+
+
+def test_two_updates_in_a_step_are_refused(tmp_path: Path) -> None:
+    """There would be two backward passes that nothing tells apart."""
+    update = event("Optimizer.step#SGD.step", 5000, 5500, cat="user_annotation")
+    assert averaged_by_hand(run_of(tmp_path, in_order(*loop(), update)).traces[0]) == ()
+
+
+def test_shapes_must_be_known(tmp_path: Path) -> None:
+    events = loop()
+    for each in events:
+        if each["name"] == "torch::autograd::AccumulateGrad":
+            each["args"] = {}
     assert averaged_by_hand(run_of(tmp_path, events).traces[0]) == ()

@@ -8,7 +8,8 @@ from typing import Any
 from made.traces import event, launched, run_of, step
 from samples import sample_run
 
-from overlaplab.evidence.host_work import DATA_LOADING, host_work
+from overlaplab.evidence.host_work import host_work
+from overlaplab.vocabulary import DATA_LOADING
 
 LOADING = f"{DATA_LOADING}#_SingleProcessDataLoaderIter.__next__"
 

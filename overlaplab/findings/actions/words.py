@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
-from overlaplab.evidence.host_work import DATA_LOADING
 from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
+from overlaplab.vocabulary import DATA_LOADING
 from overlaplab.words import count, kind_word, rank_word, shorten
 
 
@@ -130,20 +130,20 @@ def balance(case: Case) -> str:
 
 def asynchronous_launch(case: Case) -> str:
     """Waiting for other collectives when the step ends."""
-    return f"launching {_collective_words(case.rows)} with async_op=True, and waiting when the step ends"
+    return f"launching {_collective_words(case)} with async_op=True, and waiting when the step ends"
 
 
 def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
         return IN_THE_BACKGROUND
-    which = _collective_words(case.rows, "after the optimizer step")
+    which = _collective_words(case, "after the optimizer step")
     return f"launching {which} with async_op=True, and waiting a step later"
 
 
 def merge(case: Case) -> str:
     """One collective in place of several."""
-    return f"one collective in place of {_collective_words(case.rows)}, on stacked tensors"
+    return f"one collective in place of {_collective_words(case)}, on stacked tensors"
 
 
 def earlier_launch(case: Case) -> str:
@@ -159,7 +159,7 @@ def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
     if case.loop.framework == "ddp" and set(_unnamed_rows(case.rows)["kind"]) == {"broadcast"}:
         return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
-    return f"doing without {_collective_words(case.rows)}, or doing them less often"
+    return f"doing without {_collective_words(case)}, or doing them less often"
 
 
 def one_gradient_less(case: Case) -> str:
@@ -283,12 +283,15 @@ def _how_fewer(loop: Loop) -> str:
     return ", ".join(text for text in options if not (loop.accumulates and text.startswith("accumulation")))
 
 
-def _collective_words(rows: pd.DataFrame, where: str = "") -> str:
+def _collective_words(case: Case, where: str = "") -> str:
     """The collectives that move neither gradients nor parameters, by number and kind: these have no name.
 
-    `where` they are, unless it is said that they wait.
+    `where` they are, unless it is said that they wait. Where a loop averages gradients by hand, these have no name
+    either, so that the number is unknown.
     """
-    others = _unnamed_rows(rows)
+    if case.loop.by_hand:
+        return f"the collectives of no gradients {where or 'that wait'}"
+    others = _unnamed_rows(case.rows)
     kinds = {kind_word(kind) for kind in others["kind"].dropna()}
     word = kinds.pop() if len(kinds) == 1 else "collective"
     number = others["collective"].nunique()

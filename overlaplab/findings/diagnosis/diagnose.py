@@ -376,10 +376,12 @@ def _cause_sentence(share: CauseShare, time: str) -> str:
 
 def _cause_of_advice(shares: tuple[CauseShare, ...], best: Advised) -> str:
     """What the recommended action is against, where the headline is about something else; empty for no cause."""
-    first = next((each for each in shares if best.action.answers(each.cause, overhead=each.overhead)), None)
+    answered = (each for each in shares if best.action.answers(each.cause, overhead=each.overhead))
+    balanced = best.setting if best.action.name == "balance" else None
+    first = next((each for each in answered if None in (each.late_rank, balanced) or each.late_rank == balanced), None)
     if first is None:
         return ""
-    return " " + _cause_sentence(first, ms(first.exposed_ns)).replace(" of it,", " of exposed communication,", 1)
+    return " " + _cause_sentence(first, ms(first.exposed_ns)).replace(" of it", " of exposed communication", 1)
 
 
 def _clause(share: CauseShare, time: str) -> str:
