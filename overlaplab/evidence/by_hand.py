@@ -38,12 +38,10 @@ _MOST = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging(Span):
-    """A backward pass, and until its gradients had been averaged."""
+    """A backward pass, until its gradients had been averaged."""
 
     forward_ns: int
     """When its forward pass could begin: after the step, the update or the data loading before it."""
-    computed_ns: int
-    """When its last function had ended."""
     sent: tuple[tuple[tuple[Gradient, ...], LaunchSpan], ...]
     """What each all-reduce sends, in order of launch; empty where the pass only accumulates gradients."""
 
@@ -89,7 +87,6 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
                 forward_ns=max(
                     [starts[place], *before_forward[: bisect_right(before_forward, backward.start_ns)][-1:]]
                 ),
-                computed_ns=backward.end_ns,
                 sent=tuple(sent),
             )
         )
@@ -128,9 +125,7 @@ def _one_by_one(
 
 
 def _are_named_once(trace: Trace, averagings: Sequence[Averaging]) -> bool:
-    """Whether a Recorder's labels, if there are any, name each gradient of a pass once: none, or two microbatches that
-    send both, are told apart by nothing else.
-    """
+    """False where a Recorder's labels name a gradient of a pass twice: two microbatches were sent, and look like one."""
     named = _names_by_recorder(trace)
     if named is None:
         return True
