@@ -125,7 +125,7 @@ def _one_by_one(
 
 
 def _are_named_once(trace: Trace, averagings: Sequence[Averaging]) -> bool:
-    """False where a Recorder's labels name a gradient of a pass twice: two microbatches were sent, and look like one."""
+    """False where a Recorder's labels name a gradient of a pass twice: two microbatches look like one."""
     named = _names_by_recorder(trace)
     if named is None:
         return True
