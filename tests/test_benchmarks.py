@@ -14,7 +14,7 @@ from loaded_script import script
 ROOT = Path(__file__).parents[1]
 TINY = "--layers 1 --width 16 --seq 4 --batch 2"
 PAIRS = r"pairs; medians "
-PREDICTED = r"ms [+-]\d+\.\d\d%"
+PREDICTED = r"ms +[+-]\d+\.\d\d%"
 
 COMMANDS = [
     ("advised_caps.py {out} --settings 1", r"1 of|ms"),
