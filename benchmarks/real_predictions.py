@@ -13,6 +13,7 @@ little of how often intervals hold. Run it on an idle machine.
 import json
 import random
 from itertools import combinations, permutations
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -80,7 +81,7 @@ def main(
     caps = list(zip([p.step_ns for p in predicted], steps_ns, strict=True))[: len(CAPS)]
     apart = [(a, b) for a, b in permutations(caps, 2) if max(a[1]) < min(b[1])]
     differ = fmean(2 * abs(a - b) / (a + b) for recordings in steps_ns for a, b in combinations(recordings, 2))
-    tau = fmean(1 if a[0] < b[0] else -1 for a, b in apart)
+    tau = fmean(1 if a[0] < b[0] else -1 for a, b in apart) if apart else nan
     print(
         f"inside: {sum(inside)} of {len(inside)}; mean error {fmean(map(abs, errors)):.2%}, worst "
         f"{max(map(abs, errors)):.2%}, mean beyond the repeats {fmean(beyond):.2%}; "
