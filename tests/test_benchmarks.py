@@ -46,6 +46,9 @@ COMMANDS = [
 ]
 """What is run in benchmarks/, and what it prints."""
 
+RATIOS = {"commands.py": ["schedule"], "zero3_cost.py": ["step time", "peak memory"]}
+"""Of some of them which ratios, and no others."""
+
 DISTURBED = r"OverlaplabError: (.|\n)*(machine\s+was\s+busy|attain)"
 """The error of a benchmark that refuses what it recorded beside other tests."""
 
@@ -78,6 +81,8 @@ def test_a_benchmark_prints_its_figures(command: str, prints: str, tmp_path: Pat
         pytest.skip(refused.group())
     assert done.returncode == 0, done.stderr
     assert re.search(prints, done.stdout), done.stdout
+    ratios = [line.partition(",")[0].partition(":")[0] for line in done.stdout.splitlines() if f" {PAIRS}" in line]
+    assert ratios == RATIOS.get(command.split()[0], ratios)
 
 
 @pytest.mark.slow

@@ -18,6 +18,10 @@ from overlaplab.vocabulary import DATA_LOADING, label_list
 US = 1000
 
 
+def in_order(*events: dict[str, Any]) -> list[dict[str, Any]]:
+    return sorted(events, key=lambda each: float(each["ts"]))
+
+
 def loop(*, sent: tuple[int, ...] = (250, 500), in_hooks: bool = False) -> list[dict[str, Any]]:
     """A step of 20 ms: gradients of 250 and 500 elements arrive at 4 and 8; all-reduces of so many elements follow, at
     once or from 9 on, each of 2 ms; the update begins at 15.
@@ -37,7 +41,7 @@ def loop(*, sent: tuple[int, ...] = (250, 500), in_hooks: bool = False) -> list[
         arguments = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
         events += [event("c10d::allreduce_", at, at + 50), gloo(at + 50, at + 2000) | arguments]
     events += [event("Optimizer.step#SGD.step", 15_500, 19_000, cat="user_annotation"), op("add_", 15_600, 18_000)]
-    return sorted(events, key=lambda each: float(each["ts"]))
+    return in_order(*events)
 
 
 @pytest.mark.parametrize("in_hooks", [False, True])
@@ -55,8 +59,7 @@ def test_each_gradient_has_a_bucket_of_its_own(tmp_path: Path, in_hooks: bool) -
 
 
 def test_what_is_waited_for_later_has_no_wait(tmp_path: Path) -> None:
-    events = sorted([*loop(), op("metrics", 9100, 10_000)], key=lambda each: float(each["ts"]))
-    (trace,) = run_of(tmp_path, events).traces
+    (trace,) = run_of(tmp_path, in_order(*loop(), op("metrics", 9100, 10_000))).traces
     waits = [label.start_ns for label in hand_buckets(trace) if label.word == "wait"]
     assert len(waits) == 1
 
@@ -85,10 +88,6 @@ def test_metrics_beside_the_gradients_are_others(tmp_path: Path) -> None:
     (averaging,) = averaged_by_hand(run.traces[0])
     assert [launch.bytes for _, launch in averaging.sent] == [1000, 2000]
     assert averages_by_hand(run)
-
-
-def in_order(*events: dict[str, Any]) -> list[dict[str, Any]]:
-    return sorted(events, key=lambda each: float(each["ts"]))
 
 
 @pytest.mark.parametrize("name", ["DistributedDataParallel.forward", "torch.distributed.ddp.reducer::copy"])
