@@ -50,6 +50,9 @@ _TYPES = {
     **dict.fromkeys(("waits_known", "bytes_explain"), "bool"),
 }
 
+TimesBySize = Callable[[str], Callable[[int], int] | None]
+"""T of each number of bytes by the kind of collective; None where unknown."""
+
 _BEST = ("rank", "step", "index", "gradients", "bytes", "ready_ns", "start_ns", "end_ns", "last_ns")
 
 
@@ -66,7 +69,8 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     bounds hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no line).
 
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
-    sizes a line through those measured. But for `found_ns` and `least_ns` each rank is simulated alone, without waiting
+    sizes a line through those measured; what `any_cap_ns` and `least_ns` take of one measured size says
+    `transfers.no_less`. But for `found_ns` and `least_ns` each rank is simulated alone, without waiting
     for other ranks.
     Steps whose collectives are unknown have no row, nor have DDP's steps that also exchange other data than gradients,
     nor runs where updated parameters are gathered, which reaches into the next step, or sent by a server, nor meshes of
@@ -139,7 +143,7 @@ def _has_bounds(run: Run) -> bool:
 def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     took, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
     for step, issued in issued_by_step(trace, steps, run.manifest):
-        cut = _cut(issued, progress(trace, step), took)
+        cut = _cut(issued, progress(trace, step), took.times_by_size)
         if cut is None or issued.gradients is None:
             continue
         done_ns, buckets = (np.maximum.accumulate(cut[0]), cut[1])
@@ -217,7 +221,7 @@ def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], i
 
 
 def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
-    cut = _cut(issued, done_by, took)
+    cut = _cut(issued, done_by, took.least_by_size)
     if cut is None:
         return None
     ready_ns, buckets = cut
@@ -235,9 +239,11 @@ class _CutBucket:
     end_ns: int
 
 
-def _cut(issued: Issued, done_by: Callable[[int], int], took: Transfers) -> tuple[list[int], list[_CutBucket]] | None:
+def _cut(
+    issued: Issued, done_by: Callable[[int], int], times_by_size: TimesBySize
+) -> tuple[list[int], list[_CutBucket]] | None:
     """When each gradient is ready, in computation done, and the buckets of [Note: any cap]; None where unknown."""
-    gradients = _sendable_in_step(issued, done_by, took)
+    gradients = _sendable_in_step(issued, done_by, times_by_size)
     if gradients is None:
         return None
     buckets: list[_CutBucket] = []
@@ -275,12 +281,12 @@ def sendable_gradients(run: Run, window: Mapping[str, Any]) -> Sendable | None:
     for trace in selected_traces(run, selection):
         took = transfers(run, trace, run.manifest.link if run.manifest else None)
         for step, issued in issued_by_step(trace, selected_windows(trace, selection), run.manifest):
-            return _sendable_in_step(issued, progress(trace, step), took)
+            return _sendable_in_step(issued, progress(trace, step), took.times_by_size)
     return None
 
 
-def _sendable_in_step(issued: Issued, done_by: Callable[[int], int], took: Transfers) -> Sendable | None:
-    takes = took.times_by_size("all_reduce")
+def _sendable_in_step(issued: Issued, done_by: Callable[[int], int], times_by_size: TimesBySize) -> Sendable | None:
+    takes = times_by_size("all_reduce")
     sent = [each.bytes for _, each in issued.sent if each.bytes]
     if issued.gradients is None or takes is None or not sent:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -45,11 +45,22 @@ class Transfers(Protocol):
     def times_by_size(self, kind: str) -> Callable[[int], int] | None:
         """T in ns of any number of bytes; None where unknown, or where measured times do not follow their sizes."""
 
+    def least_by_size(self, kind: str) -> Callable[[int], int] | None:
+        """The same, and where only one size was recorded what larger ones take at least: see `no_less`."""
+
 
 def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
     """By the link's formula; without a link as recorded, and for other sizes by a line through what was recorded."""
     traits = strategy_traits(run.manifest)
     return _ByLink(link, traits.hops if traits else None) if link else _Measured(run, trace)
+
+
+def no_less(takes: Callable[[int], int], sizes: Collection[int]) -> Callable[[int], int]:
+    """What no collective takes less than, where T was measured of these sizes.
+
+    One size does not tell latency from bandwidth: a smaller one takes at least its share of T, a larger one at least T.
+    """
+    return takes if len(set(sizes)) > 1 else lambda num_bytes: takes(min(num_bytes, *sizes))
 
 
 def takes_ns(times: Transfers, kind: str, num_bytes: int) -> int | None:
@@ -71,6 +82,8 @@ class _ByLink:
 
     def times_by_size(self, kind: str) -> Callable[[int], int] | None:
         return lambda num_bytes: self._takes(kind, num_bytes)
+
+    least_by_size = times_by_size
 
     def _takes(self, kind: str, num_bytes: int) -> int:
         return transfer_ns(kind, num_bytes, self._link, self._hops if kind == "all_reduce" else None)
@@ -105,12 +118,19 @@ class _Measured:
         self.waits_known &= all(is_known for _, is_known in moved)
         return sum(took for took, _ in moved)
 
-    def _fit_by_size(self, kind: str) -> Callable[[int], int] | None:
-        measured = [
+    def least_by_size(self, kind: str) -> Callable[[int], int] | None:
+        takes = self.times_by_size(kind)
+        return None if takes is None else no_less(takes, [size for size, _ in self._measured_sizes(kind)])
+
+    def _measured_sizes(self, kind: str) -> list[tuple[int, int]]:
+        return [
             (launch.bytes, self._moved[launch.ran][0])
             for launch in self._launches
             if launch.kind == kind and launch.bytes and launch.ran
         ]
+
+    def _fit_by_size(self, kind: str) -> Callable[[int], int] | None:
+        measured = self._measured_sizes(kind)
         if not measured:
             return None
         latency_ns, ns_per_byte = fit_line([size for size, _ in measured], [took for _, took in measured])

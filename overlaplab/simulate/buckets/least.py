@@ -46,6 +46,8 @@ class Least:
     cut: Recutting
     took_ns: Times
     """T of gradients in one bucket: see `transfer_table`."""
+    least_took_ns: Times
+    """The same where only one size was recorded: what no bucket takes less than."""
     passes: tuple[BackwardPass, ...]
     spans_ns: Times
     """How long each step takes at least, of shape (ranks, steps): see [Note: bound]."""
@@ -65,9 +67,10 @@ class Least:
             spans[each.step] += (resumed - each.resumed_ns).mean()
         return spans
 
-    def cuttings(self, ready_ns: Times) -> Iterator[Cutting]:
+    def cuttings(self, ready_ns: Times, took_ns: Times | None = None) -> Iterator[Cutting]:
         """The best cuttings for a pass with these times, into one bucket, into two, …; half a launch is before it."""
-        return best_cuttings((ready_ns - self.cut.host_ns).tolist(), self.took_ns, 2 * self.cut.host_ns)
+        took_ns = self.took_ns if took_ns is None else took_ns
+        return best_cuttings((ready_ns - self.cut.host_ns).tolist(), took_ns, 2 * self.cut.host_ns)
 
 
 def least_steps(cut: Recutting) -> Least | None:
@@ -75,10 +78,12 @@ def least_steps(cut: Recutting) -> Least | None:
     parts = [_parts(each.moves) for each in cut.alone]
     if len({len(each) for each in parts}) > 1:
         return None
-    took_ns = transfer_table([cut.sent[name] for name in cut.order], cut.takes)
+    sent = [cut.sent[name] for name in cut.order]
+    took_ns = transfer_table(sent, cut.takes)
+    least_took_ns = took_ns if cut.takes_least is cut.takes else transfer_table(sent, cut.takes_least)
     at_ns = np.zeros(len(parts), dtype=np.int64)
     ends: list[list[int]] = [[] for _ in parts]
-    least = Least(cut=cut, took_ns=took_ns, passes=(), spans_ns=at_ns)
+    least = Least(cut=cut, took_ns=took_ns, least_took_ns=least_took_ns, passes=(), spans_ns=at_ns)
     passes: list[BackwardPass] = []
     steps = sum(isinstance(move, End) for move in cut.alone[0].moves) - 1
     for part in zip(*parts, strict=True):
@@ -101,7 +106,7 @@ def least_steps(cut: Recutting) -> Least | None:
             passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
     times = np.array(ends, dtype=np.int64)
     spans = times[:, 1:] - times[:, :-1]
-    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=spans)
+    return Least(cut=cut, took_ns=took_ns, least_took_ns=least_took_ns, passes=tuple(passes), spans_ns=spans)
 
 
 def _parts(program: Program) -> list[list[Move]]:
@@ -138,15 +143,15 @@ def _earliest_ns(least: Least, ready_ns: Times, ended_ns: Times) -> Times:
     ready, ended = ready_ns - begun, ended_ns - begun
     sent = [cut.sent[name] for name in cut.order]
     if not cut.host_ns:
-        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes)[0], cut))
+        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes_least)[0], cut))
     earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
     number = 0
-    for number, cutting in enumerate(least.cuttings(ready), start=1):
+    for number, cutting in enumerate(least.cuttings(ready, least.least_took_ns), start=1):
         earliest = np.minimum(earliest, _resume_ns(ended, number, cutting.end_ns, cut))
         if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
             return np.asarray(begun + earliest)
     if number < len(sent):  # into still more
-        end_ns = best_cutting(ready.tolist(), sent, cut.takes)[0]
+        end_ns = best_cutting(ready.tolist(), sent, cut.takes_least)[0]
         earliest = np.minimum(earliest, _resume_ns(ended, number + 1, end_ns, cut))
     return np.asarray(begun + earliest)
 

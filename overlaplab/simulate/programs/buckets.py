@@ -32,7 +32,7 @@ from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, 
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
-from overlaplab.simulate.transfers import times_beyond
+from overlaplab.simulate.transfers import no_less, times_beyond
 from overlaplab.traits import TRAITS, Traits
 
 Buckets = Sequence[Sequence[str]]
@@ -68,6 +68,11 @@ class Recutting:
     """The cap in bytes of torch's DDP; None of other strategies."""
     first_cap: int | None = None
     """The first bucket's own cap in bytes; None where it has none."""
+
+    @property
+    def takes_least(self) -> Callable[[int], int]:
+        """T that none takes less than: see `no_less`."""
+        return no_less(self.takes, self.measured) if self.measured else self.takes
 
     def cut(self, *caps: int) -> tuple[tuple[str, ...], ...]:
         """The buckets by these caps in bytes; the last one applies to all further buckets."""

@@ -227,6 +227,24 @@ def test_of_a_small_run_no_cutting_is_below_the_bound_nor_much_below_the_best_fo
         assert min(spans) - cut.wake_ns <= search.least_ns
 
 
+@pytest.mark.parametrize("latency", [0, 12, 24])
+@pytest.mark.parametrize("works", [[[20, 20, 20, 20, 20]] * 2, [[1, 1, 1, 1, 1], [2, 2, 2, 2, 2]]])
+def test_of_one_recorded_size_no_latency_is_below_the_bound(works: list[list[int]], latency: int) -> None:
+    """All buckets took 24 ns: latency, bandwidth, or both."""
+    sizes = [12] * 5
+    recorded = replace(small(works, sizes, 0, 3), takes=lambda size: 2 * size, measured=(12, 12))
+    truth = replace(recorded, takes=lambda size: latency + size * (24 - latency) // 12)
+    least = least_steps(recorded)
+    assert least is not None
+    spans = []
+    for counts in cuttings(len(NAMES)):
+        edges = np.cumsum((0, *counts)).tolist()
+        spans.append(truth.spans_ns(tuple(tuple(NAMES[begin:end]) for begin, end in pairwise(edges))))
+    assert all((least.spans_ns <= played).all() for played in spans)
+    if latency == 24:
+        assert least.spans_ns.mean() >= min(played.mean() for played in spans) - recorded.wake_ns
+
+
 def test_behind_a_slower_link_other_buckets_are_best() -> None:
     run = sample_run("sweep/cap-4")
     assert run.manifest is not None
