@@ -39,10 +39,7 @@ class _Gap:
 
 
 def follow_moves(
-    moves: Sequence[Move],
-    begun_ns: int,
-    posted: Sequence[tuple[int, int]],
-    actions: Sequence[tuple[int, int]],
+    moves: Sequence[Move], begun_ns: int, posted: Sequence[tuple[int, int]], actions: Sequence[tuple[int, int]]
 ) -> Hosted:
     """Follow a rank's bare moves through a step that began at `begun_ns`; see [Note: what the host takes].
 

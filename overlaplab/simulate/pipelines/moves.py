@@ -6,15 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from overlaplab.costs.pipeline import (
-    ACTS,
-    FORWARD,
-    PER_RANK,
-    SENDS,
-    StageAction,
-    order,
-    turns,
-)
+from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, order, turns
 from overlaplab.simulate.pipelines.shape import Host, Shape
 from overlaplab.simulate.pipelines.times import UPDATE
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play

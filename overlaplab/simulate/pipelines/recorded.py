@@ -206,8 +206,7 @@ def _stage_times(
         at = (step["stage"] == stage).to_numpy(dtype=bool)
         if at.sum() != len(kinds) * plan.microbatches:
             raise OverlaplabError(
-                f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step",
-                path=run.path,
+                f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step", path=run.path
             )
         of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
         took[stage] = {kind: round(took_ns[chosen].mean()) for kind, chosen in of.items()} | {UPDATE: 0}

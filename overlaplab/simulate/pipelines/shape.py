@@ -25,14 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlaplab.costs.link import message_ns, transfer_ns
-from overlaplab.costs.pipeline import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    PER_RANK,
-    WEIGHT,
-    ranks_of_stages,
-)
+from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT, ranks_of_stages
 from overlaplab.manifest import Link
 from overlaplab.simulate.pipelines.times import UPDATE, actions_ns, mean_times, scaled_times, split_backward
 

@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TypeAlias
 
-from overlaplab.costs.pipeline import (
-    BACKWARD,
-    INPUT,
-    WEIGHT,
-)
+from overlaplab.costs.pipeline import BACKWARD, INPUT, WEIGHT
 
 UPDATE = "update"
 """Beside the kinds of actions: the optimizer's work."""

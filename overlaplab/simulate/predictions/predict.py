@@ -22,12 +22,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.player import Launch, Move, Played, Program, StuckError, play
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, predict_device
-from overlaplab.simulate.predictions.error import (
-    Interval,
-    extrapolations,
-    prediction_interval,
-    recorded_caps,
-)
+from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes

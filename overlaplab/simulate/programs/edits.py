@@ -251,11 +251,7 @@ EDITS = {
         apply=_cut_by_arrival,
         nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
-    "merge": Edit(
-        remedy="merge",
-        apply=_merge,
-        nothing="no such collectives follow each other between the passes",
-    ),
+    "merge": Edit(remedy="merge", apply=_merge, nothing="no such collectives follow each other between the passes"),
     "async": Edit(
         remedy="asynchronous",
         apply=lambda _run, programs, _value, _link: collectives.wait_at_step_end(programs),
@@ -272,18 +268,8 @@ EDITS = {
         apply=lambda _run, programs, _value, _link: collectives.launch_early(programs),
         nothing="no such collective takes long",
     ),
-    "leave-out": Edit(
-        remedy="leave_out",
-        value="KIND",
-        apply=_leave_out,
-        nothing="there is no such collective",
-    ),
-    "larger-units": Edit(
-        value="UNITS",
-        required=True,
-        apply=_larger_units,
-        nothing="it gathers no units, or too few",
-    ),
+    "leave-out": Edit(remedy="leave_out", value="KIND", apply=_leave_out, nothing="there is no such collective"),
+    "larger-units": Edit(value="UNITS", required=True, apply=_larger_units, nothing="it gathers no units, or too few"),
     "half-bytes": Edit(
         remedy="half_the_bytes",
         apply=_halve_bytes,

@@ -76,12 +76,7 @@ def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: 
         for server, *others in zip(*ranks, strict=True):
             for step in others:
                 step.updates_ns, step.overhead_ns = dict(server.updates_ns), server.overhead_ns
-    return Profile(
-        ranks=ranks,
-        host_ns=host_ns,
-        wake_ns=wake_ns(programs),
-        displaced=displaced,
-    )
+    return Profile(ranks=ranks, host_ns=host_ns, wake_ns=wake_ns(programs), displaced=displaced)
 
 
 def wake_ns(programs: Sequence[Program]) -> int:
