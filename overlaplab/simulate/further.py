@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.simulate.player import End, Launch, Move, Program, Wait
+from overlaplab.simulate.player import End, Launch, Move, Program, Wait, launches_of
 from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 
 Skew: TypeAlias = Literal["recorded", "lognormal"]
@@ -101,7 +101,7 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
         return tuple(programs[:ranks])
     choices = list(draws([shape for shape, _ in widen(programs).steps], len(programs), ranks))
     steps = [list(_moves_by_step(program)) for program in programs]
-    launches = [[move for move in step if isinstance(move, Launch)] for step in steps[0]]
+    launches = [launches_of(step) for step in steps[0]]
     order = [launch for step_launches in launches for launch in step_launches]
     begun = [sum(map(len, launches[:place])) for place in range(len(launches))]
     number = {launch.key: place for place, launch in enumerate(order)}

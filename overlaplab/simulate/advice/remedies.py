@@ -46,7 +46,7 @@ from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.scattered import best_scattered_cap
 from overlaplab.simulate.advice.units import best_units
 from overlaplab.simulate.buckets.search import bucket_search
-from overlaplab.simulate.player import Launch, Program, StuckError, play
+from overlaplab.simulate.player import Program, StuckError, launches_of, play
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.edits import EDITS, apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
@@ -130,7 +130,7 @@ def _has_one_size(run: Run) -> bool:
     recorded = plain_programs(run)
     if recorded is None or (run.manifest is not None and run.manifest.link is not None):
         return False
-    launches = [move for program in recorded.programs for move in program if isinstance(move, Launch) and move.role]
+    launches = [launch for program in recorded.programs for launch in launches_of(program) if launch.role]
     return len({(launch.kind, launch.bytes) for launch in launches}) == len({launch.kind for launch in launches})
 
 

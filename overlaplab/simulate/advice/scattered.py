@@ -14,7 +14,7 @@ from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
-from overlaplab.simulate.player import Launch, Program, StuckError, play
+from overlaplab.simulate.player import Program, StuckError, launches_of, play
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
@@ -48,7 +48,7 @@ def scattered_caps(run: Run) -> tuple[CapPlayed, ...]:
     if manifest is None or manifest.link is None:
         return ()
     sizes = {name: size for name, (size, _) in recorded.gradients.items()}
-    buckets = [move.parameters for move in recorded.programs[0] if isinstance(move, Launch) and move.role == "bucket"]
+    buckets = [launch.parameters for launch in launches_of(recorded.programs[0], "bucket")]
     order = list(dict.fromkeys(name for parameters in buckets for name in parameters))
     if set(order) != set(sizes):
         return ()

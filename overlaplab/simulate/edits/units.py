@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, launches_of
 
 Takes = Callable[[str, int], int | None]
 """T of a kind and bytes; None where that is unknown."""
@@ -13,8 +13,7 @@ Takes = Callable[[str, int], int | None]
 
 def unit_order(program: Program) -> list[str]:
     """The units in the order of their first gather."""
-    gathers = (move.what for move in program if isinstance(move, Launch) and move.role == "gather")
-    return list(dict.fromkeys(unit for unit in gathers if unit is not None))
+    return list(dict.fromkeys(launch.what for launch in launches_of(program, "gather") if launch.what is not None))
 
 
 def larger_units(
@@ -36,13 +35,11 @@ def larger_units(
 
 def _merge_units(program: Program, group_of: dict[str, int], takes: Takes, unknown: float) -> list[Move]:
     merged, absorbed = _merge_collectives(program, group_of, takes, unknown)
-    units = {move.key: move.what for move in program if isinstance(move, Launch) and move.role == "scatter"}
-    gathers = {place for place, move in enumerate(program) if isinstance(move, Launch) and move.role == "gather"}
+    units = {launch.key: launch.what for launch in launches_of(program, "scatter")}
     moves: list[Move] = []
     spared: str | None = None  # the unit whose host work is left out
-    for place, move in enumerate(program):
-        if place in gathers:
-            assert isinstance(move, Launch)
+    for move in program:
+        if isinstance(move, Launch) and move.role == "gather":
             spared = move.what if move.key in absorbed else None
         if isinstance(move, End | Mark) or (isinstance(move, Wait) and move.key in units and units[move.key] == spared):
             spared = None
@@ -64,9 +61,8 @@ def _merge_collectives(
     merged: dict[Hashable, Launch] = {}
     absorbed: set[Hashable] = set()
     for role in ("gather", "scatter"):
-        launches = [move for move in program if isinstance(move, Launch) and move.role == role]
         runs: list[list[Launch]] = []
-        for launch in launches:
+        for launch in launches_of(program, role):
             group = group_of.get(launch.what or "")
             units = {each.what for each in runs[-1]} if runs else set()
             if runs and group == group_of.get(runs[-1][-1].what or "") and launch.what not in units:

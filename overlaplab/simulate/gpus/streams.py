@@ -28,7 +28,7 @@ from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import AddedLaunch, Moved, RankEdit
-from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work, launches_of
 from overlaplab.vocabulary import Rule
 
 
@@ -68,9 +68,9 @@ def edited_programs(run: Run, edits: Sequence[RankEdit]) -> DevicePrograms | Non
         rank = _RankPrograms(place, trace, zero + offset, played_together(run)[place], edit)
         programs += [rank.host(), *rank.streams(), rank.windows()]
         steps.append(len(programs) - 1)
-    moves = chain.from_iterable(programs)
-    launches = Counter(move.key for move in moves if isinstance(move, Launch) and is_played_together(move))
-    return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=launches)
+    launches = launches_of(chain.from_iterable(programs))
+    members = Counter(launch.key for launch in launches if is_played_together(launch))
+    return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=members)
 
 
 def noted_times(programs: DevicePrograms, played: Played, rank: int) -> dict[tuple[str, int], int]:

@@ -17,7 +17,7 @@ from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
-from overlaplab.simulate.player import End, Launch, StuckError
+from overlaplab.simulate.player import End, StuckError, launches_of
 from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, StepPlace, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
@@ -119,7 +119,7 @@ def best_found_ns(run: Run, question: Question) -> int | None:
 def count_buckets(program: WideProgram) -> int:
     """How many buckets a step sends."""
     ends = sum(isinstance(move, End) for move in program.moves)
-    return sum(isinstance(move, Launch) and move.role == "bucket" for move in program.moves) // max(ends - 1, 1)
+    return len(launches_of(program.moves, "bucket")) // max(ends - 1, 1)
 
 
 def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFrame:
@@ -127,8 +127,7 @@ def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFra
     begin, end = (int(played.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
     works = clip(working_times(program, played, at.rank), begin, end)
     rows: list[LaneRow] = [("rank", "", False, *stretch) for stretch in works.tolist()]
-    launches = [move for move in program.moves if isinstance(move, Launch)]
-    for launch, (start, stop) in zip(launches, played.carried_ns.tolist(), strict=True):
+    for launch, (start, stop) in zip(launches_of(program.moves), played.carried_ns.tolist(), strict=True):
         carried = clip(union([start], [stop]), begin, end)
         if not len(carried):
             continue  # another step's

@@ -28,7 +28,7 @@ from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import without_launches
-from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, launches_of, play
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -136,7 +136,7 @@ def find_recutting(run: Run) -> Recutting | None:
         takes(0)
     except (StuckError, OverlaplabError):  # collectives of several groups; transfers that follow no line
         return None
-    launches = [launch for program in recorded.programs for launch in _buckets(program)]
+    launches = [launch for program in recorded.programs for launch in launches_of(program, "bucket")]
     sizes = [launch.bytes for launch in launches]
     return Recutting(
         recorded=recorded,
@@ -214,7 +214,7 @@ class WithoutBuckets:
     """One rank's program without its buckets: what is the same whatever they are."""
 
     def __init__(self, program: Program) -> None:
-        self.moves = tuple(without_launches(program, {launch.key for launch in _buckets(program)}))
+        self.moves = tuple(without_launches(program, {launch.key for launch in launches_of(program, "bucket")}))
         self._unused = _unused_by_pass(program)
         self._marks = [
             place
@@ -255,10 +255,6 @@ class WithoutBuckets:
         """How many each bucket waits for in this pass."""
         unused = self._unused[backward_pass] if backward_pass < len(self._unused) else frozenset()
         return [sum(name not in unused for name in bucket.parameters) for bucket in buckets]
-
-
-def _buckets(program: Program) -> list[Launch]:
-    return [move for move in program if isinstance(move, Launch) and move.role == "bucket"]
 
 
 def _unused_by_pass(program: Program) -> list[frozenset[str]]:

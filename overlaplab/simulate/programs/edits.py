@@ -15,7 +15,7 @@ from overlaplab.simulate.edits import collectives
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
+from overlaplab.simulate.player import Mark, Move, Program, Work, launches_of
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
 from overlaplab.simulate.transfers import takes_ns, transfers
@@ -204,7 +204,7 @@ def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | 
     if missing_ranks(run):
         return None
     took = transfers(run, run.traces[0], link)
-    kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
+    kinds = {launch.kind for program in programs for launch in launches_of(program) if launch.role}
     return collectives.halve_bytes(
         programs, {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
     )

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median_low
 
 from overlaplab.simulate.displaced import Displaced, without_displaced
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, launches_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,9 +65,8 @@ def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: 
 
     If they are `served`, the first rank alone updates; the others get its updates, as if each made them.
     """
-    moves = [move for program in programs for move in program]
-    launches = [move.host_ns for move in moves if isinstance(move, Launch) and move.host_ns]
-    host_ns = round(fmean(launches)) if launches else 0
+    launching = [launch.host_ns for program in programs for launch in launches_of(program) if launch.host_ns]
+    host_ns = round(fmean(launching)) if launching else 0
     ranks = tuple(tuple(_steps(_without_launches(without_displaced(program), host_ns))) for program in programs)
     if sharded:
         for steps in zip(*ranks, strict=True):

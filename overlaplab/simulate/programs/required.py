@@ -11,7 +11,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.displaced import Displaced
-from overlaplab.simulate.player import End, Launch, Mark, Program
+from overlaplab.simulate.player import End, Mark, Program, launches_of
 from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
@@ -83,7 +83,7 @@ def require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
                 reason = f"a step has {marks['forward']} forward passes"
             elif marks["backward_end"] != 1:
                 reason = "in some steps no gradients are sent"
-            elif any(move.role != "bucket" for move in moves if isinstance(move, Launch)):
+            elif any(launch.role != "bucket" for launch in launches_of(moves)):
                 reason = "its steps have collectives beside those of gradients"
             else:
                 continue
