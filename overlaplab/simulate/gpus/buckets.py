@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, launchers, main_stream, matching, once_per_run
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -32,6 +31,7 @@ from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.edit import AddedLaunch, Held, RankEdit, last_dependency
 from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
 from overlaplab.simulate.player import Launch
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import UNSTEADY
 
 _CLOCK_TOLERANCE_NS = 2_000
@@ -105,7 +105,7 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     elif line.deviation > UNSTEADY:
         what = f"its all-reduces do not take as long as their sizes say (off by {line.deviation:.0%})"
     if what is not None or line is None:
-        raise OverlaplabError(what or "", path=run.path, remedy="Name a link with --link.")
+        raise refusal(run, what or "", "Name a link with --link.")
     return line
 
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, pairwise
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
@@ -21,6 +20,7 @@ from overlaplab.simulate.edits.hosts import (
 )
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, launches_of
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import transfers
 
 Programs = Sequence[Program]
@@ -106,7 +106,7 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
             if isinstance(move, Launch) and isinstance(note, Note) and move.role in GRADIENTS and move.what:
                 place: int = note.key[2]  # type: ignore[index]
                 if place >= len(events):
-                    raise OverlaplabError("with other buckets, fewer passes that send are not played", path=run.path)
+                    raise refusal(run, "with other buckets, fewer passes that send are not played")
                 event = events[place]
                 since = bisect_right(steps, event.start_ns), bisect_right(updates, event.called_ns)
                 alike[since, move.role, move.what, move.bytes].append(move.key)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from statistics import median_low
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
@@ -24,6 +23,7 @@ from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.edit import Moved, RankEdit, last_dependency
+from overlaplab.simulate.refusal import refusal
 from overlaplab.vocabulary import FSDP2_ROOT, root_number
 
 
@@ -34,15 +34,15 @@ def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
     """
     if ahead < 1:
         what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
-        raise OverlaplabError(what, path=run.path)
+        raise refusal(run, what)
     editors = [_GatherEditor(trace) for trace in run.traces]
     if not editors or any(not editor.gathers for editor in editors):
-        raise OverlaplabError("no all-gathers of torch's FSDP2 are recorded", path=run.path)
+        raise refusal(run, "no all-gathers of torch's FSDP2 are recorded")
     if any(root_number(gather.unit) is not None for editor in editors for gather in editor.gathers):
         what = "its modules are FSDP2 roots of their own, and FSDP2 gathers nothing ahead for another root"
-        raise OverlaplabError(what, path=run.path, remedy="Call fully_shard on the module that contains them")
+        raise refusal(run, what, "Call fully_shard on the module that contains them")
     if any(gather.shards is None and gather.free_ns is None for editor in editors for gather in editor.gathers):
-        raise OverlaplabError("its units share names, and cannot be told apart", path=run.path)
+        raise refusal(run, "its units share names, and cannot be told apart")
     edits = tuple(editor.edit(ahead) for editor in editors)
     return edits if any(edit.moved for edit in edits) else ()
 

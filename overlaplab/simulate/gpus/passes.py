@@ -9,7 +9,6 @@ from math import prod
 
 import numpy as np
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.arguments import enclosing_rows, operators
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
@@ -18,6 +17,7 @@ from overlaplab.evidence.fields import Fields
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.sending import collective_places
 from overlaplab.simulate.gpus.streams import played_together
+from overlaplab.simulate.refusal import refusal
 from overlaplab.vocabulary import label_list
 
 _PADDING = 1024
@@ -49,19 +49,16 @@ def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
     """The passes of each trace. Raises `OverlaplabError` where gradients or buckets are not known."""
     passes = tuple(list(_passes_of_trace(run, place, trace)) for place, trace in enumerate(run.traces))
     if not passes or not all(passes):
-        raise OverlaplabError("no buckets of torch's DDP are recorded", path=run.path)
+        raise refusal(run, "no buckets of torch's DDP are recorded")
     sizes: dict[Hashable, list[int]] = {}
     for backward in (backward for each in passes for backward in each):
         if sizes.setdefault(backward.key, backward.sizes) != backward.sizes:
-            raise OverlaplabError("gradients arrive in different orders on its ranks", path=run.path)
+            raise refusal(run, "gradients arrive in different orders on its ranks")
     return passes
 
 
 def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
     together, place_of, calls = played_together(run)[number], collective_places(trace), operators(trace)[0]
-
-    def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
-        return OverlaplabError(what, path=run.path, remedy=remedy)
 
     for backward in map(
         partial(_with_labelled_sizes, run, trace), ddp_backwards(trace, executions(trace), engine=True)
@@ -71,20 +68,21 @@ def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPa
             what = (
                 f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
             )
-            raise refuse(what)
+            raise refusal(run, what)
         if backward.repeated:
-            raise refuse(
-                "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
+            raise refusal(
+                run, "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
             )
         if sources == {"order"}:
-            raise refuse("the sizes of its gradients are not known", "Record with record_shapes=True.")
+            raise refusal(run, "the sizes of its gradients are not known", "Record with record_shapes=True.")
         if sources != {"sizes"} or sum(len(bucket.gradients) for bucket in backward.buckets) != backward.gradients:
-            raise refuse("which gradients its buckets hold is not known of all")
+            raise refusal(run, "which gradients its buckets hold is not known of all")
         if len({bucket.launch.dtype for bucket in backward.buckets}) > 1:
-            raise refuse("its gradients are of several types, which DDP sends in buckets of their own")
+            raise refusal(run, "its gradients are of several types, which DDP sends in buckets of their own")
         places = [place_of.get(bucket.launch.ran or (0, 0), -1) for bucket in backward.buckets]
         if any(place not in together for place in places):
-            raise refuse(
+            raise refusal(
+                run,
                 "when all ranks had come to a bucket's all-reduce is not known of all",
                 "Open all ranks' traces together.",
             )

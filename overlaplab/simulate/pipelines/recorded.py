@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import find_axis
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.labels import engine_labels
@@ -27,6 +26,7 @@ from overlaplab.simulate.pipelines.moves import bare_moves
 from overlaplab.simulate.pipelines.shape import PLAYED, AveragedBucket, Host, Labelled, Shape
 from overlaplab.simulate.pipelines.times import UPDATE
 from overlaplab.simulate.player import Launch, Move
+from overlaplab.simulate.refusal import refusal
 
 
 @once_per_run
@@ -37,25 +37,22 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     """
     plan = run.manifest.pipeline if run.manifest else None
     if run.manifest is None or plan is None:
-        raise OverlaplabError("no run.json names its stages", path=run.path)
+        raise refusal(run, "no run.json names its stages")
     if plan.schedule not in PLAYED:
-        raise OverlaplabError(f"{plan.schedule} is not predicted", path=run.path)
+        raise refusal(run, f"{plan.schedule} is not predicted")
     ranks = 1 + max(stage.rank for stage in plan.stages)
     pipeline_places = pipelines(run)
     for places in pipeline_places or [[]]:
         if len(places) != ranks:
             of, what = (len(plan.stages), "stages") if len(plan.stages) == ranks else (ranks, "ranks")
-            raise OverlaplabError(f"the traces of {len(places)} of {of} {what} are there", path=run.path)
+            raise refusal(run, f"the traces of {len(places)} of {of} {what} are there")
     if pipeline(run)["wait_ns"].isna().any():
-        raise OverlaplabError(
-            "its traces do not show when messages were on their way",
-            path=run.path,
-            remedy="Record it behind an emulated link (--link 1Gbps,200us)",
-        )
+        what = "its traces do not show when messages were on their way"
+        raise refusal(run, what, "Record it behind an emulated link (--link 1Gbps,200us)")
     rows = arrivals(run)
     hops = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     if hops.empty:
-        raise OverlaplabError("its traces hold no messages", path=run.path)
+        raise refusal(run, "its traces hold no messages")
     hop_ns, size = _hop_ns(hops), int(hops["bytes"].max())
     link, replicas = run.manifest.emulated_link, len(pipeline_places)
     averages = _averages(run, pipeline_places) if replicas > 1 else ()
@@ -142,7 +139,7 @@ def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple
             if len(launched := _rows_in_step(averages, place, window, int(corrections(run)[place])))
         ]
         if not by_step or len({len(each) for each in by_step}) > 1:
-            raise OverlaplabError("its traces do not show all averages of its replicas", path=run.path)
+            raise refusal(run, "its traces do not show all averages of its replicas")
         buckets.append(tuple(AveragedBucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
     return tuple(buckets)
 
@@ -205,9 +202,7 @@ def _stage_times(
     for stage in stages:
         at = (step["stage"] == stage).to_numpy(dtype=bool)
         if at.sum() != len(kinds) * plan.microbatches:
-            raise OverlaplabError(
-                f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step", path=run.path
-            )
+            raise refusal(run, f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step")
         of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
         took[stage] = {kind: round(took_ns[chosen].mean()) for kind, chosen in of.items()} | {UPDATE: 0}
         idles[stage] = {kind: round(idle_ns[chosen].mean()) for kind, chosen in of.items()}

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
@@ -34,10 +33,11 @@ from overlaplab.simulate.gpus.streams import (
     is_played_together,
     noted_times,
 )
-from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
+from overlaplab.simulate.player import Launch, Move, Played
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import play_or_refuse, refusal
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, Rule, label_text
 
@@ -84,9 +84,9 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     if link is not None:
         changed = replace(changed, programs=tuple(_retime_programs(run, changed, link)))
     changed = apply_device_edits(run, changed, setting.edits)
-    after = _play_or_refuse(run, changed)
+    after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
-        changed, after = beside, _play_or_refuse(run, beside)
+        changed, after = beside, play_or_refuse(run, beside.programs)
     return DevicePrediction(
         run=run,
         recorded=programs,
@@ -102,7 +102,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
 def _recorded_steps(run: Run) -> NDArray[np.int64]:
     """How long all steps take as the recorded programs give them."""
     programs = require_device(run)
-    return _spans(programs, _play_or_refuse(run, programs))
+    return _spans(programs, play_or_refuse(run, programs.programs))
 
 
 def is_on_gpus(run: Run) -> bool:
@@ -119,14 +119,11 @@ def _programs(run: Run, setting: Setting) -> DevicePrograms:
     names = ("link", "bucket_cap_mb", "first_bucket_mb", "prefetch", "edits")
     if setting != Setting(**{name: getattr(setting, name) for name in names}):
         what = "of a run on GPUs nothing but the link, DDP's caps, FSDP2's prefetch and edits are predicted"
-        raise OverlaplabError(what, path=run.path)
+        raise refusal(run, what)
     programs = require_device(run)
     if setting.link and not programs.members:
-        raise OverlaplabError(
-            "when all ranks had come to a collective is not known of any",
-            path=run.path,
-            remedy="Open all ranks' traces together.",
-        )
+        what = "when all ranks had come to a collective is not known of any", "Open all ranks' traces together."
+        raise refusal(run, what)
     return programs
 
 
@@ -134,7 +131,7 @@ def require_device(run: Run) -> DevicePrograms:
     """The programs of a run on GPUs as it is; raises `OverlaplabError` where nothing can be predicted of it."""
     programs = device_programs(run)
     if programs is None or len({len(step_windows(trace)) for trace in run.traces}) > 1:
-        raise OverlaplabError("its traces do not show what waited for what, or of different steps", path=run.path)
+        raise refusal(run, "its traces do not show what waited for what, or of different steps")
     return programs
 
 
@@ -142,7 +139,7 @@ def _recut(run: Run, setting: Setting) -> DeviceEdits:
     """The buckets that the setting's caps give, or the prefetching that it asks for; as recorded where it does not."""
     if setting.prefetch is not None:
         if setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None:
-            raise OverlaplabError("FSDP2 sends no buckets: it has no cap", path=run.path)
+            raise refusal(run, "FSDP2 sends no buckets: it has no cap")
         return DeviceEdits(edits=prefetch_edits(run, setting.prefetch), doubt_ns={})
     recorded_cap_mb = run.manifest.bucket_cap_mb if run.manifest else None
     cap = recorded_cap_mb if setting.bucket_cap_mb is None else setting.bucket_cap_mb
@@ -150,12 +147,10 @@ def _recut(run: Run, setting: Setting) -> DeviceEdits:
     if setting.bucket_cap_mb is None and setting.first_bucket_mb is None:
         return DeviceEdits(edits=(), doubt_ns={})
     if cap is None or first is None:
-        raise OverlaplabError(
-            "the cap of its other buckets is not known", path=run.path, remedy="Name --bucket-cap-mb."
-        )
+        raise refusal(run, "the cap of its other buckets is not known", "Name --bucket-cap-mb.")
     for name, value in (("bucket_cap_mb", cap), ("first_bucket_mb", first)):
         if not 0 < value < inf:
-            raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
+            raise refusal(run, f"{name} must be above 0, not {value}")
     return recut(run, [int(first * MIB), int(cap * MIB)], fitted=setting.link is None)
 
 
@@ -180,15 +175,8 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
             return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
 
         other = replace(programs, programs=tuple(tuple(map(shift, program)) for program in programs.programs))
-        means.append(mean_step_ns(run, _spans(other, _play_or_refuse(run, other))))
+        means.append(mean_step_ns(run, _spans(other, play_or_refuse(run, other.programs))))
     return round(max(abs(mean - means[0]) for mean in means))
-
-
-def _play_or_refuse(run: Run, programs: DevicePrograms) -> Played:
-    try:
-        return play(programs.programs)
-    except StuckError:
-        raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
 
 
 def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Move, ...]]:
@@ -201,7 +189,7 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
             what = (
                 f"how long {move.kind or 'a collective of unknown kind'} would take is not known: no size is recorded"
             )
-            raise OverlaplabError(what, path=run.path, remedy="Record with record_shapes=True.")
+            raise refusal(run, what, "Record with record_shapes=True.")
         members = replace(link, world_size=programs.members[move.key] + played_phantoms(run.manifest))
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 

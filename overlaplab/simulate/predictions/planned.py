@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.costs.batch import Batch
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
@@ -15,6 +14,7 @@ from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.error import Interval, recorded_caps
 from overlaplab.simulate.predictions.predict import manifests_beside
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import refusal
 
 _MAX_RANKS = 100_000
 """More do not fit into memory at once."""
@@ -42,7 +42,7 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     one on GPUs neither can be changed.
     """
     if batch.ranks > _MAX_RANKS:
-        raise OverlaplabError(f"no more than {_MAX_RANKS:,} ranks are predicted", path=run.path)
+        raise refusal(run, f"no more than {_MAX_RANKS:,} ranks are predicted")
     manifest = run.manifest
     recorded_accumulate = (manifest.accumulate if manifest else None) or 1
     setting = Setting(

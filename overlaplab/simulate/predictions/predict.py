@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.assign import MIB
-from overlaplab.simulate.player import Launch, Move, Played, Program, StuckError, play
+from overlaplab.simulate.player import Launch, Move, Program
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, predict_device
 from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.event import Event
@@ -31,6 +31,7 @@ from overlaplab.simulate.programs.edits import move_into_the_next, transfers_mis
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import play_or_refuse
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 
@@ -106,7 +107,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
 
 def _play_on_cpus(run: Run, setting: Setting) -> _Play:
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
-    before, after = _play_or_refuse(run, recorded), _play_or_refuse(run, programs)
+    before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
     assert run.manifest is not None
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
     numbers = [window.step for window in step_windows(run.traces[0])]
@@ -165,13 +166,6 @@ def changes(setting: Setting) -> dict[str, Any]:
         changed["edits"] = [name if value is None else f"{name}={value}" for name, value in setting.edits]
     stages = {"stages": ",".join(map(str, setting.stages))} if setting.stages else {}
     return changed | stages | ({"link": str(setting.link)} if setting.link else {})
-
-
-def _play_or_refuse(run: Run, programs: Sequence[Program]) -> Played:
-    try:
-        return play(programs)
-    except StuckError:
-        raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
 
 
 def _taken_ns(run: Run) -> int:

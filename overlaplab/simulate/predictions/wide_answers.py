@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import strategy_traits
@@ -25,6 +24,7 @@ from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
 from overlaplab.traits import TRAITS
 
@@ -77,7 +77,7 @@ def _play(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
         if after != before or algorithm != "ring":
             program = retime_collectives(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
     elif setting.link is not None or setting.ranks is not None:
-        raise OverlaplabError("without a link no other link or number of ranks can be played", path=run.path)
+        raise refusal(run, "without a link no other link or number of ranks can be played")
     if ranks != program.ranks:
         program = draw_ranks(program, ranks, skew=question.skew, seed=question.seed)
     return program, play_wide(program)
@@ -150,5 +150,5 @@ def setting_program(run: Run, setting: Setting) -> WideProgram:
         try:
             programs[setting] = widen(made_programs(run, setting))
         except StuckError as error:
-            raise OverlaplabError(str(error), path=run.path) from None
+            raise refusal(run, str(error)) from None
     return programs[setting]

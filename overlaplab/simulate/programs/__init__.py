@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.passes import bucket_labels
 from overlaplab.manifest import Manifest, strategy_traits
@@ -36,6 +35,7 @@ from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
 from overlaplab.simulate.recorded import MOST_RANKS
+from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 
 __all__ = ["is_served", "made_programs", "programs_of"]
@@ -68,11 +68,11 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
     if setting.ranks is None or len(programs) == setting.ranks:
         return programs
     if setting.ranks > MOST_RANKS:
-        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
+        raise refusal(run, f"no more than {MOST_RANKS} ranks are played one by one")
     try:
         return with_further(programs, setting.ranks)
     except StuckError as error:
-        raise OverlaplabError(str(error), path=run.path) from None
+        raise refusal(run, str(error)) from None
 
 
 def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
@@ -82,17 +82,11 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """
     manifest = run.manifest
     if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
-        raise OverlaplabError(
-            f"its ranks share the model ({manifest.axes})",
-            path=run.path,
-            remedy="overlaplab predict takes --link of it, and no other change",
-        )
+        what = f"its ranks share the model ({manifest.axes})"
+        raise refusal(run, what, "overlaplab predict takes --link of it, and no other change")
     if is_served(run, setting) and not (manifest and manifest.asynchronous):
-        raise OverlaplabError(
-            "messages to a server are not played for many ranks at once",
-            path=run.path,
-            remedy="overlaplab predict takes --link and --ranks of a parameter server",
-        )
+        what = "messages to a server are not played for many ranks at once"
+        raise refusal(run, what, "overlaplab predict takes --link and --ranks of a parameter server")
     return _edited_programs(run, setting)
 
 
@@ -153,16 +147,13 @@ def _unnamed_programs(
         programs = tuple(map(tuple, cut.programs(cut.cut(*(int(cap * MIB) for cap in caps_mb)))))
         setting = replace(setting, caps_mb=None, bucket_cap_mb=None)
     if caps_mb and cut is None and all(map(bucket_labels, run.traces)):
-        raise OverlaplabError(
-            "which gradients its buckets send, or how long all-reduces of other sizes take, is not known",
-            path=run.path,
-            remedy="Record with record_shapes=True, and buckets of several sizes",
-        )
+        what = "which gradients its buckets send, or how long all-reduces of other sizes take, is not known"
+        raise refusal(run, what, "Record with record_shapes=True, and buckets of several sizes")
     if setting != Setting(link=setting.link, edits=setting.edits) or (setting.link and manifest.link is None):
-        raise OverlaplabError(
+        raise refusal(
+            run,
             "what its strategy is has not been recorded, so that its options are not predicted",
-            path=run.path,
-            remedy="overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
+            "overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
         )
     link = setting.link and replace(setting.link, world_size=manifest.world_size)
     return tuple(retime_program(each, manifest.link, link) for each in programs) if link else programs
@@ -180,10 +171,10 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
     if name is None:
         return cut.programs(cut.cut(*after.caps)) if cut is not None and other_caps else None
     if cut is None or (not other_caps and cut.buckets is None):
-        raise OverlaplabError("which bucket sends which gradient is not known", path=run.path)
+        raise refusal(run, "which bucket sends which gradient is not known")
     if name not in cut.sizes:
         remedy = f"Known: {', '.join(cut.order[:5])}{' …' if len(cut.order) > 5 else ''}"
-        raise OverlaplabError(f"it sends no gradient of {name}", path=run.path, remedy=remedy)
+        raise refusal(run, f"it sends no gradient of {name}", remedy)
     buckets = cut.cut(*after.caps) if other_caps else cut.buckets or ()
     left = [[each for each in names if each != name] for names in buckets]
     return cut.programs([names for names in left if names])
@@ -192,7 +183,7 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
 def _each_in_turn(run: Run, ranks: Sequence[Sequence[StepProfile]], count: int) -> list[Sequence[StepProfile]]:
     """So many ranks' steps: those beyond the recorded ones work as these in turn, but none as the first, a server."""
     if count > MOST_RANKS:
-        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
+        raise refusal(run, f"no more than {MOST_RANKS} ranks are played one by one")
     others = ranks[1:] or ranks
     return [*ranks, *(others[place % len(others)] for place in range(max(count - len(ranks), 0)))]
 
@@ -201,10 +192,8 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
     """The recorded moves of a mesh of several axes: a link changes T alone, by each group's own size."""
     assert run.manifest is not None  # who calls has seen its mesh
     if setting != Setting(link=setting.link):
-        raise OverlaplabError(
-            f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else",
-            path=run.path,
-        )
+        what = f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else"
+        raise refusal(run, what)
     manifest, programs, _ = require_recorded(run, setting)
     if setting.link is None or setting.link == manifest.link:
         return programs
@@ -215,23 +204,19 @@ def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
     require_ranks(run, manifest, options)
     if manifest.strategy not in _STRATEGIES:
-        raise OverlaplabError(
-            f"only the link can be changed of {manifest.strategy}, whose steps are not made anew", path=run.path
-        )
+        raise refusal(run, f"only the link can be changed of {manifest.strategy}, whose steps are not made anew")
     if not manifest.parameters or not manifest.units:
-        raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
+        raise refusal(run, "its run.json does not name the parameters and units")
 
 
 def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> RecordedModel:
     learnt = manifest.buckets if _traits(manifest) == TRAITS["torch-ddp"] else ()
     arrived = [name for bucket in learnt for name in bucket.parameters] or profile.order
     if TRAITS[options.strategy].gathers and not profile.uses:
-        raise OverlaplabError(
-            "its traces do not show where units' passes begin and end", path=run.path, remedy="Record it anew"
-        )
+        raise refusal(run, "its traces do not show where units' passes begin and end", "Record it anew")
     policy = (manifest.raw or {}).get("unit_policy") or "by_block"
     if TRAITS[options.strategy].gathers == "units" and policy != "by_block":
-        raise OverlaplabError(f"which units of the policy {policy} stay gathered is not known", path=run.path)
+        raise refusal(run, f"which units of the policy {policy} stay gathered is not known")
     return RecordedModel.from_manifest(manifest, profile.uses, arrived)
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TypeAlias
 
 from overlaplab.analyses.late_rank import late_steps, latest_rank
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
@@ -18,6 +17,7 @@ from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Mark, Move, Program, Work, launches_of
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]
@@ -79,7 +79,7 @@ def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link:
     for name, value in edits:
         apply = _edit(run, name, value).apply
         if apply is None:
-            raise OverlaplabError(f"edit {name} is of runs on GPUs alone", path=run.path)
+            raise refusal(run, f"edit {name} is of runs on GPUs alone")
         programs = _require_change(run, name, apply(run, programs, value, link))
     return tuple(programs)
 
@@ -91,7 +91,7 @@ def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditC
         if apply is None:
             playable = ", ".join(name for name, edit in EDITS.items() if edit.on_devices)
             what = f"edit {name} is not played of runs on GPUs"
-            raise OverlaplabError(what, path=run.path, remedy=f"Of these are played: {playable}")
+            raise refusal(run, what, f"Of these are played: {playable}")
         programs = replace(programs, programs=tuple(_require_change(run, name, apply(run, programs, value))))
     return programs
 
@@ -99,17 +99,17 @@ def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditC
 def _edit(run: Run, name: str, value: str | None) -> Edit:
     """The edit of a name that is asked for with this value."""
     if name not in EDITS:
-        raise OverlaplabError(f"no edit is called {name}", path=run.path, remedy=f"Known: {', '.join(EDITS)}")
+        raise refusal(run, f"no edit is called {name}", f"Known: {', '.join(EDITS)}")
     edit = EDITS[name]
     if bool(value) > bool(edit.value) or edit.required > bool(value):
         how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
-        raise OverlaplabError(f"edit {name} is asked for in another way", path=run.path, remedy=f"As in {how}")
+        raise refusal(run, f"edit {name} is asked for in another way", f"As in {how}")
     return edit
 
 
 def _require_change(run: Run, name: str, changed: Programs | None) -> list[Program]:
     if changed is None:
-        raise OverlaplabError(f"edit {name} does not apply: {EDITS[name].nothing}", path=run.path)
+        raise refusal(run, f"edit {name} does not apply: {EDITS[name].nothing}")
     return [tuple(moves) for moves in changed]
 
 
@@ -140,14 +140,14 @@ def _asked_rank(run: Run, value: str | None) -> int | None:
         return late_rank(run)
     ranks = [str(trace.rank) for trace in run.traces]
     if value not in ranks:
-        raise OverlaplabError(f"rank {value} is not there", path=run.path, remedy=f"Ranks: {', '.join(ranks)}")
+        raise refusal(run, f"rank {value} is not there", f"Ranks: {', '.join(ranks)}")
     return ranks.index(value)
 
 
 def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
     late = _asked_rank(run, value)
     if late is not None and late >= len(programs):
-        raise OverlaplabError(f"rank {run.traces[late].rank} is not among the predicted ranks", path=run.path)
+        raise refusal(run, f"rank {run.traces[late].rank} is not among the predicted ranks")
     return None if late is None or len(programs) < 2 else balance_rank(programs, late)
 
 
@@ -165,7 +165,7 @@ def _without_host_work(run: Run, programs: Programs, value: str | None, _link: L
     works = host_works(programs)
     if value not in works or value is None:
         remedy = f"Known: {', '.join(works)}" if works else "None has a name: torch.profiler.record_function gives one"
-        raise OverlaplabError(f"no host work between its passes is called {value}", path=run.path, remedy=remedy)
+        raise refusal(run, f"no host work between its passes is called {value}", remedy)
     return [without_host_work(program, value) for program in programs]
 
 
@@ -183,9 +183,9 @@ def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
     together = int(value) if value and value.isdecimal() else 0
     if together < _FEWEST:
-        raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
+        raise refusal(run, f"{value} units cannot be one", "A number of 2 or more")
     if missing_ranks(run):
-        raise OverlaplabError("how long larger gathers take is not known with ranks missing", path=run.path)
+        raise refusal(run, "how long larger gathers take is not known with ranks missing")
     return join_units(run, programs, together, link)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.displaced import Displaced
@@ -15,6 +14,7 @@ from overlaplab.simulate.player import End, Mark, Program, launches_of
 from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
+from overlaplab.simulate.refusal import refusal
 from overlaplab.vocabulary import Rule
 
 
@@ -24,50 +24,35 @@ def require_recorded(run: Run, setting: Setting) -> tuple[Manifest, tuple[Progra
     Edits alone need not all ranks: the others' collectives keep the time that they took.
     """
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
-        raise OverlaplabError("only runs on a CPU are predicted", path=run.path)
+        raise refusal(run, "only runs on a CPU are predicted")
     if len(run.traces) > MOST_RANKS:
-        raise OverlaplabError(f"runs of more than {MOST_RANKS} ranks are not predicted", path=run.path)
+        raise refusal(run, f"runs of more than {MOST_RANKS} ranks are not predicted")
     world = max([trace.world_size or 1 for trace in run.traces], default=1)
     manifest = run.manifest or Manifest(format_version=1, world_size=world)
     if manifest.asynchronous:
-        raise OverlaplabError(
-            "its workers do not wait for each other, which is not predicted",
-            path=run.path,
-            remedy="Predict from a run of the synchronous parameter-server",
-        )
+        what = "its workers do not wait for each other, which is not predicted"
+        raise refusal(run, what, "Predict from a run of the synchronous parameter-server")
     if manifest.pipeline is not None:
-        raise OverlaplabError(
-            "its ranks are stages of a pipeline",
-            path=run.path,
-            remedy="overlaplab predict takes --schedule, --microbatches, --stages and --link of it",
-        )
+        what = "its ranks are stages of a pipeline"
+        raise refusal(run, what, "overlaplab predict takes --schedule, --microbatches, --stages and --link of it")
     is_edited_alone = replace(setting, edits=()) == Setting()
     if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size and not is_edited_alone:
-        raise OverlaplabError(
-            f"{len(run.traces)} of {manifest.world_size} ranks are there",
-            path=run.path,
-            remedy="Of these overlaplab predict takes --edit; anything else needs all ranks' traces",
-        )
+        what = f"{len(run.traces)} of {manifest.world_size} ranks are there"
+        raise refusal(run, what, "Of these overlaplab predict takes --edit; anything else needs all ranks' traces")
     recorded = recorded_programs(run)
     if recorded is None:
-        raise OverlaplabError(
-            "its traces do not show what every rank launched and waited for, and in which order",
-            path=run.path,
-            remedy="Record it behind an emulated link (--link auto)",
-        )
+        what = "its traces do not show what every rank launched and waited for, and in which order"
+        raise refusal(run, what, "Record it behind an emulated link (--link auto)")
     return manifest, recorded.programs, recorded.displaced
 
 
 def require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
     """Raises `OverlaplabError` where so many ranks cannot be played."""
     if manifest.phantom_ranks:
-        raise OverlaplabError("its other ranks are phantoms, whose work is not known", path=run.path)
+        raise refusal(run, "its other ranks are phantoms, whose work is not known")
     if options.ranks != manifest.world_size and manifest.link is None:
-        raise OverlaplabError(
-            "how long collectives of other numbers of ranks take is not known without a link",
-            path=run.path,
-            remedy="Name one with --link",
-        )
+        what = "how long collectives of other numbers of ranks take is not known without a link"
+        raise refusal(run, what, "Name one with --link")
 
 
 def require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
@@ -87,8 +72,5 @@ def require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
                 reason = "its steps have collectives beside those of gradients"
             else:
                 continue
-            raise OverlaplabError(
-                f"{reason}, so that only another link or cap is predicted",
-                path=run.path,
-                remedy="overlaplab predict takes --link and --bucket-cap-mb of it",
-            )
+            what = f"{reason}, so that only another link or cap is predicted"
+            raise refusal(run, what, "overlaplab predict takes --link and --bucket-cap-mb of it")
