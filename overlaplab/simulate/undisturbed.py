@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,23 +18,6 @@ _MIN_STEPS = 4
 """With fewer steps the last one counts, too, though it may be cut short."""
 _MAX_LAG_SHARE = 0.02
 """A host that is done with a step later than its device, by a larger share of the step, is not ahead."""
-
-
-class _HasSpans(Protocol):
-    @property
-    def spans_ns(self) -> npt.NDArray[np.int64]:
-        """How long the steps take, of shape (ranks, steps)."""
-
-
-Played = TypeVar("Played", bound=_HasSpans)
-
-
-def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
-    """The settings that were played whose undisturbed steps are shortest, as far as that can be told."""
-    if not played:
-        return []
-    took_ns = [mean_step_ns(run, each.spans_ns) for each in played]
-    return [each for each, ns in zip(played, took_ns, strict=True) if ns <= min(took_ns) * (1 + TIE)]
 
 
 @once_per_run

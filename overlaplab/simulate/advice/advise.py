@@ -22,13 +22,10 @@ import pandas as pd
 
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
-from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.advice.depths import best_depth, depths_played
-from overlaplab.simulate.advice.devices import best_setting, device_settings
-from overlaplab.simulate.advice.doubt import gains_miss_ns
-from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
+from overlaplab.simulate.advice.devices import device_settings
+from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
@@ -63,7 +60,7 @@ def advise(run: Run) -> pd.DataFrame:
     T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
     be told.
     """
-    rows = [*_bucket_rows(run), *_scattered_rows(run), *_depth_rows(run), *_device_rows(run)] or list(_bound_rows(run))
+    rows = [*_bucket_rows(run), *_setting_rows(run)] or list(_bound_rows(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -72,10 +69,8 @@ def best_cap_mb(run: Run) -> float | None:
     search = bucket_search(run)
     if search is not None:
         return search.best_cap.caps_mb[-1] if search.best_cap else None
-    if (scattered := best_scattered_cap(run)) is not None:
-        return scattered.cap_mb
-    device = best_setting(run, device_settings(run))
-    return device.setting.bucket_cap_mb if device else None
+    best = best_setting(run, scattered_caps(run) or device_settings(run))
+    return best.value if best is not None and best.option == "cap" else None
 
 
 def fits(run: Run) -> bool:
@@ -113,35 +108,17 @@ def _bucket_rows(run: Run) -> Iterator[dict[str, Any]]:
             yield {"option": option, "best": is_best} | caps | size | _gain(run, played.spans_ns)
 
 
-def _scattered_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The caps of a run that reduce-scatters gradients; a first bucket keeps its own."""
-    best = best_scattered_cap(run)
-    for each in scattered_caps(run):
-        caps: dict[str, Any] = {"bucket_cap_mb": each.cap_mb, "caps_mb": each.caps_mb, "memory_bytes": 0}
-        size = {"buckets": len(each.bucket_sizes), "bucket_sizes": each.bucket_sizes}
-        yield {"option": "cap", "best": each is best} | caps | size | _gain(run, each.spans_ns)
-
-
-def _depth_rows(run: Run) -> Iterator[dict[str, Any]]:
-    best = best_depth(run)
-    for depth in depths_played(run):
-        assert run.manifest is not None
-        further = depth.prefetch - (run.manifest.prefetch or 0)
-        row: dict[str, Any] = {"prefetch": depth.prefetch, "memory_bytes": prefetched_bytes(run.manifest, further)}
-        yield {"option": "prefetch", "best": depth is best} | row | _gain(run, depth.spans_ns)
-
-
-def _device_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The settings of a run on GPUs."""
-    played = device_settings(run)
-    best = best_setting(run, played)
-    for each in played:
-        row: dict[str, Any] = {"option": "prefetch", "prefetch": each.setting.prefetch, "best": each is best}
-        if each.setting.bucket_cap_mb is not None:
-            cap_mb = each.setting.bucket_cap_mb
-            row |= {"option": "cap", "bucket_cap_mb": cap_mb, "caps_mb": (cap_mb,), "memory_bytes": 0}
-            row |= {"buckets": len(each.sizes), "bucket_sizes": each.sizes}
-        yield row | _gain(run, each.spans_ns) | {"half_ns": each.half_ns}
+def _setting_rows(run: Run) -> Iterator[dict[str, Any]]:
+    """The caps of a run that reduce-scatters gradients, where a first bucket keeps its own; depths; those of GPUs."""
+    for played in (scattered_caps(run), depths_played(run), device_settings(run)):
+        best = best_setting(run, played)
+        for each in played:
+            row: dict[str, Any] = {"option": each.option, "prefetch": each.value}
+            if each.option == "cap":
+                row = {"option": "cap", "bucket_cap_mb": each.value, "caps_mb": each.caps_mb}
+                row |= {"buckets": len(each.sizes), "bucket_sizes": each.sizes}
+            row |= {"best": each is best, "memory_bytes": each.memory_bytes}
+            yield row | _gain(run, each.spans_ns) | {"half_ns": each.half_ns}
 
 
 def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:

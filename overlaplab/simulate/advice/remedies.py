@@ -39,12 +39,9 @@ from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
-from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
-from overlaplab.simulate.advice.scattered import best_scattered_cap
-from overlaplab.simulate.advice.units import best_units
+from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, launches_of, play
 from overlaplab.simulate.programs import programs_of
@@ -53,20 +50,9 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 
-_COLUMNS = {
-    **dict.fromkeys(("rank", "step"), "Int64"),
-    "remedy": "object",
-    "setting": "float64",
-    "what": "object",
-    **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
-}
-_GAINS = {
-    "remedy": "object",
-    "setting": "float64",
-    "what": "object",
-    **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
-    **dict.fromkeys(("half_ns", "memory_bytes"), "Int64"),
-}
+_ABOUT = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
+_COLUMNS = {"rank": "Int64", "step": "Int64"} | _ABOUT
+_GAINS = _ABOUT | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
@@ -112,13 +98,7 @@ def gains(run: Run) -> pd.DataFrame:
             row["half_ns"] = max(row["half_ns"], row["gain_ns"])
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
     for each in pipeline_remedies(run).to_dict("records"):
-        pipeline_row: dict[str, Any] = {
-            "remedy": each["remedy"],
-            "setting": np.nan,
-            "what": each["setting"],
-            "half_ns": None,
-        }
-        rows.append(pipeline_row | {"gain_ns": each["gain_ns"], "step_ns": each["step_ns"]})
+        rows.append({name: each[name] for name in ("remedy", "gain_ns", "step_ns")} | {"what": each["setting"]})
     return _table(rows, _GAINS)
 
 
@@ -166,8 +146,9 @@ def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]
         for name, about, programs in _changed_programs(run, recorded):
             with suppress(StuckError):
                 yield name, about, before, play(programs).all_spans_ns()
-        if (units := best_units(run)) is not None:
-            yield "larger_units", {"setting": float(units.together), "half_ns": units.half_ns}, before, units.spans_ns
+        for played in (scattered_caps(run), depths_played(run), units_played(run)):
+            if (best := best_setting(run, played)) is not None:
+                yield best.option, {"setting": best.value, "half_ns": best.half_ns}, before, best.spans_ns
 
 
 def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
@@ -187,10 +168,6 @@ def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[
     if run.manifest is not None and run.manifest.strategy == "zero1":
         with suppress(OverlaplabError):
             yield "strategy", {"what": "zero2"}, programs_of(run, Setting(strategy="zero2"))
-    if (best_cap := best_scattered_cap(run)) is not None:
-        yield "cap", {"setting": best_cap.cap_mb}, best_cap.programs
-    if (best := best_depth(run)) is not None:
-        yield "prefetch", {"setting": best.prefetch}, best.programs
 
 
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
