@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from overlaplab.simulate.edits.steps import mean_step_ns
+from overlaplab.simulate.edits.hosts import mean_step_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
 _MIN_LONG_SHARE = 0.02

@@ -8,7 +8,6 @@ from statistics import median
 
 import numpy as np
 
-from overlaplab.simulate.edits.steps import work_by_step
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
 
@@ -128,3 +127,19 @@ def _shape(program: Program) -> list[Move]:
             case _:
                 shape.append(move)
     return shape
+
+
+def work_by_step(program: Program) -> list[int]:
+    """The work before the first step, and in each."""
+    works = [0]
+    for move in program:
+        if isinstance(move, End):
+            works.append(0)
+        elif isinstance(move, Work):
+            works[-1] += move.ns
+    return works
+
+
+def mean_step_ns(program: Program) -> float:
+    """How long a step works, in the mean."""
+    return sum(work_by_step(program)[1:]) / max(sum(isinstance(move, End) for move in program) - 1, 1)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, order, turns
-from overlaplab.simulate.pipelines.shape import Host, Shape
-from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.simulate.pipelines.shape import UPDATE, Host, Shape
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
 
 

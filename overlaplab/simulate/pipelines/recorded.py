@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -12,19 +13,18 @@ from numpy.typing import NDArray
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import find_axis
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
-from overlaplab.events import Run, Window, activity, once_per_run, step_windows
+from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.labels import engine_labels
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, lengths_within, subtract, total, union
 from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.hosts import Hosted, follow_moves
-from overlaplab.simulate.pipelines.layers import is_layer, labelled_layers, labels_within
 from overlaplab.simulate.pipelines.moves import bare_moves
-from overlaplab.simulate.pipelines.shape import PLAYED, AveragedBucket, Host, Labelled, Shape
-from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, AveragedBucket, Host, Labelled, Shape
 from overlaplab.simulate.player import Launch, Move
 from overlaplab.simulate.refusal import refusal
 
@@ -122,7 +122,7 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
     if not all(counts) or len(layers) < len(holders):
         return shape
     outer = [(is_layer(stage.units[0]), is_layer(stage.units[-1])) for stage in plan.stages]
-    return shape.with_labelled_layers(counts, layers, outer)
+    return shape.with__labelled_layers(counts, layers, outer)
 
 
 def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[AveragedBucket, ...], ...]:
@@ -170,7 +170,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - lengths_within(activity(trace).compute, starts, ends)
         took, idles = _stage_times(run, plan, stages, step, ends - starts, idle)
-        updates = labels_within(trace, window, "update")
+        updates = _labels_within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
         host_times = _follow_host(
@@ -183,7 +183,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
             )
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
         after = max(_free(blocked, host_times.last_ns, window.end_ns) - updated_ns, 0)
-        layers = labelled_layers(trace, window, plan, took)
+        layers = _labelled_layers(trace, window, plan, took)
         yield _RankStep(took, idles, layers, host_times.host, (host_times.before_ns, after))
 
 
@@ -253,3 +253,57 @@ def _follow_host(
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:
     """How long the host was not blocked by messages."""
     return total(subtract(union([start_ns], [max(start_ns, end_ns)]), clip(blocked, start_ns, max(start_ns, end_ns))))
+
+
+def _labelled_layers(
+    trace: Trace, window: Window, pipeline: Pipeline, took: Mapping[int, Mapping[str, int]]
+) -> Labelled | None:
+    """What a layer takes in the mean, by the borders of its uses; None where these are not labelled.
+
+    `took` has the rank's stages. Without backward passes where they are in halves: one half's gradients do not come in
+    the layers' order.
+    """
+    times_ns: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
+    used_ns = {FORWARD: 0, BACKWARD: 0}
+    begun: dict[tuple[str, str, str], int] = {}
+    ran = executions(trace)  # on a GPU in device time, as actions
+    for label in _labels_within(trace, window, "first_use", "last_use", "update"):
+        unit = label.fields["unit"]
+        if label.word == "update":
+            times_ns[UPDATE] += [label.end_ns - label.start_ns] if is_layer(unit) else []
+            continue
+        key = (unit, label.fields["phase"], label.fields["microbatch"])
+        if label.word == "first_use":
+            at = ran.first_begin_ns(label.start_ns)
+            begun[key] = label.start_ns if at is None else at
+        elif key in begun and key[1] in used_ns:
+            own_ns = ran.done_ns(label.start_ns) - begun.pop(key)
+            used_ns[key[1]] += own_ns
+            times_ns[key[1]] += [own_ns] if is_layer(unit) else []
+    if not times_ns[FORWARD]:
+        return None
+    if pipeline.schedule == "zbv":
+        times_ns[BACKWARD].clear()
+    beside_ns = {
+        kind: max(
+            round(fmean(stage_took[kind] for stage_took in took.values()) - used / (pipeline.microbatches * len(took))),
+            0,
+        )
+        for kind, used in used_ns.items()
+        if times_ns[kind]
+    }
+    return Labelled({kind: round(fmean(each_ns)) for kind, each_ns in times_ns.items() if each_ns}, beside_ns)
+
+
+def _labels_within(trace: Trace, window: Window, *words: str) -> list[Label]:
+    """The labels of these words that begin in a step."""
+    return [
+        label
+        for label in engine_labels(trace)
+        if label.word in words and window.start_ns <= label.start_ns < window.end_ns
+    ]
+
+
+def is_layer(unit: str) -> bool:
+    """Whether it is one of the units that are shared out among the stages."""
+    return unit.startswith("layers.")

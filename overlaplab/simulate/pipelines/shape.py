@@ -23,14 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TypeAlias
 
 from overlaplab.costs.link import message_ns, transfer_ns
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT, ranks_of_stages
 from overlaplab.manifest import Link
-from overlaplab.simulate.pipelines.times import UPDATE, actions_ns, mean_times, scaled_times, split_backward
 
 PLAYED = tuple(PER_RANK)
 """The schedules that can be played."""
+UPDATE = "update"
+"""Beside the kinds of actions: the optimizer's work."""
+
+_Times: TypeAlias = Mapping[str, int]
+"""By kind of action, in ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +180,7 @@ class Shape:
     def _split_backward(self, halves: bool) -> Shape:
         """With whole backward passes, or their halves."""
         parts = [
-            split_backward(took, idle, halves, stage == 0, hidden=self.hides_host)
+            _split_times(took, idle, halves, stage == 0, hidden=self.hides_host)
             for stage, (took, idle) in enumerate(zip(self.took_ns, self.idle_ns, strict=True))
         ]
         took_ns, idle_ns = zip(*parts, strict=True)
@@ -187,10 +193,10 @@ class Shape:
             {kind: ns - count * layer.get(kind, 0) for kind, ns in stage_took.items()}
             for stage_took, layer, count in zip(self.took_ns, self.layer_ns, self.layers, strict=True)
         ]
-        idle = mean_times(
+        idle = _mean_times(
             [dict.fromkeys(stage_idle, 0) if self.hides_host else stage_idle for stage_idle in self.idle_ns]
         )
-        between = mean_times(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
+        between = _mean_times(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
         took, idles = [], []
         for stage, (holder, count) in enumerate(zip(holders, layers, strict=True)):
             outer_ns = rests[0] if stage == 0 else rests[-1] if stage == len(layers) - 1 else between
@@ -211,12 +217,12 @@ class Shape:
         size = round(self.bytes * scale)
         shape = self._add_host_time()
         fixed = [{} for _ in shape.idle_ns] if self.hides_host else shape.idle_ns
-        took = tuple(scaled_times(times, idle, scale) for times, idle in zip(shape.took_ns, fixed, strict=True))
+        took = tuple(_scaled_times(times, idle, scale) for times, idle in zip(shape.took_ns, fixed, strict=True))
         return replace(
             shape,
             microbatches=number,
             took_ns=took,
-            layer_ns=tuple(scaled_times(times, {}, scale) for times in self.layer_ns),
+            layer_ns=tuple(_scaled_times(times, {}, scale) for times in self.layer_ns),
             hop_ns=self._hop_ns(size, self.link),
             bytes=size,
         )._add_host_time(-1)
@@ -266,3 +272,46 @@ class Shape:
             return bucket
         before, after = (transfer_ns("all_reduce", bucket.bytes, each) for each in (self.link, link))
         return replace(bucket, transfer_ns=max(bucket.transfer_ns - before + after, 0))
+
+
+def _mean_times(tables: Sequence[_Times]) -> dict[str, int]:
+    """The mean of each kind."""
+    return {kind: round(fmean(table[kind] for table in tables)) for kind in tables[0]}
+
+
+def _split_times(took: _Times, idle: _Times, halves: bool, first: bool, *, hidden: bool) -> tuple[_Times, _Times]:
+    """The times of a stage's actions whose backward passes are whole, or in halves, each with as much of the host's.
+
+    `hidden`: the device makes up for the host's.
+    """
+    if halves and BACKWARD in took:
+        host_ns = 0 if hidden else idle[BACKWARD]
+        inputs = 0 if first else (took[BACKWARD] - host_ns) // 2 + host_ns
+        weight_ns = took[BACKWARD] - inputs + (0 if first else host_ns)
+        return (
+            _drop_kinds(took, BACKWARD) | {INPUT: inputs, WEIGHT: weight_ns},
+            _drop_kinds(idle, BACKWARD) | {INPUT: min(idle[BACKWARD], inputs), WEIGHT: min(idle[BACKWARD], weight_ns)},
+        )
+    if not halves and INPUT in took:
+        host_ns = idle[WEIGHT if first else INPUT]
+        both = took[INPUT] + took[WEIGHT]
+        whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + host_ns
+        return _drop_kinds(took, INPUT, WEIGHT) | {BACKWARD: whole}, _drop_kinds(idle, INPUT, WEIGHT) | {
+            BACKWARD: host_ns
+        }
+    return took, idle
+
+
+def _drop_kinds(took: _Times, *kinds: str) -> dict[str, int]:
+    return {kind: ns for kind, ns in took.items() if kind not in kinds}
+
+
+def _scaled_times(took: _Times, idle: _Times, scale: float) -> dict[str, int]:
+    """Without the optimizer's updates and what is idle, which are as before."""
+    fixed = {kind: ns if kind == UPDATE else idle.get(kind, 0) for kind, ns in took.items()}
+    return {kind: fixed[kind] + round((ns - fixed[kind]) * scale) for kind, ns in took.items()}
+
+
+def actions_ns(took: _Times) -> int:
+    """One action of each kind, without the optimizer's update."""
+    return sum(ns for kind, ns in took.items() if kind != UPDATE)

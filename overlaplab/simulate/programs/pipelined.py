@@ -10,9 +10,8 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
-from overlaplab.simulate.pipelines.layers import is_layer
 from overlaplab.simulate.pipelines.moves import Replica, pipeline_moves
-from overlaplab.simulate.pipelines.recorded import recorded_shapes
+from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
 from overlaplab.simulate.pipelines.shape import PLAYED, Shape
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
