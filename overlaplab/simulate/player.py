@@ -233,7 +233,6 @@ class _Sharing:
         self._busy: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
 
     def launch(self, program: int, launch: Launch, at_ns: int) -> None:
-        """One end calls."""
         lane = _lane(launch)
         queue = self._queues[lane][program]
         queue.append((launch, at_ns))

@@ -43,7 +43,6 @@ class WideProgram:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
         return int(self.columns.shape[1])
 
     def times_of_rank(self, rank: int) -> tuple[Times, Times]:

@@ -156,5 +156,4 @@ def _programs(run: Run) -> DevicePrograms | None:
 
 
 def _stretches(run: Run) -> int:
-    """How many stretches of computation all ranks have."""
     return sum(len(activity(trace).compute) for trace in run.traces)

@@ -171,7 +171,6 @@ class _BucketEditor:
         self._waits: dict[int, list[int]] = defaultdict(list)
 
     def edit(self) -> RankEdit:
-        """The rank's edit."""
         ends = [bucketed.backward.start_ns for bucketed in self.bucketed_passes[1:]]
         for bucketed, until_ns in zip(self.bucketed_passes, [*ends, None], strict=True):
             self._edit(bucketed, until_ns)

@@ -70,7 +70,6 @@ class _GatherEditor:
         ]
 
     def edit(self, ahead: int) -> RankEdit:
-        """The rank's edit."""
         moved: list[Moved] = []
         freed: set[int] = set()
         waits: dict[int, list[int]] = defaultdict(list)
@@ -118,7 +117,6 @@ class _GatherEditor:
         return self._roots[begun - 1] if begun else None
 
     def _copying_events(self, gather: Gather) -> list[int]:
-        """The events that copy a unit out."""
         copies = self._copies.get(gather.first_use_ns or 0, [])
         return [place for label in copies for place in self._launched_events(label.start_ns, label.end_ns)]
 

@@ -139,6 +139,5 @@ def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]
 
 
 def _sizes(bucket: DDPBucket) -> list[int]:
-    """The bytes of its gradients."""
     held = [prod(gradient.shape or ()) for gradient in bucket.gradients]
     return [count * (bucket.launch.bytes or 0) // sum(held) for count in held]

@@ -209,7 +209,6 @@ class _RankPrograms:
         yield Work(moved.end_ns - now)
 
     def streams(self) -> Iterator[list[Move]]:
-        """Each stream's events."""
         for stream in dict.fromkeys(event.stream for event in self._events):
             stream_places = [place for place, event in enumerate(self._events) if event.stream == stream]
             called_ns = [

@@ -90,7 +90,6 @@ class _StepOfRank:
     step: int
 
     def act(self, action: StageAction) -> Iterator[Move]:
-        """Do it."""
         yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
         took, idle = self.shape.took_ns[action.stage], self.shape.idle_ns[action.stage]
         yield Work(took[action.kind], idle_ns=idle[action.kind])

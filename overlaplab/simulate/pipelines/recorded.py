@@ -91,8 +91,6 @@ def _hop_ns(hops: pd.DataFrame) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _RankStep:
-    """One rank's step."""
-
     took_ns: dict[int, dict[str, int]]
     """What the actions and updates of each of its stages take."""
     idle_ns: dict[int, dict[str, int]]

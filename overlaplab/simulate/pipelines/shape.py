@@ -99,7 +99,6 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """How many ranks it has."""
         return len(self.hosts)
 
     @property
@@ -228,7 +227,6 @@ class Shape:
         )._add_host_time(-1)
 
     def with_link(self, link: Link) -> Shape:
-        """Behind another link."""
         return replace(
             self,
             hop_ns=self._hop_ns(self.bytes, link),

@@ -51,7 +51,6 @@ class Answer:
 
     @property
     def step_ns(self) -> int:
-        """The mean step."""
         return round(self.mean_ns)
 
 

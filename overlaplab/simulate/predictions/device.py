@@ -71,7 +71,6 @@ class DevicePrediction:
         return _moves(self.recorded), _moves(self.changed)
 
     def events(self, rank: int) -> list[Event]:
-        """What the rank at this place does."""
         edit = self.cut.edits[rank] if self.cut.edits else RankEdit()
         return list(_events(self.run.traces[rank], self.changed, self.played, rank, edit))
 

@@ -22,8 +22,6 @@ _MAX_RANKS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """What `predict` says of the setting."""
-
     run: Run
     """The recording."""
     step_ns: int

@@ -41,7 +41,6 @@ class RecordedModel:
         )
 
     def elements(self, name: str) -> int:
-        """The elements of a parameter."""
         return prod(self.parameters[name].shape)
 
     def gradient_item(self, name: str) -> int:

@@ -120,7 +120,6 @@ class ParameterServer(Strategy):
 
     @property
     def _values_bytes(self) -> int:
-        """The bytes of all parameters."""
         return sum(self.model.elements(name) * self.model.own_item(name) for name in self.model.parameters)
 
     @property

@@ -109,7 +109,6 @@ class Strategy:
         return key
 
     def wait(self, *keys: Hashable) -> None:
-        """Wait for collectives in turn."""
         self.moves += [Wait(key, self.profile.wake_ns) for key in keys]
 
     def usage(self) -> Hashable:
@@ -119,7 +118,6 @@ class Strategy:
     # The walk
 
     def program(self, steps: Sequence[StepProfile]) -> Program:
-        """The moves over these steps."""
         self.moves.append(End())
         for self.step, step in enumerate(steps):
             self.moves += step.lead
@@ -138,7 +136,6 @@ class Strategy:
         return with_displaced(self.moves)
 
     def _pass(self, moves: Sequence[Move]) -> None:
-        """A microbatch."""
         for move in moves:
             if isinstance(move, Mark):
                 self._meet(move)

@@ -25,11 +25,9 @@ class Units(Strategy):
         self._owned = self.owned_elements()
 
     def owned_elements(self) -> dict[str, int]:
-        """Elements of each parameter that this rank owns."""
         return owned_elements(self.model, list(self.model.units.values()), self.rank, self.options.ranks)
 
     def members(self, unit: str) -> Sequence[str]:
-        """The unit's parameters."""
         return self.model.units[unit]
 
     def elements(self, unit: str) -> int:
@@ -46,13 +44,11 @@ class Units(Strategy):
             self._held[unit] = self.launch("all_gather", num_bytes, "gather", f"{unit} {self.microbatch} {phase}")
 
     def wait_for_unit(self, unit: str) -> None:
-        """Wait for its gather, if that was not done."""
         key, self._held[unit] = self._held[unit], None
         if key is not None:
             self.wait(key)
 
     def free(self, unit: str) -> None:
-        """It is no longer held."""
         self._held.pop(unit, None)
 
     def scatter(self, unit: str) -> Hashable:
