@@ -23,6 +23,8 @@ from overlaplab.simulate.transfers import takes_ns, transfers
 Programs: TypeAlias = Sequence[Program]
 EditChoice: TypeAlias = tuple[str, str | None]
 """An edit's name, and its value."""
+_Apply: TypeAlias = Callable[[Run, Programs, str | None, Link | None], Programs | None]
+"""The programs with an edit of this value behind this link; None where it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,8 @@ class Edit:
     """Whether it needs one."""
     remedy: str = ""
     """The remedy that it is without a value; empty where it is none, or `remedies` gives it a value."""
-    apply: Callable[[Run, Programs, str | None, Link | None], Programs | None] | None = None
-    """The programs with it; None where it changes nothing. None itself where it is of GPUs alone."""
+    apply: _Apply | None = None
+    """None where it is of GPUs alone."""
     on_devices: Callable[[Run, DevicePrograms, str | None], Programs | None] | None = None
     """The same of runs on GPUs; None where it is not known of these."""
     into_the_next: bool = False
@@ -156,12 +158,12 @@ def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -
     return None if late is None or len(run.traces) < 2 else devices.balance(programs, late)
 
 
-def _without_pauses(_run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[list[Move]] | None:
+def _without_pauses(programs: Programs) -> list[list[Move]] | None:
     paused = any(move.paused_ns for program in programs for move in program if isinstance(move, Work))
     return [without_pauses(program) for program in programs] if paused else None
 
 
-def _without_host_work(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]]:
+def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[list[Move]]:
     works = host_works(programs)
     if value not in works or value is None:
         remedy = f"Known: {', '.join(works)}" if works else "None has a name: torch.profiler.record_function gives one"
@@ -169,33 +171,22 @@ def _without_host_work(run: Run, programs: Programs, value: str | None, _link: L
     return [without_host_work(program, value) for program in programs]
 
 
-def _leave_out(_run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]] | None:
-    return collectives.left_out(programs, value)
-
-
 def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
-    takes = (
-        (lambda _kind, _bytes: None) if missing_ranks(run) else partial(takes_ns, transfers(run, run.traces[0], link))
-    )
-    return collectives.merge_collectives(programs, takes)
+    known = None if missing_ranks(run) else transfers(run, run.traces[0], link)
+    return collectives.merge_collectives(programs, partial(takes_ns, known) if known else lambda _kind, _bytes: None)
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
     together = int(value) if value and value.isdecimal() else 0
-    if together < _FEWEST:
+    if together <= 1:
         raise refusal(run, f"{value} units cannot be one", "A number of 2 or more")
     if missing_ranks(run):
         raise refusal(run, "how long larger gathers take is not known with ranks missing")
     return join_units(run, programs, together, link)
 
 
-_FEWEST = 2
-
-
 def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
-    cut = find_recutting(run)
-    buckets = None if cut is None else cut.cut_by_arrival()
-    if cut is None or buckets is None:
+    if (cut := find_recutting(run)) is None or (buckets := cut.cut_by_arrival()) is None:
         return None
     return replace(cut, alone=without_buckets(programs)).programs(buckets)
 
@@ -205,29 +196,33 @@ def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | 
         return None
     took = transfers(run, run.traces[0], link)
     kinds = {launch.kind for program in programs for launch in launches_of(program) if launch.role}
-    return collectives.halve_bytes(
-        programs, {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
-    )
+    takes_by_kind = {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
+    return collectives.halve_bytes(programs, takes_by_kind)
+
+
+def _alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
+    """An edit that takes programs alone."""
+    return lambda _run, programs, _value, _link: edit(programs)
 
 
 EDITS = {
     "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
-        apply=lambda _run, programs, _value, _link: even_out_work(programs) if len(programs) > 1 else None,
+        apply=_alone(lambda programs: even_out_work(programs) if len(programs) > 1 else None),
         on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
         nothing="it has one rank, or its ranks have different streams",
     ),
     "no-pause": Edit(
         remedy="no_pause",
-        apply=_without_pauses,
-        on_devices=lambda run, programs, _value: _without_pauses(run, programs.programs, None, None),
+        apply=_alone(_without_pauses),
+        on_devices=lambda _run, programs, _value: _without_pauses(programs.programs),
         nothing="the host does not pause",
     ),
     "without-host-work": Edit(
         value="NAME",
         required=True,
-        apply=_without_host_work,
-        on_devices=lambda run, programs, value: _without_host_work(run, programs.programs, value, None),
+        apply=lambda run, programs, value, _link: _without_host_work(run, programs, value),
+        on_devices=lambda run, programs, value: _without_host_work(run, programs.programs, value),
         nothing="",
     ),
     "no-launch-overhead": Edit(
@@ -242,7 +237,7 @@ EDITS = {
     ),
     "last-pass": Edit(
         remedy="last_pass",
-        apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs),
+        apply=_alone(collectives.last_pass_only),
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
@@ -254,21 +249,22 @@ EDITS = {
     "merge": Edit(remedy="merge", apply=_merge, nothing="no such collectives follow each other between the passes"),
     "async": Edit(
         remedy="asynchronous",
-        apply=lambda _run, programs, _value, _link: collectives.wait_at_step_end(programs),
+        apply=_alone(collectives.wait_at_step_end),
         nothing="no such collective is waited for between the passes",
     ),
     "background": Edit(
         remedy="background",
-        apply=lambda _run, programs, _value, _link: collectives.wait_a_step_later(programs),
+        apply=_alone(collectives.wait_a_step_later),
         into_the_next=True,
         nothing="no such collective is launched after an optimizer step",
     ),
-    "early": Edit(
-        remedy="earlier",
-        apply=lambda _run, programs, _value, _link: collectives.launch_early(programs),
-        nothing="no such collective takes long",
+    "early": Edit(remedy="earlier", apply=_alone(collectives.launch_early), nothing="no such collective takes long"),
+    "leave-out": Edit(
+        remedy="leave_out",
+        value="KIND",
+        apply=lambda _run, programs, value, _link: collectives.left_out(programs, value),
+        nothing="there is no such collective",
     ),
-    "leave-out": Edit(remedy="leave_out", value="KIND", apply=_leave_out, nothing="there is no such collective"),
     "larger-units": Edit(value="UNITS", required=True, apply=_larger_units, nothing="it gathers no units, or too few"),
     "half-bytes": Edit(
         remedy="half_the_bytes",
