@@ -91,12 +91,17 @@ def issued_by_step(trace: Trace, steps: Sequence[Window], manifest: Manifest | N
 
 def _with_others(labelled: Issued, others: Issued) -> Issued:
     """What labels tell and what DDP's ranges tell of other models, whose gradients no single cutting is about."""
-    both = (labelled, others)
-    order = sorted((at_ns, which, number) for which in (0, 1) for number, (at_ns, _) in enumerate(both[which].sent))
-    place_of = {(which, number): place for place, (_, which, number) in enumerate(order)}
+    further = [(at_ns, len(labelled.sent) + number) for at_ns, number in others.waits]
+    return _in_order([*labelled.sent, *others.sent], [*labelled.waits, *further])
+
+
+def _in_order(sent: Sequence[tuple[int, Sent]], waits: Sequence[tuple[int, int]]) -> Issued:
+    """With what was sent in order of launch; `waits` are for its places in `sent`."""
+    order = sorted(range(len(sent)), key=lambda number: sent[number][0])
+    place = {number: place for place, number in enumerate(order)}
     return Issued(
-        sent=tuple(both[which].sent[number] for _, which, number in order),
-        waits=tuple((at_ns, place_of[which, number]) for which in (0, 1) for at_ns, number in both[which].waits),
+        sent=tuple(sent[number] for number in order),
+        waits=tuple((at_ns, place[number]) for at_ns, number in waits),
         gradients=None,
     )
 
@@ -218,15 +223,7 @@ def _issued_by_fsdp2(
         waits += [(at_ns, len(sent)) for at_ns in due if at_ns >= label.start_ns][:1]
         scatter_sent = Sent(launch=label, kind="reduce_scatter", bytes=size_of(label.fields["unit"]))
         sent.append((label.start_ns, scatter_sent))
-    if not sent:
-        return None
-    order = sorted(range(len(sent)), key=lambda number: sent[number][0])
-    place = {number: place for place, number in enumerate(order)}
-    return Issued(
-        sent=tuple(sent[number] for number in order),
-        waits=tuple((at_ns, place[number]) for at_ns, number in waits),
-        gradients=None,
-    )
+    return _in_order(sent, waits) if sent else None
 
 
 def _shares(whole: int, elements: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ all ranks, which name no group, and these do not hold each other up here.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -136,6 +136,11 @@ class Played:
 def launches_of(moves: Iterable[Move], *roles: str) -> list[Launch]:
     """The launches among moves, or those of these roles alone."""
     return [move for move in moves if isinstance(move, Launch) and (not roles or move.role in roles)]
+
+
+def with_launches(moves: Iterable[Move], change: Callable[[Launch], Move]) -> tuple[Move, ...]:
+    """The moves, of which each launch is changed."""
+    return tuple(change(move) if isinstance(move, Launch) else move for move in moves)
 
 
 def play(programs: Sequence[Program]) -> Played:

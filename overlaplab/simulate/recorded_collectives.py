@@ -139,7 +139,9 @@ def _averaged_by_hand(run: Run) -> pd.DataFrame:
     by = rows.groupby("match")
     if rows.empty or (by["trace"].transform("nunique") != len(run.traces)).any():
         return pd.DataFrame(columns=list(_COLUMNS))
-    sizes = {match: sum(_joined_chunks(group["chunks"]).values()) for match, group in by}
+    sizes = {
+        match: sum(dict(chunk for sent in group["chunks"] for chunk in sent.items()).values()) for match, group in by
+    }
     return rows.assign(bytes=rows["match"].map(sizes), last_ns=by["launch_ns"].transform("max"))[list(_COLUMNS)]
 
 
@@ -163,10 +165,3 @@ def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
                 "chunks": {hop.fields["sends"]: int(hop.fields["bytes"]) for hop in hops if "sends" in hop.fields},
             }
             seen[bucket] += 1
-
-
-def _joined_chunks(chunks: pd.Series) -> dict[str, int]:
-    joined: dict[str, int] = {}
-    for sent_bytes in chunks:
-        joined |= sent_bytes
-    return joined

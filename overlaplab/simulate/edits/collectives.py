@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import replace
 
 from overlaplab.simulate.edits.hosts import mean_step_ns
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, with_launches
 
 _MIN_LONG_SHARE = 0.02
 """What occupies the link for a larger share of a step may hold up what is queued behind it."""
@@ -70,7 +70,7 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
 
 def merge_collectives(
     programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]
-) -> list[list[Move]] | None:
+) -> list[Program] | None:
     """Other collectives of one kind that follow each other between passes, as one in place of the last of them.
 
     `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged. None where none follow.
@@ -89,7 +89,7 @@ def merge_collectives(
         )
         gone.update(launch.key for launch in group[:-1])
     return [
-        [last.get(move.key, move) if isinstance(move, Launch) else move for move in without_launches(program, gone)]
+        with_launches(without_launches(program, gone), lambda launch: last.get(launch.key, launch))
         for program in programs
     ]
 
@@ -164,14 +164,10 @@ def _after_the_update(program: Program) -> set[Hashable]:
             )
         elif isinstance(move, End):
             updated = False
-        elif isinstance(move, Launch) and updated and (not move.role or _is_average(move)):
-            keys.add(move.key)
+        elif isinstance(move, Launch) and updated:
+            averages = move.role == "parameters" and move.kind == "all_reduce"  # the next pass needs what gathers them
+            keys |= {move.key} if averages or not move.role else set()
     return keys
-
-
-def _is_average(launch: Launch) -> bool:
-    """Whether it averages updated parameters; what gathers them is needed by the next pass."""
-    return launch.role == "parameters" and launch.kind == "all_reduce"
 
 
 GRADIENTS = ("bucket", "scatter", "replicas")
@@ -199,44 +195,41 @@ def halve_bytes(
     programs: Sequence[Program],
     takes_by_kind: Mapping[str, Callable[[int], int]],
     applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
-) -> list[list[Move]] | None:
+) -> list[Program] | None:
     """What moves gradients or parameters sends half as much; None where T of other sizes is known of no kind.
 
     `takes_by_kind`: T by bytes. `applies`: to which collectives.
     """
 
-    def half(move: Move) -> Move:
-        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not applies(move):
-            return move
-        takes = takes_by_kind[move.kind]
-        gained_ns = takes(move.bytes) - takes(move.bytes // 2)
-        return replace(move, transfer_ns=max(move.transfer_ns - gained_ns, 0), bytes=move.bytes // 2)
+    def half(launch: Launch) -> Launch:
+        if launch.kind not in takes_by_kind or not applies(launch):
+            return launch
+        takes = takes_by_kind[launch.kind]
+        gained_ns = takes(launch.bytes) - takes(launch.bytes // 2)
+        return replace(launch, transfer_ns=max(launch.transfer_ns - gained_ns, 0), bytes=launch.bytes // 2)
 
-    return [[half(move) for move in program] for program in programs] if takes_by_kind else None
+    return [with_launches(program, half) for program in programs] if takes_by_kind else None
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Other collectives that take long, launched when the step begins; None without any."""
-    changed = [_launch_early_on_rank(program) for program in programs]
-    if not any(changed):
-        return None
-    return [moves or list(program) for moves, program in zip(changed, programs, strict=True)]
-
-
-def _launch_early_on_rank(program: Program) -> list[Move] | None:
-    step_ns = mean_step_ns(program)
-    moves: list[Move] = []
-    begun = moved = 0
-    for move in program:
-        if isinstance(move, End):
-            begun = len(moves) + 1
-        if isinstance(move, Launch) and not move.role and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
-            moves.insert(begun, move)
-            begun += 1
-            moved += 1
-        else:
-            moves.append(move)
-    return moves if moved else None
+    changed: list[list[Move]] = []
+    moved = 0
+    for program in programs:
+        step_ns = mean_step_ns(program)
+        moves: list[Move] = []
+        begun = 0
+        for move in program:
+            if isinstance(move, End):
+                begun = len(moves) + 1
+            if isinstance(move, Launch) and not move.role and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
+                moves.insert(begun, move)
+                begun += 1
+                moved += 1
+            else:
+                moves.append(move)
+        changed.append(moves)
+    return changed if moved else None
 
 
 def _next_but_work(program: Program) -> list[Move | None]:

@@ -50,7 +50,10 @@ def even_out_work(programs: Sequence[Program]) -> list[Program]:
 
 def without_pauses(program: Program) -> list[Move]:
     """The host does not pause."""
-    return [_remove_pauses(move) if isinstance(move, Work) else move for move in program]
+    return [
+        Work(move.ns - move.paused_ns, 0, max(move.idle_ns - move.paused_ns, 0)) if isinstance(move, Work) else move
+        for move in program
+    ]
 
 
 def without_host_work(program: Program, name: str) -> list[Move]:
@@ -80,15 +83,11 @@ def between_marks(program: Program, word: str, names: Collection[str] | None = N
 
 def without_device_waits(program: Program) -> list[Move]:
     """The host of a GPU waits for the device no more, but for its queue to have room: for an event to begin."""
-    return [move for move in program if not isinstance(move, Wait) or _is_for_room(move)]
-
-
-def _is_for_room(wait: Wait) -> bool:
-    return isinstance(wait.key, tuple) and wait.key[1] == "begun"
-
-
-def _remove_pauses(work: Work) -> Work:
-    return Work(work.ns - work.paused_ns, 0, max(work.idle_ns - work.paused_ns, 0))
+    return [
+        move
+        for move in program
+        if not isinstance(move, Wait) or (isinstance(move.key, tuple) and move.key[1] == "begun")
+    ]
 
 
 def _scale_work(work: Work, factor: float) -> Work:

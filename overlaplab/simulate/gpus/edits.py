@@ -11,13 +11,7 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
-from overlaplab.simulate.edits.hosts import (
-    balance_rank,
-    between_marks,
-    even_out_work,
-    without_device_waits,
-    without_launch_overhead,
-)
+from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, launches_of
 from overlaplab.simulate.refusal import refusal
@@ -84,17 +78,6 @@ def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable])
     return moves
 
 
-def no_launch_overhead(programs: DevicePrograms) -> Programs:
-    """Hosts launch in no time."""
-    return _change_hosts(programs, without_launch_overhead)
-
-
-def no_device_waits(programs: DevicePrograms) -> Programs | None:
-    """Hosts do not wait for their device; None where they do not."""
-    changed = _change_hosts(programs, without_device_waits)
-    return None if changed == list(programs.programs) else changed
-
-
 def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     """The collectives of gradients that are launched again before the step ends, or its next optimizer step begins."""
     repeated: set[Hashable] = set()
@@ -114,11 +97,12 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     return repeated
 
 
-def _change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs:
+def change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs | None:
+    """With the hosts changed alone; None where nothing changes."""
     changed: list[Program] = []
     for host, *streams in programs.ranks:
         changed += [change(host), *streams]
-    return changed
+    return None if changed == list(programs.programs) else changed
 
 
 def _lane_by_lane(programs: DevicePrograms, change: Callable[[Programs], Programs]) -> Programs | None:

@@ -33,7 +33,7 @@ from overlaplab.simulate.gpus.streams import (
     is_played_together,
     noted_times,
 )
-from overlaplab.simulate.player import Launch, Move, Played
+from overlaplab.simulate.player import Launch, Move, Played, with_launches
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
@@ -168,12 +168,10 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
     means = [mean_step_ns(run, spans_ns)]
     for sign in (-1, 1):
 
-        def shift(move: Move, sign: int = sign) -> Move:
-            if not isinstance(move, Launch):
-                return move
-            return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
+        def shift(launch: Launch, sign: int = sign) -> Launch:
+            return replace(launch, transfer_ns=max(launch.transfer_ns + sign * doubt_ns.get(launch.key, 0), 0))
 
-        other = replace(programs, programs=tuple(tuple(map(shift, program)) for program in programs.programs))
+        other = replace(programs, programs=tuple(with_launches(program, shift) for program in programs.programs))
         means.append(mean_step_ns(run, _spans(other, play_or_refuse(run, other.programs))))
     return round(max(abs(mean - means[0]) for mean in means))
 
@@ -181,8 +179,8 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
 def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Move, ...]]:
     """With T by the link's formula, as of a ring of so many ranks as each collective has."""
 
-    def retime(move: Move) -> Move:
-        if not isinstance(move, Launch) or not is_played_together(move):
+    def retime(move: Launch) -> Launch:
+        if not is_played_together(move):
             return move
         if move.kind not in ROUNDS or move.bytes <= 0:
             what = (
@@ -193,7 +191,7 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 
     for program in programs.programs:
-        yield tuple(map(retime, program))
+        yield with_launches(program, retime)
 
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:

@@ -11,7 +11,14 @@ from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
-from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
+from overlaplab.simulate.edits.hosts import (
+    balance_rank,
+    even_out_work,
+    without_device_waits,
+    without_host_work,
+    without_launch_overhead,
+    without_pauses,
+)
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Mark, Move, Program, Work, launches_of
@@ -171,7 +178,7 @@ def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[
     return [without_host_work(program, value) for program in programs]
 
 
-def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     known = None if missing_ranks(run) else transfers(run, run.traces[0], link)
     return collectives.merge_collectives(programs, partial(takes_ns, known) if known else lambda _kind, _bytes: None)
 
@@ -191,7 +198,7 @@ def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Lin
     return replace(cut, alone=without_buckets(programs)).programs(buckets)
 
 
-def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if missing_ranks(run):
         return None
     took = transfers(run, run.traces[0], link)
@@ -227,12 +234,12 @@ EDITS = {
     ),
     "no-launch-overhead": Edit(
         remedy="launch_overhead",
-        on_devices=lambda _run, programs, _value: devices.no_launch_overhead(programs),
+        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_launch_overhead),
         nothing="",
     ),
     "no-device-waits": Edit(
         remedy="device_waits",
-        on_devices=lambda _run, programs, _value: devices.no_device_waits(programs),
+        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_device_waits),
         nothing="the host does not wait for its device",
     ),
     "last-pass": Edit(

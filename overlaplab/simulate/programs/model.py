@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import prod
 
 from overlaplab.costs.memory import element_bytes
@@ -110,13 +111,6 @@ def owned_elements(model: RecordedModel, flats: Sequence[Sequence[str]], rank: i
     for names in flats:
         sizes = [model.elements(name) for name in names]
         chunk = padded_elements(sum(sizes), ranks) // ranks
-        for name, (begin, end) in zip(names, _places(sizes), strict=True):
+        for name, (begin, end) in zip(names, pairwise(accumulate(sizes, initial=0)), strict=True):
             elements[name] = max(min(end, (rank + 1) * chunk) - max(begin, rank * chunk), 0)
     return elements
-
-
-def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    at = 0
-    for size in sizes:
-        yield at, at + size
-        at += size
