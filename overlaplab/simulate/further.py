@@ -13,9 +13,10 @@ from overlaplab.simulate.player import End, Launch, Move, Program, Wait, launche
 from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 
 Skew: TypeAlias = Literal["recorded", "lognormal"]
+_SEED = 0
 
 
-def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: int = 0) -> WideProgram:
+def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded") -> WideProgram:
     """The same moves by so many ranks, each of which does in each step what was drawn for it.
 
     `recorded`: the ranks that there are stay, and each further one works and wakes up as one of them did in one of the
@@ -24,9 +25,9 @@ def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded", see
     fitted to their sums, so that the slowest of many ranks is slower than any that was seen. Draws are independent: no
     further rank is slow in all steps.
     """
-    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
+    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks))
     if skew == "lognormal":
-        return _draw_lognormal(program, choices, ranks, np.random.default_rng(seed))
+        return _draw_lognormal(program, choices, ranks, np.random.default_rng(_SEED))
     recorded = [_times_in_steps(program, same) for same, _ in choices]
     width = max((work.shape[1] for work, _ in recorded), default=0)
     work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
@@ -68,13 +69,13 @@ def _times_in_steps(program: WideProgram, steps: Sequence[int]) -> tuple[Times, 
     return work, wake
 
 
-def draws(shapes: Sequence[Hashable], recorded: int, ranks: int, seed: int = 0) -> Iterator[tuple[list[int], Times]]:
+def draws(shapes: Sequence[Hashable], recorded: int, ranks: int) -> Iterator[tuple[list[int], Times]]:
     """What each of so many ranks does in each step, of what the recorded ones did in the steps of the same shape.
 
     For each step the places of these steps, and for each rank a number: of a step among them, times the recorded ranks,
     and of one of those. The recorded ranks themselves stay.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     same: dict[Hashable, list[int]] = {}
     for place, shape in enumerate(shapes):
         same.setdefault(shape, []).append(place)

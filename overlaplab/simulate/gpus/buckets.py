@@ -60,35 +60,27 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> DeviceEdits:
     gradients were sent when, or how long others would take.
     """
     passes = bucketed_passes(run)
+    every = [bucketed for each in passes for bucketed in each]
     lines = {(line.ranks, line.kind): line for line in fitted_lines(run)} if fitted else {}
-    cuts = {
-        bucketed.key: assign(range(len(bucketed.sizes)), dict(enumerate(bucketed.sizes)), caps)
-        for each in passes
-        for bucketed in each
-    }
-    if all(cuts[bucketed.key] == bucketed.cut for each in passes for bucketed in each):
+    cuts = {each.key: assign(range(len(each.sizes)), dict(enumerate(each.sizes)), caps) for each in every}
+    if all(cuts[each.key] == each.cut for each in every):
         return DeviceEdits(edits=(), doubt_ns={})
     members: dict[Hashable, set[int]] = defaultdict(set)
-    for trace, each in zip(run.traces, passes, strict=True):
-        for bucketed in each:
-            members[bucketed.key].add(trace.rank or 0)
+    for trace, of_trace in zip(run.traces, passes, strict=True):
+        for each in of_trace:
+            members[each.key].add(trace.rank or 0)
     launches: dict[Hashable, list[Launch]] = {}
     doubt_ns: dict[Hashable, int] = {}
-    for bucketed in (bucketed for each in passes for bucketed in each):
-        if bucketed.key in launches:
+    for each in every:
+        if each.key in launches:
             continue
-        launches[bucketed.key] = []
-        for number, names in enumerate(cuts[bucketed.key]):
-            size, ranks = sum(bucketed.sizes[name] for name in names), tuple(sorted(members[bucketed.key]))
-            took_ns = 0
-            if fitted and names not in bucketed.cut:
-                line = _line(run, lines.get((ranks, "all_reduce")), caps)
-                took_ns = line.time_ns(size)
-                doubt_ns["bucket", bucketed.key, number] = round(line.half_ns or 0)
-            what = str(number)
-            launches[bucketed.key].append(
-                Launch(("bucket", bucketed.key, number), took_ns, "all_reduce", size, "bucket", what)
-            )
+        launches[each.key] = []
+        for number, names in enumerate(cuts[each.key]):
+            key, size, took_ns = ("bucket", each.key, number), sum(each.sizes[name] for name in names), 0
+            if fitted and names not in each.cut:
+                line = _line(run, lines.get((tuple(sorted(members[each.key])), "all_reduce")), caps)
+                took_ns, doubt_ns[key] = line.time_ns(size), round(line.half_ns or 0)
+            launches[each.key].append(Launch(key, took_ns, "all_reduce", size, "bucket", str(number)))
     edits = tuple(_BucketEditor(run, place, each, launches, cuts).edit() for place, each in enumerate(passes))
     return DeviceEdits(edits=edits, doubt_ns=doubt_ns)
 
@@ -112,10 +104,8 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
 @once_per_run
 def is_of_one_size(run: Run) -> bool:
     """Whether all all-reduces whose T is known are, as those of a model in one bucket."""
-    sizes = {
-        size for line in fitted_lines(run) if line.kind == "all_reduce" for size in line.transfers["bytes"].tolist()
-    }
-    return len(sizes) == 1
+    lines = [line for line in fitted_lines(run) if line.kind == "all_reduce"]
+    return len({size for line in lines for size in line.transfers["bytes"].tolist()}) == 1
 
 
 class _BucketEditor:
@@ -131,19 +121,14 @@ class _BucketEditor:
     ) -> None:
         self.bucketed_passes, self._launches, self._cuts = passes, launches, cuts
         trace = run.traces[place]
-        self._events = device_events(trace)
-        main = main_stream(trace)
-        computed = [
-            (event.called_ns, event_place) for event_place, event in enumerate(self._events) if event.stream == main
-        ]
+        self._events, main = device_events(trace), main_stream(trace)
+        computed = [(event.called_ns, at) for at, event in enumerate(self._events) if event.stream == main]
         self._computed = sorted(each for each in computed if each[0] != UNKNOWN_NS)
         self._copies_back = _copies_back(trace, self._events)
         places = [each for bucketed in passes for each in bucketed.places]
         ranges = [each for bucketed in passes for each in bucketed.launched]
-        hooks_end_ns = [
-            bucket.gradients[-1].hooks_end_ns for bucketed in passes for bucket in bucketed.backward.buckets
-        ]
-        self._left_ns = median_low(until - end for until, (_, end) in zip(hooks_end_ns, ranges, strict=True))
+        last = [bucket.gradients[-1] for bucketed in passes for bucket in bucketed.backward.buckets]
+        self._left_ns = median_low(each.hooks_end_ns - end for each, (_, end) in zip(last, ranges, strict=True))
         self._took_ns = median_low(end - start for start, end in ranges)
         self._call_ns = median_low(
             self._events[each].called_ns - start for each, (start, _) in zip(places, ranges, strict=True)
@@ -158,11 +143,8 @@ class _BucketEditor:
         if "stream" in late:
             self._late_ns.setdefault("event", self._late_ns["stream"])
         after = {place for place, event in enumerate(self._events) if event.after in set(places)} - set(places)
-        woken = [
-            late_ns
-            for by, late_ns in (last_dependency(self._events, self._events[each]) for each in after)
-            if by == "event"
-        ]
+        held = [last_dependency(self._events, self._events[each]) for each in after]
+        woken = [late_ns for by, late_ns in held if by == "event"]
         self._wake_ns = median_low(woken) if woken else 0
         self._sent: list[AddedLaunch] = []
         self._gone: dict[int, int] = {}
@@ -191,11 +173,8 @@ class _BucketEditor:
 
     def _edit(self, bucketed: BucketedPass, until_ns: int | None) -> None:
         """Edit one bucketed pass; the next one begins at `until_ns`."""
-        buckets, gradients = (
-            bucketed.backward.buckets,
-            [each for bucket in bucketed.backward.buckets for each in bucket.gradients],
-        )
-        first_of, recorded_cut = {}, bucketed.cut
+        buckets, first_of, recorded_cut = bucketed.backward.buckets, {}, bucketed.cut
+        gradients = [each for bucket in buckets for each in bucket.gradients]
         launched = {bucket.gradients[-1].number - 1: number for number, bucket in enumerate(buckets)}
         place_of: dict[int, int] = {}
         """The bucket that sends a gradient, by the place of its event."""
@@ -213,8 +192,9 @@ class _BucketEditor:
                     last = gradients[names[-1]]
                     at_ns = max(last.hooks_end_ns - self._left_ns, last.at_ns)
                     took_ns, call_ns = self._took_ns, self._call_ns
-                sent = AddedLaunch(launch=launch, stream=stream, at_ns=at_ns, call_ns=call_ns, took_ns=took_ns)
-                self._sent.append(sent)
+                self._sent.append(
+                    AddedLaunch(launch=launch, stream=stream, at_ns=at_ns, call_ns=call_ns, took_ns=took_ns)
+                )
                 self._wait(place, at_ns)
             first_of[place] = names[0]
             place_of |= dict.fromkeys(names, place)

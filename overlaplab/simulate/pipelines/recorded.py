@@ -112,8 +112,6 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
         idle_ns=tuple(holder.idle_ns[stage] for stage, holder in enumerate(holders)),
         hosts=tuple(step.host for step in steps),
         around_ns=tuple(step.around_ns for step in steps),
-        hop_ns=0,
-        bytes=0,
         hides_host=hidden,
     )
     layers = [holder.layers for holder in holders if holder.layers is not None]
@@ -219,8 +217,6 @@ def _bare_moves(plan: Pipeline, rank: int) -> list[Move]:
         idle_ns=nothing,
         hosts=(Host(),) * ranks,
         around_ns=((0, 0),) * ranks,
-        hop_ns=0,
-        bytes=0,
     )
     return bare_moves(shape, rank)
 

@@ -83,9 +83,9 @@ class Shape:
     """The host of each rank."""
     around_ns: tuple[tuple[int, int], ...]
     """What each rank does in the step before the first post or action, and beside the updates at the end."""
-    hop_ns: int
+    hop_ns: int = 0
     """How long a message occupies the link."""
-    bytes: int
+    bytes: int = 0
     """The size of a message."""
     link: Link | None = None
     layers: tuple[int, ...] = ()

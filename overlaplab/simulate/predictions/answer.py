@@ -28,7 +28,6 @@ class Question:
     algorithm: Algorithm = "ring"
     skew: Skew = "recorded"
     """What ranks do that were not recorded: see `draw_ranks`."""
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,13 +90,18 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     )
     into_the_next = move_into_the_next(setting.edits)
     step_ns = mean_step_after_ns(run, played.predicted_ns, into_the_next=into_the_next)
-    if caps is None:
-        beside = manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()
-        caps = recorded_caps(manifest, beside)
+    caps = caps_beside(run) if caps is None else caps
     far = extrapolations(manifest, setting, *played.moves)
     sure = prediction_interval(run, step_ns, played.replayed_ns.mean(axis=0).tolist(), caps, far, played.transfers_ns)
+    prediction = {
+        "from": run.path,
+        "changes": changes(setting),
+        "interval_ns": [round(step_ns) - sure.half_ns, round(step_ns) + sure.half_ns],
+        "parts": asdict(sure),
+        "extrapolated": far,
+    }
     return Prediction(
-        manifest=played.manifest | {"predicted": _prediction_fields(run, setting, step_ns, sure, far)},
+        manifest=played.manifest | {"predicted": prediction},
         ranks=played.ranks,
         step_ns=round(step_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
@@ -142,19 +147,6 @@ def _play_on_gpus(run: Run, setting: Setting) -> _Play:
     )
 
 
-def _prediction_fields(
-    run: Run, setting: Setting, step_ns: float, error: Interval, far: dict[str, float]
-) -> dict[str, Any]:
-    """What run.json says of the prediction."""
-    return {
-        "from": run.path,
-        "changes": changes(setting),
-        "interval_ns": [round(step_ns) - error.half_ns, round(step_ns) + error.half_ns],
-        "parts": asdict(error),
-        "extrapolated": far,
-    }
-
-
 def changes(setting: Setting) -> dict[str, Any]:
     """What the setting changes, by name; a link and stages as the command takes them."""
     changed = {
@@ -175,8 +167,13 @@ def _taken_ns(run: Run) -> int:
     return int((rows_of_both["start_ns"] - rows_of_both["arrived_ns"]).mean()) if len(rows_of_both) else 0
 
 
-def manifests_beside(path: str) -> Iterator[Manifest]:
-    """The manifests in the run's folder, its own among them."""
+def caps_beside(run: Run) -> pd.DataFrame:
+    """`recorded_caps` of the recordings in the run's folder."""
+    beside = _manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()
+    return recorded_caps(device_manifest(run), beside)
+
+
+def _manifests_beside(path: str) -> Iterator[Manifest]:
     if "://" in path or not Path(path).is_dir():
         return
     for folder in run_folders(Path(path).absolute().parent):

@@ -79,7 +79,7 @@ def _play(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
     elif setting.link is not None or setting.ranks is not None:
         raise refusal(run, "without a link no other link or number of ranks can be played")
     if ranks != program.ranks:
-        program = draw_ranks(program, ranks, skew=question.skew, seed=question.seed)
+        program = draw_ranks(program, ranks, skew=question.skew)
     return program, play_wide(program)
 
 
@@ -112,7 +112,7 @@ def best_found_ns(run: Run, question: Question) -> int | None:
         return None
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
-        program = draw_ranks(program, setting.ranks, skew=question.skew, seed=question.seed)
+        program = draw_ranks(program, setting.ranks, skew=question.skew)
     return mean_step_ns(run, play_wide(program), setting)
 
 
