@@ -125,10 +125,7 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
 
 
 def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:
-    """The wait in which the collective ended; else the first after it, or that seems to end shortly before.
-
-    Waits before the `first` were over when it was launched.
-    """
+    """The wait, from place `first` on, in which it ended; else the first after it, or that ends shortly before."""
     near: Blocked | None = None
     for place in range(first, len(generals)):
         wait = generals[place]

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.simulate.player import End, Launch, Move, Program, Wait, launches_of
+from overlaplab.simulate.player import End, Launch, Move, Program, Wait, find_launches
 from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 
 Skew: TypeAlias = Literal["recorded", "lognormal"]
@@ -40,10 +40,7 @@ def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded") -> 
 def _draw_lognormal(
     program: WideProgram, choices: Sequence[tuple[list[int], Times]], ranks: int, rng: np.random.Generator
 ) -> WideProgram:
-    """Draw ranks as `draw_ranks` does, from a distribution; `choices` by `draws`.
-
-    What comes before and after the steps is as recorded.
-    """
+    """`draw_ranks` from a distribution; `choices` by `draws`. What comes before and after the steps is as recorded."""
     work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
     for place, ((_, step_slice), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
         work, wake = _times_in_steps(program, same)
@@ -59,9 +56,7 @@ def _draw_lognormal(
 
 
 def _times_in_steps(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
-    """How long each rank that was recorded works and wakes up in these steps with the same moves, one beside another:
-    (moves of one, steps × ranks).
-    """
+    """How long each recorded rank works and wakes up in these steps: (moves of one, steps × ranks)."""
     places = [program.steps[step][1] for step in steps]
     work, wake = (
         np.concatenate([times[place] for place in places], axis=1) for times in (program.work_ns, program.wake_ns)
@@ -93,16 +88,15 @@ def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArr
 
 
 def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]:
-    """So many ranks: the first of these, and further ones, each of which does in each step what one of these did.
+    """So many ranks: the first of these, and further ones, which play to the nanosecond as `draw_ranks` of these.
 
-    They play to the nanosecond as `draw_ranks` of the same programs. Raises `StuckError` where these launch different
-    collectives, or in another order.
+    Raises `StuckError` where these launch different collectives, or in another order.
     """
     if ranks <= len(programs):
         return tuple(programs[:ranks])
     choices = list(draws([shape for shape, _ in widen(programs).steps], len(programs), ranks))
     steps = [list(_moves_by_step(program)) for program in programs]
-    launches = [launches_of(step) for step in steps[0]]
+    launches = [find_launches(step) for step in steps[0]]
     order = [launch for step_launches in launches for launch in step_launches]
     begun = [sum(map(len, launches[:place])) for place in range(len(launches))]
     number = {launch.key: place for place, launch in enumerate(order)}

@@ -133,12 +133,12 @@ class Played:
         return ends[:, 1:] - ends[:, :-1]
 
 
-def launches_of(moves: Iterable[Move], *roles: str) -> list[Launch]:
+def find_launches(moves: Iterable[Move], *roles: str) -> list[Launch]:
     """The launches among moves, or those of these roles alone."""
     return [move for move in moves if isinstance(move, Launch) and (not roles or move.role in roles)]
 
 
-def with_launches(moves: Iterable[Move], change: Callable[[Launch], Move]) -> tuple[Move, ...]:
+def change_launches(moves: Iterable[Move], change: Callable[[Launch], Move]) -> tuple[Move, ...]:
     """The moves, of which each launch is changed."""
     return tuple(change(move) if isinstance(move, Launch) else move for move in moves)
 
@@ -147,7 +147,7 @@ def play(programs: Sequence[Program]) -> Played:
     """Play the programs of all ranks to their ends. Raises `StuckError`."""
     members: dict[Hashable, list[int]] = {}
     for rank, program in enumerate(programs):
-        for launch in launches_of(program):
+        for launch in find_launches(program):
             members.setdefault(launch.key, []).append(rank)
     ranks = range(len(programs))
     place, now, free = ([0] * len(programs) for _ in range(3))

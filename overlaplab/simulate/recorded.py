@@ -27,7 +27,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_waits
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
-from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, with_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, change_launches
 from overlaplab.simulate.recorded_collectives import (
     carried_collectives,
     end_in_order,
@@ -120,7 +120,7 @@ def recorded_programs(run: Run) -> Recorded | None:
 
 
 def _with_displaced_ns(program: Sequence[Move], displaced: Displaced) -> tuple[Move, ...]:
-    return with_launches(program, lambda launch: replace(launch, displaced_ns=displaced(launch.kind, launch.bytes)))
+    return change_launches(program, lambda launch: replace(launch, displaced_ns=displaced(launch.kind, launch.bytes)))
 
 
 def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:

@@ -23,10 +23,7 @@ from overlaplab.manifest import strategy_traits
 
 
 def carried_collectives(run: Run) -> pd.DataFrame:
-    """Rows of `numbered_arrivals` that were carried, with `hops`, `members` and `lane` of a `Launch`, or None.
-
-    The hops of a bucket are one collective.
-    """
+    """Rows of `numbered_arrivals` that were carried, hops as one; with `hops`, `members` and `lane` of a `Launch`."""
     rows = numbered_arrivals(run)
     rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
     traits = strategy_traits(run.manifest)

@@ -34,9 +34,7 @@ def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
 
 
 def _cut_short(trace: Trace) -> int | None:
-    """The last step on a GPU that its host was not ahead of: what the host would have done until the next step's first
-    kernel is not recorded. None where there is no such step, or too few others.
-    """
+    """The last step on a GPU, if its host was not ahead: what that would have done next is not recorded."""
     windows = step_windows(trace)
     if rule_of(trace) is not Rule.GPU or len(windows) < _MIN_STEPS:
         return None
@@ -53,9 +51,7 @@ def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:
 
 
 def mean_step_after_ns(run: Run, spans_ns: npt.NDArray[np.int64], *, into_the_next: bool) -> float:
-    """`mean_step_ns` of an edited run; where the edit moves time from a step into the next one, all steps together tell
-    what it gains.
-    """
+    """`mean_step_ns` of an edited run; where time moves into the next step, all steps together tell what is gained."""
     if not into_the_next:
         return mean_step_ns(run, spans_ns)
     recorded_ns = recorded_spans_ns(run)

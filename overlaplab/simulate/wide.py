@@ -68,10 +68,7 @@ class WidePlayed:
 
 
 def widen(programs: Sequence[Program]) -> WideProgram:
-    """One program for all ranks. Raises `StuckError` where they launch different collectives, or in another order.
-
-    A wait of some ranks alone is in it; the others pass.
-    """
+    """One program for all ranks, with the waits of any. Raises `StuckError` where their launches differ."""
     keys, ranks = zip(*map(_slots, programs), strict=True)
     fixed = [[slot.move for slot in rank_slots.values() if not isinstance(slot.move, Wait)] for rank_slots in ranks]
     if any(each != keys[0] for each in keys) or any(each != fixed[0] for each in fixed):

@@ -46,19 +46,16 @@ _TYPES = {
 
 
 def advise(run: Run) -> pd.DataFrame:
-    """One row per setting that was tried, in the order of `OPTIONS`, the smallest settings first.
+    """One row per setting that was tried, in the order of `OPTIONS`, the smallest first; empty where none can be.
 
     Columns: `option` (one of `OPTIONS`), `bucket_cap_mb`, `first_bucket_mb` (Float64, in MiB), `prefetch` (Int64; all
     three null where the option leaves them as they are), `buckets` (how many, Int64), `bucket_sizes` (the bytes of each
     in order of launch), `caps_mb` (the caps in MiB that give them, the last one serves on; both tuples, null of a
-    prefetch), `gain_ns` (how much shorter a step is; negative if longer), `half_ns` (by
-    how much a recorded gain may differ from it, see `gains_miss_ns`), `low_ns`, `high_ns` (its range; all four
-    Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
-    `step_ns` (how long the mean step would then take), `least_ns` (what it takes at least with any buckets, null of a
-    prefetch, of reduce-scattered buckets, and without a replay), `memory_bytes` (what each rank holds more at
-    most; all Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
-    T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
-    be told.
+    prefetch), `gain_ns` (how much shorter a step is), `half_ns` (see `gains_miss_ns`), `low_ns`, `high_ns` (its range;
+    all four Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
+    `step_ns` (the mean step then), `least_ns` (the least with any buckets, null of a prefetch, of reduce-scattered
+    buckets, and without a replay), `memory_bytes` (what each rank holds more at most; all Int64), `replayed` (see
+    [Note: by the bound]), `best` (of its option). Buckets more than twice outside the measured sizes are not tried.
     """
     rows = [*_bucket_rows(run), *_setting_rows(run)] or list(_bound_rows(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)

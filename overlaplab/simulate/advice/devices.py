@@ -125,10 +125,7 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
 def edit_remedies(
     run: Run, works: Iterable[str], *, on_devices: bool
 ) -> Iterator[tuple[str, dict[str, Any], tuple[str, str | None]]]:
-    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name.
-
-    Of one that is a limit no interval is known.
-    """
+    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name."""
     if (late := late_rank(run)) is not None:
         rank = run.traces[late].rank or 0
         if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):

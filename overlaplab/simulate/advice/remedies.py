@@ -43,7 +43,7 @@ from overlaplab.simulate.advice.devices import Times, device_remedies, edit_reme
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
-from overlaplab.simulate.player import Program, StuckError, launches_of, play
+from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.edits import EDITS, apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
@@ -61,12 +61,11 @@ _MIN_LARGEST_SHARE = 0.5
 
 
 def remedies(run: Run) -> pd.DataFrame:
-    """What each remedy that can be played would gain, for every rank and step.
+    """What each remedy that can be played would gain, for every rank and step; without those that change nothing.
 
-    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `setting` (float64:
-    the number that the remedy is about, NaN for none), `what` (the name that it is about, None for none), `gain_ns`
-    (how much shorter the rank's step would be; negative if longer), `step_ns` (how long it would take; both int64). No
-    rows where the run cannot be played, see `plain_programs`, nor of remedies that change nothing.
+    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `setting` (float64: the number that it is about),
+    `what` (the name that it is about; None without one), `gain_ns` (how much shorter the rank's step would be),
+    `step_ns` (how long it would take; both int64).
     """
     rows: list[dict[str, Any]] = []
     for name, about, before, after in _played_remedies(run):
@@ -84,9 +83,8 @@ def gains(run: Run) -> pd.DataFrame:
     """What each remedy would gain per step of a training, the mean over all ranks (see `undisturbed.mean_step_ns`).
 
     One row per remedy, also those of `pipeline_remedies`. Columns: `remedy`, `setting`, `what` (as of `remedies`; the
-    setting of a pipeline's is its `what`), `gain_ns` (how much shorter a step would be; negative if longer), `step_ns`
-    (how long it would take; both int64), `half_ns` (Int64: by how much a recorded gain may differ with 95 % certainty),
-    `memory_bytes` (Int64: how much more each rank would hold, at most; null where unknown).
+    setting of a pipeline's is its `what`), `gain_ns`, `step_ns` (both int64), `half_ns` (Int64: by how much a recorded
+    gain may differ with 95 % certainty), `memory_bytes` (Int64: what each rank would hold more at most, if known).
     """
     rows: list[dict[str, Any]] = []
     for name, about, _, after in _played_remedies(run):
@@ -103,14 +101,11 @@ def gains(run: Run) -> pd.DataFrame:
 
 
 def _has_one_size(run: Run) -> bool:
-    """Whether all collectives of each kind have one size, and no link's formula is known.
-
-    T of half that size lies between half of T and all of it.
-    """
+    """Whether T of half the bytes is only known to lie between half of T and all of it."""
     recorded = plain_programs(run)
     if recorded is None or (run.manifest is not None and run.manifest.link is not None):
         return False
-    launches = [launch for program in recorded.programs for launch in launches_of(program) if launch.role]
+    launches = [launch for program in recorded.programs for launch in find_launches(program) if launch.role]
     return len({(launch.kind, launch.bytes) for launch in launches}) == len({launch.kind for launch in launches})
 
 

@@ -17,7 +17,7 @@ from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
-from overlaplab.simulate.player import Program, StuckError, launches_of, play
+from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
 from overlaplab.simulate.programs import made_programs, programs_of
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
@@ -47,17 +47,15 @@ class SettingPlayed:
     half_ns: int | None
     """By how much a recorded gain may differ."""
     caps_mb: tuple[float, ...] = ()
-    """Of a cap: with the first bucket's own, where it has one."""
+    """The caps, with the first bucket's own, where it has one."""
     sizes: tuple[int, ...] = ()
-    """Of a cap: the bytes of each bucket's gradients, in order of launch."""
+    """The bytes of each bucket's gradients, in order of launch; none of other options."""
     memory_bytes: int | None = 0
     """What each rank holds more at most; None where unknown."""
 
 
 def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
-    """The one with the fewest buckets, units ahead, or units as one of those whose steps are shortest, as far as that
-    can be told: each bucket more takes time, each unit more takes memory.
-    """
+    """The one with the fewest buckets, units ahead or units as one, of those as good as the shortest."""
     took_ns = [mean_step_ns(run, each.spans_ns) for each in played]
     good = [each for each, ns in zip(played, took_ns, strict=True) if ns <= min(took_ns) * (1 + TIE)]
     return min(good, key=lambda each: (len(each.sizes), each.value), default=None)
@@ -116,7 +114,7 @@ def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
     if manifest is None or manifest.link is None:
         return ()
     sizes = {name: size for name, (size, _) in recorded.gradients.items()}
-    buckets = [launch.parameters for launch in launches_of(recorded.programs[0], "bucket")]
+    buckets = [launch.parameters for launch in find_launches(recorded.programs[0], "bucket")]
     order = list(dict.fromkeys(name for parameters in buckets for name in parameters))
     if set(order) != set(sizes):
         return ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import replace
 
 from overlaplab.simulate.edits.hosts import mean_step_ns
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, with_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches
 
 _MIN_LONG_SHARE = 0.02
 """What occupies the link for a larger share of a step may hold up what is queued behind it."""
@@ -71,9 +71,9 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
 def merge_collectives(
     programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]
 ) -> list[Program] | None:
-    """Other collectives of one kind that follow each other between passes, as one in place of the last of them.
+    """Other collectives of one kind that follow each other between passes, as one in place of the last; None without.
 
-    `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged. None where none follow.
+    `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged.
     """
     groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
     if not groups:
@@ -89,7 +89,7 @@ def merge_collectives(
         )
         gone.update(launch.key for launch in group[:-1])
     return [
-        with_launches(without_launches(program, gone), lambda launch: last.get(launch.key, launch))
+        change_launches(without_launches(program, gone), lambda launch: last.get(launch.key, launch))
         for program in programs
     ]
 
@@ -127,9 +127,7 @@ def wait_at_step_end(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 
 def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Averages of parameters and other collectives that are launched after a step's last optimizer step, and waited for
-    in it, waited for when the next step ends; None where there are none.
-    """
+    """What `_after_the_update` launches, and a rank waits for in the same step, waited for when the next step ends."""
     changed: list[list[Move]] = []
     for program in programs:
         keys = _after_the_update(program)
@@ -152,9 +150,7 @@ def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 
 def _after_the_update(program: Program) -> set[Hashable]:
-    """Averages of parameters, and those without a role, that are launched between a step's optimizer and what follows:
-    a pass, or the step's end.
-    """
+    """What has no role or averages parameters, and is launched between a step's optimizer and what follows."""
     keys: set[Hashable] = set()
     updated = False
     for move in program:
@@ -196,10 +192,7 @@ def halve_bytes(
     takes_by_kind: Mapping[str, Callable[[int], int]],
     applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
 ) -> list[Program] | None:
-    """What moves gradients or parameters sends half as much; None where T of other sizes is known of no kind.
-
-    `takes_by_kind`: T by bytes. `applies`: to which collectives.
-    """
+    """What `applies` tells sends half as much; None where T of other sizes, `takes_by_kind`, is known of no kind."""
 
     def half(launch: Launch) -> Launch:
         if launch.kind not in takes_by_kind or not applies(launch):
@@ -208,7 +201,7 @@ def halve_bytes(
         gained_ns = takes(launch.bytes) - takes(launch.bytes // 2)
         return replace(launch, transfer_ns=max(launch.transfer_ns - gained_ns, 0), bytes=launch.bytes // 2)
 
-    return [with_launches(program, half) for program in programs] if takes_by_kind else None
+    return [change_launches(program, half) for program in programs] if takes_by_kind else None
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:

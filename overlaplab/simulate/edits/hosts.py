@@ -70,10 +70,7 @@ def without_launch_overhead(program: Program) -> list[Move]:
 
 
 def between_marks(program: Program, word: str, names: Collection[str] | None = None) -> Iterator[tuple[Move, bool]]:
-    """Each move, and whether it lies between the marks `<word>` and `<word>_end` of one of these names, or of any.
-
-    Such ranges do not overlap.
-    """
+    """Each move, and whether it lies between the marks `<word>` and `<word>_end` of one of these names, or of any."""
     inside = False
     for move in program:
         if isinstance(move, Mark) and move.word in (word, f"{word}_end"):

@@ -13,7 +13,7 @@ from overlaplab.evidence.passes import update_labels
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
-from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, launches_of
+from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, find_launches
 from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import transfers
 
@@ -33,7 +33,7 @@ def even_work(programs: DevicePrograms) -> Programs | None:
 def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
     took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
-    kinds = {launch.kind for program in programs.programs for launch in launches_of(program) if launch.bytes}
+    kinds = {launch.kind for program in programs.programs for launch in find_launches(program) if launch.bytes}
     takes = {kind: times_by_size for kind in kinds if kind and (times_by_size := took.times_by_size(kind)) is not None}
     return halve_bytes(programs.programs, takes, is_played_together)
 

@@ -28,10 +28,7 @@ from overlaplab.vocabulary import FSDP2_ROOT, root_number
 
 
 def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
-    """The edit of each trace that gathers every unit so many units ahead; none where that is what was recorded.
-
-    Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank, or its units are of several roots.
-    """
+    """The edit of each trace that gathers so many units ahead; none where it did. Raises `OverlaplabError`."""
     if ahead < 1:
         what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
         raise refusal(run, what)

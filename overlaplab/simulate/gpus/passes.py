@@ -96,10 +96,7 @@ def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPa
 
 
 def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
-    """With the gradients' sizes where the engine's labels name them in order of arrival, and run.json has their sizes.
-
-    The buckets are told by the order of arrival, so what they sent has to be what these gradients hold.
-    """
+    """With its gradients' sizes, where the engine's labels name them, run.json has them, and buckets hold these."""
     shapes = {parameter.name: parameter.shape for parameter in run.manifest.parameters or ()} if run.manifest else {}
     arrived = [
         label_list(label.fields["parameter"])[0]

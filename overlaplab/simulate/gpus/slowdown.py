@@ -23,10 +23,7 @@ _MAX_ROUNDS = 20
 
 
 def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
-    """Edited programs of a run, with every kernel as long as beside what it runs then.
-
-    Raises `StuckError` where they, or the recorded ones, cannot be played.
-    """
+    """Edited programs, with every kernel as long as beside what it runs then. Raises `StuckError`."""
     if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
         return edited
     took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]

@@ -28,7 +28,7 @@ from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import AddedLaunch, Moved, RankEdit
-from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work, launches_of
+from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work, find_launches
 from overlaplab.vocabulary import Rule
 
 
@@ -68,7 +68,7 @@ def edited_programs(run: Run, edits: Sequence[RankEdit]) -> DevicePrograms | Non
         rank = _RankPrograms(place, trace, zero + offset, played_together(run)[place], edit)
         programs += [rank.host(), *rank.streams(), rank.windows()]
         steps.append(len(programs) - 1)
-    launches = launches_of(chain.from_iterable(programs))
+    launches = find_launches(chain.from_iterable(programs))
     members = Counter(launch.key for launch in launches if is_played_together(launch))
     return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=members)
 

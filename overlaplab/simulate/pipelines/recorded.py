@@ -31,10 +31,7 @@ from overlaplab.simulate.refusal import refusal
 
 @once_per_run
 def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
-    """The shape of each recorded step, for each of the run's pipelines.
-
-    Raises `OverlaplabError` where it cannot be played: a stage's trace missing, or messages whose ends are not known.
-    """
+    """The shape of each recorded step, for each pipeline. Raises `OverlaplabError` where it cannot be played."""
     plan = run.manifest.pipeline if run.manifest else None
     if run.manifest is None or plan is None:
         raise refusal(run, "no run.json names its stages")
@@ -118,7 +115,7 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
     if not all(counts) or len(layers) < len(holders):
         return shape
     outer = [(is_layer(stage.units[0]), is_layer(stage.units[-1])) for stage in plan.stages]
-    return shape.with__labelled_layers(counts, layers, outer)
+    return shape.with_labelled_layers(counts, layers, outer)
 
 
 def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[AveragedBucket, ...], ...]:

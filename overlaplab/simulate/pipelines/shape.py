@@ -107,10 +107,7 @@ class Shape:
         return ranks_of_stages(self.schedule, self.ranks, len(self.took_ns))
 
     def with_schedule(self, schedule: str, layers: Sequence[int]) -> Shape:
-        """Under another schedule, and with so many layers in its stages; see [Note: another number of stages].
-
-        `layers` may be empty where the stages stay as they are.
-        """
+        """Under another schedule, and with so many layers, if any are given; see [Note: another number of stages]."""
         cut = bool(layers) and tuple(layers) != self.layers
         if schedule == self.schedule and not cut:
             return self
@@ -278,10 +275,7 @@ def _mean_times(tables: Sequence[_Times]) -> dict[str, int]:
 
 
 def _split_times(took: _Times, idle: _Times, halves: bool, first: bool, *, hidden: bool) -> tuple[_Times, _Times]:
-    """The times of a stage's actions whose backward passes are whole, or in halves, each with as much of the host's.
-
-    `hidden`: the device makes up for the host's.
-    """
+    """Times of a stage with whole or halved backward passes; `hidden`: the device makes up for the host."""
     if halves and BACKWARD in took:
         host_ns = 0 if hidden else idle[BACKWARD]
         inputs = 0 if first else (took[BACKWARD] - host_ns) // 2 + host_ns

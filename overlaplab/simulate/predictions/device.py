@@ -33,7 +33,7 @@ from overlaplab.simulate.gpus.streams import (
     is_played_together,
     noted_times,
 )
-from overlaplab.simulate.player import Launch, Move, Played, with_launches
+from overlaplab.simulate.player import Launch, Move, Played, change_launches
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
@@ -121,8 +121,8 @@ def _programs(run: Run, setting: Setting) -> DevicePrograms:
         raise refusal(run, what)
     programs = require_device(run)
     if setting.link and not programs.members:
-        what = "when all ranks had come to a collective is not known of any", "Open all ranks' traces together."
-        raise refusal(run, what)
+        what = "when all ranks had come to a collective is not known of any"
+        raise refusal(run, what, "Open all ranks' traces together.")
     return programs
 
 
@@ -171,7 +171,7 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
         def shift(launch: Launch, sign: int = sign) -> Launch:
             return replace(launch, transfer_ns=max(launch.transfer_ns + sign * doubt_ns.get(launch.key, 0), 0))
 
-        other = replace(programs, programs=tuple(with_launches(program, shift) for program in programs.programs))
+        other = replace(programs, programs=tuple(change_launches(program, shift) for program in programs.programs))
         means.append(mean_step_ns(run, _spans(other, play_or_refuse(run, other.programs))))
     return round(max(abs(mean - means[0]) for mean in means))
 
@@ -191,7 +191,7 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 
     for program in programs.programs:
-        yield with_launches(program, retime)
+        yield change_launches(program, retime)
 
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:

@@ -99,10 +99,7 @@ def _answers(run: Run) -> dict[Setting, Answer]:
 
 @once_per_run
 def device_least_ns(run: Run) -> int | None:
-    """What no buckets are shorter than: the mean over ranks and steps of each rank alone, its recorded idle time in it.
-
-    None where that is unknown.
-    """
+    """The mean step with the best buckets of each rank alone, its idle time as recorded; None where unknown."""
     window = ["rank", "step"]
     bounds = bound(run)[[*window, "compute_ns", "any_cap_ns"]].rename(columns={"compute_ns": "alone_ns"})
     rows = summary(run).merge(bounds, on=window, how="left")

@@ -65,10 +65,7 @@ def played_events(
 
 
 def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
-    """The name of each collective's process group: 0 if all ranks are in it, else its ranks; of a message its lane.
-
-    Of a mesh of several axes it is always its ranks, as one axis may have all of them.
-    """
+    """The name of each process group: 0 if all ranks are in it, else its ranks, as in meshes; of a message its lane."""
     members: dict[Hashable, list[int]] = {}
     names: dict[Hashable, str] = {}
     for rank, program in enumerate(programs):

@@ -34,9 +34,6 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     """The step on the batch's ranks with its accumulation. Raises `OverlaplabError` where the run cannot tell.
 
     `recorded`: rows of `recorded_caps`; those of the recordings beside the run where not given.
-
-    A run of the engine on CPUs is played by the wide player, which gives the same mean for a thousand ranks at once; of
-    one on GPUs neither can be changed.
     """
     if batch.ranks > _MAX_RANKS:
         raise refusal(run, f"no more than {_MAX_RANKS:,} ranks are predicted")

@@ -78,10 +78,7 @@ class _Play:
 
 
 def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
-    """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`.
-
-    `caps`: rows of `recorded_caps`; those of the recordings beside the run where not given.
-    """
+    """Play the run under the setting; `caps`: of `caps_beside`, if not given. Raises `OverlaplabError`."""
     manifest = device_manifest(run)
     played = (
         _play_on_gpus(run, setting)

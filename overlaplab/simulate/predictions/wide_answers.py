@@ -16,7 +16,7 @@ from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
-from overlaplab.simulate.player import End, StuckError, launches_of
+from overlaplab.simulate.player import End, StuckError, find_launches
 from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, StepPlace, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
@@ -49,11 +49,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
 
 
 def play_question(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
-    """The run with another setting; ranks that were not recorded do what `draw_ranks` says.
-
-    Of a collective's T what it took beyond the recorded link's model is kept. Raises `OverlaplabError` where the run
-    cannot tell.
-    """
+    """The run with another setting and further ranks (`draw_ranks`). Raises `OverlaplabError` where it cannot tell."""
     return _play_recorded(run) if question == AS_RECORDED else _play(run, question)
 
 
@@ -96,10 +92,7 @@ def mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:
-    """The mean step with the best buckets found behind the setting's link and ranks.
-
-    None where none are found (`bucket_search`), and for settings that change more than caps, the link and the ranks.
-    """
+    """The mean step with the best buckets found; None without any, or where more than caps, link and ranks change."""
     setting = question.setting
     changeable = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
     recorded = run.manifest.link if run.manifest else None
@@ -119,7 +112,7 @@ def best_found_ns(run: Run, question: Question) -> int | None:
 def count_buckets(program: WideProgram) -> int:
     """How many buckets a step sends."""
     ends = sum(isinstance(move, End) for move in program.moves)
-    return len(launches_of(program.moves, "bucket")) // max(ends - 1, 1)
+    return len(find_launches(program.moves, "bucket")) // max(ends - 1, 1)
 
 
 def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFrame:
@@ -127,7 +120,7 @@ def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFra
     begin, end = (int(played.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
     works = clip(working_times(program, played, at.rank), begin, end)
     rows: list[LaneRow] = [("rank", "", False, *stretch) for stretch in works.tolist()]
-    for launch, (start, stop) in zip(launches_of(program.moves), played.carried_ns.tolist(), strict=True):
+    for launch, (start, stop) in zip(find_launches(program.moves), played.carried_ns.tolist(), strict=True):
         carried = clip(union([start], [stop]), begin, end)
         if not len(carried):
             continue  # another step's

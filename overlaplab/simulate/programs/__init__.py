@@ -76,10 +76,7 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 
 def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
-    """The programs of the recorded ranks alone, or of the first of them, as they are among the setting's ranks.
-
-    Raises as `programs_of`, of which the further ranks draw from these; also where not all ranks launch the same.
-    """
+    """The programs of the recorded ranks alone, or the first of them, among the setting's. Raises as `programs_of`."""
     manifest = run.manifest
     if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
         what = f"its ranks share the model ({manifest.axes})"
@@ -160,10 +157,7 @@ def _unnamed_programs(
 
 
 def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
-    """The recorded moves with other buckets, where the caps change and perhaps the ranks, and the run can be recut.
-
-    Raises `OverlaplabError` where a parameter cannot be left out.
-    """
+    """The recorded moves with other buckets, where the caps change or a parameter is left out, if that can be."""
     name, cut = setting.without_parameter, find_recutting(run)
     other_caps = after.caps != before.caps
     if replace(after, caps=before.caps, ranks=before.ranks) != before:

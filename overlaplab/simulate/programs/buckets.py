@@ -28,7 +28,7 @@ from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import without_launches
-from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, launches_of, play
+from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -74,9 +74,7 @@ class Recutting:
         return tuple(map(tuple, assign(self.order, self.sizes, caps)))
 
     def cut_by_arrival(self) -> tuple[tuple[str, ...], ...] | None:
-        """The buckets that DDP makes once it has learnt in which order gradients arrive, with a first one of at most
-        1 MiB; None where the recorded ones are in that order, or are not DDP's.
-        """
+        """DDP's buckets once it has learnt how gradients arrive; None where they are as recorded, or not DDP's."""
         program = self.recorded.programs[0]
         arrived = dict.fromkeys(move.name for move in program if isinstance(move, Mark) and move.word == "gradient")
         if self.buckets is None or self.ddp_cap is None or set(arrived) != set(self.sizes):
@@ -119,9 +117,7 @@ class Recutting:
 
 @once_per_run
 def find_recutting(run: Run) -> Recutting | None:
-    """None unless all-reduces average the gradients, their names and sizes are known, no rank is missing, and the run
-    can be played.
-    """
+    """None unless all-reduces average known gradients, no rank is missing, and the run can be played."""
     if missing_ranks(run):
         return None
     recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _traits_seen(run)
@@ -136,7 +132,7 @@ def find_recutting(run: Run) -> Recutting | None:
         takes(0)
     except (StuckError, OverlaplabError):  # collectives of several groups; transfers that follow no line
         return None
-    launches = [launch for program in recorded.programs for launch in launches_of(program, "bucket")]
+    launches = [launch for program in recorded.programs for launch in find_launches(program, "bucket")]
     sizes = [launch.bytes for launch in launches]
     return Recutting(
         recorded=recorded,
@@ -156,9 +152,7 @@ def find_recutting(run: Run) -> Recutting | None:
 
 
 def _traits_seen(run: Run) -> Traits | None:
-    """Where run.json has no strategy: those of torch's DDP, if it sends all gradients, or of a loop that averages each
-    by hand; else None.
-    """
+    """Those of torch's DDP, or of a loop that averages by hand, where run.json names no strategy; else None."""
     if run.manifest is not None and run.manifest.strategy is not None:
         return None
     if all(ddp_gradients(trace) for trace in run.traces):
@@ -214,7 +208,7 @@ class WithoutBuckets:
     """One rank's program without its buckets: what is the same whatever they are."""
 
     def __init__(self, program: Program) -> None:
-        self.moves = tuple(without_launches(program, {launch.key for launch in launches_of(program, "bucket")}))
+        self.moves = tuple(without_launches(program, {launch.key for launch in find_launches(program, "bucket")}))
         self._unused = _unused_by_pass(program)
         self._marks = [
             place

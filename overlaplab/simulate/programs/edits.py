@@ -21,7 +21,7 @@ from overlaplab.simulate.edits.hosts import (
 )
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.player import Mark, Move, Program, Work, launches_of
+from overlaplab.simulate.player import Mark, Move, Program, Work, find_launches
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
 from overlaplab.simulate.refusal import refusal
@@ -74,17 +74,13 @@ def move_into_the_next(edits: Sequence[EditChoice]) -> bool:
 
 
 def transfers_miss_ns(run: Run, edits: Sequence[EditChoice], link: Link | None) -> int:
-    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown; `link`:
-    another one than was recorded.
-    """
+    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown."""
     link = link or (run.manifest.link if run.manifest else None)
     return sum(units_apart_ns(run, int(value), link) for name, value in edits if name == "larger-units" and value)
 
 
 def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link: Link | None) -> tuple[Program, ...]:
-    """The programs, behind this link, with these edits in this order. Raises `OverlaplabError` for one that does not
-    apply.
-    """
+    """The programs, behind this link, with these edits. Raises `OverlaplabError` for one that does not apply."""
     for name, value in edits:
         apply = _edit(run, name, value).apply
         if apply is None:
@@ -179,8 +175,8 @@ def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[
 
 
 def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
-    known = None if missing_ranks(run) else transfers(run, run.traces[0], link)
-    return collectives.merge_collectives(programs, partial(takes_ns, known) if known else lambda _kind, _bytes: None)
+    took = None if missing_ranks(run) else transfers(run, run.traces[0], link)
+    return collectives.merge_collectives(programs, partial(takes_ns, took) if took else lambda _kind, _bytes: None)
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
@@ -202,12 +198,12 @@ def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | 
     if missing_ranks(run):
         return None
     took = transfers(run, run.traces[0], link)
-    kinds = {launch.kind for program in programs for launch in launches_of(program) if launch.role}
+    kinds = {launch.kind for program in programs for launch in find_launches(program) if launch.role}
     takes_by_kind = {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
     return collectives.halve_bytes(programs, takes_by_kind)
 
 
-def _alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
+def _programs_alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
     """An edit that takes programs alone."""
     return lambda _run, programs, _value, _link: edit(programs)
 
@@ -215,13 +211,13 @@ def _alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
 EDITS = {
     "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
-        apply=_alone(lambda programs: even_out_work(programs) if len(programs) > 1 else None),
+        apply=_programs_alone(lambda programs: even_out_work(programs) if len(programs) > 1 else None),
         on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
         nothing="it has one rank, or its ranks have different streams",
     ),
     "no-pause": Edit(
         remedy="no_pause",
-        apply=_alone(_without_pauses),
+        apply=_programs_alone(_without_pauses),
         on_devices=lambda _run, programs, _value: _without_pauses(programs.programs),
         nothing="the host does not pause",
     ),
@@ -244,7 +240,7 @@ EDITS = {
     ),
     "last-pass": Edit(
         remedy="last_pass",
-        apply=_alone(collectives.last_pass_only),
+        apply=_programs_alone(collectives.last_pass_only),
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
@@ -256,16 +252,18 @@ EDITS = {
     "merge": Edit(remedy="merge", apply=_merge, nothing="no such collectives follow each other between the passes"),
     "async": Edit(
         remedy="asynchronous",
-        apply=_alone(collectives.wait_at_step_end),
+        apply=_programs_alone(collectives.wait_at_step_end),
         nothing="no such collective is waited for between the passes",
     ),
     "background": Edit(
         remedy="background",
-        apply=_alone(collectives.wait_a_step_later),
+        apply=_programs_alone(collectives.wait_a_step_later),
         into_the_next=True,
         nothing="no such collective is launched after an optimizer step",
     ),
-    "early": Edit(remedy="earlier", apply=_alone(collectives.launch_early), nothing="no such collective takes long"),
+    "early": Edit(
+        remedy="earlier", apply=_programs_alone(collectives.launch_early), nothing="no such collective takes long"
+    ),
     "leave-out": Edit(
         remedy="leave_out",
         value="KIND",

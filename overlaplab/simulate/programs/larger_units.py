@@ -9,7 +9,7 @@ from functools import partial
 from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.manifest import Link
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, launches_of, play
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
 from overlaplab.simulate.undisturbed import mean_step_ns
@@ -28,9 +28,7 @@ def join_units(
 
 
 def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
-    """By how much the mean step with so many units as one may be off, as T of larger collectives is unknown: half of
-    what the least and the longest differ. 0 where T is known, or nothing can be played.
-    """
+    """By how much the mean step with so many as one may be off: half of what the least and the longest T give."""
     by_units = _apart_by_units(run)
     if (together, link) not in by_units:
         by_units[together, link] = _play_both(run, together, link)
@@ -59,7 +57,7 @@ def _play_both(run: Run, together: int, link: Link | None) -> int:
 
 def unit_order(program: Program) -> list[str]:
     """The units in the order of their first gather."""
-    return list(dict.fromkeys(launch.what for launch in launches_of(program, "gather") if launch.what is not None))
+    return list(dict.fromkeys(launch.what for launch in find_launches(program, "gather") if launch.what is not None))
 
 
 def larger_units(
@@ -81,7 +79,7 @@ def larger_units(
 
 def _merge_units(program: Program, group_of: dict[str, int], takes: Takes, unknown: float) -> list[Move]:
     merged, absorbed = _merge_collectives(program, group_of, takes, unknown)
-    units = {launch.key: launch.what for launch in launches_of(program, "scatter")}
+    units = {launch.key: launch.what for launch in find_launches(program, "scatter")}
     moves: list[Move] = []
     spared: str | None = None  # the unit whose host work is left out
     for move in program:
@@ -108,7 +106,7 @@ def _merge_collectives(
     absorbed: set[Hashable] = set()
     for role in ("gather", "scatter"):
         runs: list[list[Launch]] = []
-        for launch in launches_of(program, role):
+        for launch in find_launches(program, role):
             group = group_of.get(launch.what or "")
             units = {each.what for each in runs[-1]} if runs else set()
             if runs and group == group_of.get(runs[-1][-1].what or "") and launch.what not in units:

@@ -71,15 +71,11 @@ class RecordedModel:
         return [place for place, unit in enumerate(self.uses) if layer_number(unit) is not None]
 
     def stays_gathered(self, unit: str) -> bool:
-        """Whether the unit stays gathered into the backward pass: from the last layer on (`by_block` in
-        engine/overlaplab_engine/models/units.py).
-        """
+        """Whether it stays gathered into the backward pass (`by_block` in engine/overlaplab_engine/models/units.py)."""
         return not self.layers or unit in self.uses[self.layers[-1] :]
 
     def read_in_backward(self, place: int) -> bool:
-        """Whether the backward pass of the use at `place` reads parameters; an embedding's, before all layers, reads
-        none.
-        """
+        """Whether the backward pass of this use reads parameters; an embedding's reads none."""
         return not self.layers or place >= self.layers[0]
 
     def share(self, owned: Mapping[str, int], unit: str) -> float:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median_low
 
 from overlaplab.simulate.displaced import Displaced, without_displaced
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, launches_of
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: 
 
     If they are `served`, the first rank alone updates; the others get its updates, as if each made them.
     """
-    launching = [launch.host_ns for program in programs for launch in launches_of(program) if launch.host_ns]
+    launching = [launch.host_ns for program in programs for launch in find_launches(program) if launch.host_ns]
     host_ns = round(fmean(launching)) if launching else 0
     ranks = tuple(tuple(_steps(_without_launches(without_displaced(program), host_ns))) for program in programs)
     if sharded:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from overlaplab.events import Run, rule_of
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.displaced import Displaced
-from overlaplab.simulate.player import End, Mark, Program, launches_of
+from overlaplab.simulate.player import End, Mark, Program, find_launches
 from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
@@ -19,10 +19,7 @@ from overlaplab.vocabulary import Rule
 
 
 def require_recorded(run: Run, setting: Setting) -> tuple[Manifest, tuple[Program, ...], Displaced]:
-    """What must be there; raises `OverlaplabError` with the reason if it is not.
-
-    Edits alone need not all ranks: the others' collectives keep the time that they took.
-    """
+    """What must be there, of all ranks unless edits alone change. Raises `OverlaplabError` with the reason."""
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         raise refusal(run, "only runs on a CPU are predicted")
     if len(run.traces) > MOST_RANKS:
@@ -68,7 +65,7 @@ def require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
                 reason = f"a step has {marks['forward']} forward passes"
             elif marks["backward_end"] != 1:
                 reason = "in some steps no gradients are sent"
-            elif any(launch.role != "bucket" for launch in launches_of(moves)):
+            elif any(launch.role != "bucket" for launch in find_launches(moves)):
                 reason = "its steps have collectives beside those of gradients"
             else:
                 continue

@@ -12,7 +12,7 @@ from overlaplab.costs.link import MESSAGE, ROUNDS
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Link
-from overlaplab.simulate.player import Launch, Move, Program, with_launches
+from overlaplab.simulate.player import Launch, Move, Program, change_launches
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.transfers import transfers
 
@@ -68,7 +68,7 @@ def retime_program(program: Program, recorded: Link | None, link: Link | None) -
     """
     if link is None:
         return tuple(program)
-    return with_launches(program, lambda launch: replace(launch, transfer_ns=elsewhere_ns(launch, recorded, link)))
+    return change_launches(program, lambda launch: replace(launch, transfer_ns=elsewhere_ns(launch, recorded, link)))
 
 
 def elsewhere_ns(launch: Launch, recorded: Link | None, link: Link, algorithm: Algorithm = "ring") -> int:
@@ -98,10 +98,7 @@ _CATEGORIES = ("collectives", "messages", "hops")
 
 
 def _late_ns(program: Program, link: Link | None, what: str) -> float | None:
-    """What collectives, messages, or hops of those by hand took beyond their link's formula, the median.
-
-    None where there are none, or no formula.
-    """
+    """What collectives, messages, or hops took beyond their link's formula, the median; None where there are none."""
     if link is None:
         return None
     late = [
