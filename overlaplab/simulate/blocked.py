@@ -48,9 +48,8 @@ class Blocked:
 
 def collective_name(label: Label) -> str:
     """What a launch, a wait and an instant at the end of the same collective have in common."""
-    return " ".join(
-        label.fields[key] for key in ("bucket", "unit", "module", "microbatch", "phase") if key in label.fields
-    )
+    keys = ("bucket", "unit", "module", "microbatch", "phase")
+    return " ".join(label.fields[key] for key in keys if key in label.fields)
 
 
 def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:

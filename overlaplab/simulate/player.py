@@ -254,9 +254,8 @@ class _Sharing:
         ways = _link_ends(launch)
         for way in ways:
             self._busy[way] = [busy_span for busy_span in self._busy[way] if busy_span[1] > ready]
-        start = _first_free_slot(
-            ready, launch.transfer_ns, sorted(busy_span for way in ways for busy_span in self._busy[way])
-        )
+        busy = sorted(span for way in ways for span in self._busy[way])
+        start = _first_free_slot(ready, launch.transfer_ns, busy)
         end = self._free[lane] = start + launch.transfer_ns
         for way in ways:
             self._busy[way].append((start, end))

@@ -136,9 +136,8 @@ def _averaged_by_hand(run: Run) -> pd.DataFrame:
     by = rows.groupby("match")
     if rows.empty or (by["trace"].transform("nunique") != len(run.traces)).any():
         return pd.DataFrame(columns=list(_COLUMNS))
-    sizes = {
-        match: sum(dict(chunk for sent in group["chunks"] for chunk in sent.items()).values()) for match, group in by
-    }
+    sent = {match: dict(chunk for each in group["chunks"] for chunk in each.items()) for match, group in by}
+    sizes = {match: sum(chunks.values()) for match, chunks in sent.items()}
     return rows.assign(bytes=rows["match"].map(sizes), last_ns=by["launch_ns"].transform("max"))[list(_COLUMNS)]
 
 

@@ -147,9 +147,8 @@ def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
     for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
         held = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
         if times_beyond(held, gradients.sent) is None:
-            ends = last_end(
-                gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in cap_range.buckets], gradients.takes
-            )
+            counts = list(map(len, cap_range.buckets))
+            ends = last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
             rows.append(_bound_row(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)

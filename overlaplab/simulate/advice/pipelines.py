@@ -63,9 +63,6 @@ def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, 
 def _bubble(shapes: tuple[Shape, ...], whole_ns: int) -> float:
     """Without an action, of the step less what is done around the actions."""
     busy = fmean(shape.microbatches * actions_ns(took) for shape in shapes for took in shape.took_ns)
-    around = fmean(
-        sum(edges) + took[UPDATE]
-        for shape in shapes
-        for edges, took in zip(shape.around_ns, shape.took_ns, strict=True)
-    )
+    stages = [stage for shape in shapes for stage in zip(shape.around_ns, shape.took_ns, strict=True)]
+    around = fmean(sum(edges) + took[UPDATE] for edges, took in stages)
     return 1 - busy / max(whole_ns - around, 1)

@@ -59,12 +59,8 @@ _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_e
 
 def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
     """Without the other collectives, or those of a kind; None where there are none."""
-    keys = {
-        launch.key
-        for program in programs
-        for launch in other_collectives(program)
-        if kind is None or launch.kind == kind
-    }
+    others = [launch for program in programs for launch in other_collectives(program)]
+    keys = {launch.key for launch in others if kind in (None, launch.kind)}
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
@@ -84,14 +80,11 @@ def merge_collectives(
         num_bytes = sum(launch.bytes for launch in group)
         took_ns = transfer_ns(group[-1].kind, num_bytes)
         longest_ns = max(launch.transfer_ns for launch in group)
-        last[group[-1].key] = replace(
-            group[-1], bytes=num_bytes, transfer_ns=longest_ns if took_ns is None else max(took_ns, 0)
-        )
+        took_ns = longest_ns if took_ns is None else max(took_ns, 0)
+        last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=took_ns)
         gone.update(launch.key for launch in group[:-1])
-    return [
-        change_launches(without_launches(program, gone), lambda launch: last.get(launch.key, launch))
-        for program in programs
-    ]
+    left = [without_launches(program, gone) for program in programs]
+    return [change_launches(program, lambda launch: last.get(launch.key, launch)) for program in left]
 
 
 def _neighbours(program: Program) -> Iterator[list[Launch]]:
@@ -155,9 +148,8 @@ def _after_the_update(program: Program) -> set[Hashable]:
     updated = False
     for move in program:
         if isinstance(move, Mark):
-            updated = move.word == "optimizer_end" or (
-                updated and move.word not in ("forward", "backward", "optimizer")
-            )
+            begins = move.word in ("forward", "backward", "optimizer")
+            updated = move.word == "optimizer_end" or (updated and not begins)
         elif isinstance(move, End):
             updated = False
         elif isinstance(move, Launch) and updated:

@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median_low
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
@@ -130,9 +131,8 @@ class _BucketEditor:
         last = [bucket.gradients[-1] for bucketed in passes for bucket in bucketed.backward.buckets]
         self._left_ns = median_low(each.hooks_end_ns - end for each, (_, end) in zip(last, ranges, strict=True))
         self._took_ns = median_low(end - start for start, end in ranges)
-        self._call_ns = median_low(
-            self._events[each].called_ns - start for each, (start, _) in zip(places, ranges, strict=True)
-        )
+        called_ns = [self._events[each].called_ns for each in places]
+        self._call_ns = median_low(at_ns - start for at_ns, (start, _) in zip(called_ns, ranges, strict=True))
         late: dict[Held, list[int]] = defaultdict(list)
         for each in places:
             by, late_ns = last_dependency(self._events, self._events[each])
@@ -224,9 +224,8 @@ class _BucketEditor:
     def _joins(self, bucketed: BucketedPass, until_ns: int | None) -> list[int | None]:
         """By gradient the event of the compute stream that waits for its bucket, if it is the bucket's first."""
         end_ns = bucketed.backward.end_ns
-        copied = [
-            place for at_ns, place in self._copies_back if at_ns >= end_ns and (until_ns is None or at_ns < until_ns)
-        ]
+        last_ns = inf if until_ns is None else until_ns
+        copied = [place for at_ns, place in self._copies_back if end_ns <= at_ns < last_ns]
         if len(copied) == len(bucketed.sizes):
             return [*copied]
         after = self._computed[bisect_right(self._computed, (end_ns, -1)) :]

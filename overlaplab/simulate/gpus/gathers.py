@@ -60,11 +60,8 @@ class _GatherEditor:
         for label in self._ranges:
             if label.word == "all_gather_copy_out":
                 self._copies[label.end_ns].append(label)
-        self._roots = [
-            label.start_ns
-            for label in self._ranges
-            if (label.word, label.fields["unit"]) == ("pre_backward", FSDP2_ROOT)
-        ]
+        begun = [label for label in self._ranges if label.word == "pre_backward"]
+        self._roots = [label.start_ns for label in begun if label.fields["unit"] == FSDP2_ROOT]
 
     def edit(self, ahead: int) -> RankEdit:
         moved: list[Moved] = []

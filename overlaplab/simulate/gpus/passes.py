@@ -125,14 +125,12 @@ def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBa
 def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
     """The operators that launched them, else what is known of the launches."""
     launches = [bucket.launch for bucket in buckets]
-    threads, starts = (
-        np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
-    )
+    threads = np.array([launch.thread for launch in launches], np.int64)
+    starts = np.array([launch.start_ns for launch in launches], np.int64)
     spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
     rows = enclosing_rows(calls, threads, starts).tolist()
-    return [
-        spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in zip(rows, launches, strict=True)
-    ]
+    found = zip(rows, launches, strict=True)
+    return [spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in found]
 
 
 def _sizes(bucket: DDPBucket) -> list[int]:

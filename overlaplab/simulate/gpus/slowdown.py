@@ -29,9 +29,7 @@ def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
     took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
     for _ in range(_MAX_ROUNDS):
         played = play(edited.programs)
-        played_ns = [
-            _times_beside(_Device(run, edited, played, rank), rank_kernels) for rank, rank_kernels in enumerate(kernels)
-        ]
+        played_ns = [_times_beside(_Device(run, edited, played, rank), each) for rank, each in enumerate(kernels)]
         if played_ns == took_ns:
             break
         took_ns = played_ns
@@ -58,9 +56,8 @@ def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
     if programs is None or not factors:
         return ()
     recorded = play(programs.programs)
-    return tuple(
-        dict(_kernels(trace, _Device(run, programs, recorded, rank), factors)) for rank, trace in enumerate(run.traces)
-    )
+    ran = [_Device(run, programs, recorded, rank) for rank in range(len(run.traces))]
+    return tuple(dict(_kernels(*each, factors)) for each in zip(run.traces, ran, strict=True))
 
 
 def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Iterator[tuple[int, _Kernel]]:

@@ -121,11 +121,8 @@ def _collectives_of_one_event(trace: Trace, together: Mapping[int, Launch]) -> d
     places: dict[int, list[int]] = {}
     for place, event in enumerate(device_events(trace)):
         places.setdefault(int(row_of[event.row]), []).append(place)
-    return {
-        event_places[0]: together[row]
-        for row, event_places in places.items()
-        if row in together and len(event_places) == 1
-    }
+    of_one = ((row, of_row[0]) for row, of_row in places.items() if len(of_row) == 1)
+    return {place: together[row] for row, place in of_one if row in together}
 
 
 class _RankPrograms:
@@ -134,11 +131,8 @@ class _RankPrograms:
     def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: RankEdit) -> None:
         self._place, self._trace, self._zero = place, trace, zero
         self._events, self._together, self._edit = device_events(trace), together, edit
-        self._row_of, self._recorded, self._purposes = (
-            recorded_of_events(trace),
-            recorded_collectives(trace),
-            purposes(trace),
-        )
+        self._row_of, self._purposes = recorded_of_events(trace), purposes(trace)
+        self._recorded = recorded_collectives(trace)
         self._paused_ns = length_before(host_pauses(trace))
         self._moved = {
             place: (move, move.at_ns + event.called_ns - move.start_ns)
@@ -211,9 +205,7 @@ class _RankPrograms:
     def streams(self) -> Iterator[list[Move]]:
         for stream in dict.fromkeys(event.stream for event in self._events):
             stream_places = [place for place, event in enumerate(self._events) if event.stream == stream]
-            called_ns = [
-                UNKNOWN_NS if place in self._moved else self._events[place].called_ns for place in stream_places
-            ]
+            called_ns = [UNKNOWN_NS if each in self._moved else self._events[each].called_ns for each in stream_places]
             launched = accumulate(called_ns, max)
             sent = [place for place, each in enumerate(self._edit.sent, len(self._events)) if each.stream == stream]
             called = [
@@ -240,9 +232,8 @@ class _RankPrograms:
 
     def _ends(self, end_ns: int) -> list[int]:
         """The last event of each stream until then."""
-        return list(
-            {event.stream: place for place, event in enumerate(self._events) if event.end_ns <= end_ns}.values()
-        )
+        over = [place for place, event in enumerate(self._events) if event.end_ns <= end_ns]
+        return list({self._events[place].stream: place for place in over}.values())
 
     def _event(self, place: int, event: DeviceEvent) -> Iterator[Move]:
         free_ns = self._free_ns(event)

@@ -67,9 +67,8 @@ def follow_moves(
 
 def _host(gaps: Sequence[_Gap]) -> Host:
     """The means. A wait that was shorter than what the host takes anyway tells neither the one nor the other."""
-    posts, begins = (
-        [gap.ns for gap in gaps if gap.posts == is_post and not gap.blocked_ns] for is_post in (True, False)
-    )
+    free = [gap for gap in gaps if not gap.blocked_ns]
+    posts, begins = ([gap.ns for gap in free if gap.posts == is_post] for is_post in (True, False))
     usual = fmean(begins or posts) if begins or posts else 0
     wakes = [gap.ns for gap in gaps if gap.blocked_ns > usual]
     wake = fmean(wakes) if wakes else usual

@@ -166,14 +166,12 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
         updates = _labels_within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
-        host_times = _follow_host(
-            bare, window, messages, offset, places, list(zip(starts.tolist(), ends.tolist(), strict=True))
-        )
+        actions = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        host_times = _follow_host(bare, window, messages, offset, places, actions)
         if host_times is None:
             between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
-            host_times = Hosted(
-                Host(begin_ns=round(between)), _free(blocked, window.start_ns, int(starts[0])), int(ends[-1])
-            )
+            before_ns = _free(blocked, window.start_ns, int(starts[0]))
+            host_times = Hosted(Host(begin_ns=round(between)), before_ns, int(ends[-1]))
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
         after = max(_free(blocked, host_times.last_ns, window.end_ns) - updated_ns, 0)
         layers = _labelled_layers(trace, window, plan, took)
@@ -288,11 +286,8 @@ def _labelled_layers(
 
 def _labels_within(trace: Trace, window: Window, *words: str) -> list[Label]:
     """The labels of these words that begin in a step."""
-    return [
-        label
-        for label in engine_labels(trace)
-        if label.word in words and window.start_ns <= label.start_ns < window.end_ns
-    ]
+    labels = (label for label in engine_labels(trace) if label.word in words)
+    return [label for label in labels if window.start_ns <= label.start_ns < window.end_ns]
 
 
 def is_layer(unit: str) -> bool:

@@ -189,9 +189,7 @@ class Shape:
             {kind: ns - count * layer.get(kind, 0) for kind, ns in stage_took.items()}
             for stage_took, layer, count in zip(self.took_ns, self.layer_ns, self.layers, strict=True)
         ]
-        idle = _mean_times(
-            [dict.fromkeys(stage_idle, 0) if self.hides_host else stage_idle for stage_idle in self.idle_ns]
-        )
+        idle = _mean_times([dict.fromkeys(each, 0) if self.hides_host else each for each in self.idle_ns])
         between = _mean_times(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
         took, idles = [], []
         for stage, (holder, count) in enumerate(zip(holders, layers, strict=True)):
@@ -288,9 +286,8 @@ def _split_times(took: _Times, idle: _Times, halves: bool, first: bool, *, hidde
         host_ns = idle[WEIGHT if first else INPUT]
         both = took[INPUT] + took[WEIGHT]
         whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + host_ns
-        return _drop_kinds(took, INPUT, WEIGHT) | {BACKWARD: whole}, _drop_kinds(idle, INPUT, WEIGHT) | {
-            BACKWARD: host_ns
-        }
+        others, idle_others = (_drop_kinds(times, INPUT, WEIGHT) for times in (took, idle))
+        return others | {BACKWARD: whole}, idle_others | {BACKWARD: host_ns}
     return took, idle
 
 

@@ -76,10 +76,8 @@ def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
                 names[move.key] = "-".join(map(str, move.group))
             elif isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
-    everybody = len(programs)
-    return names | {
-        key: "0" if len(ranks) == everybody else "-".join(map(str, ranks)) for key, ranks in members.items()
-    }
+    everybody = [*range(len(programs))]
+    return names | {key: "0" if ranks == everybody else "-".join(map(str, ranks)) for key, ranks in members.items()}
 
 
 @dataclass(slots=True)
@@ -112,11 +110,8 @@ class _RankEvents:
 
     def events(self) -> Iterator[Event]:
         """All of them, each when it is over."""
-        ready, freed, silent = (
-            ready_labels(self.program, self.manifest),
-            freed_labels(self.program),
-            silent_waits(self.program),
-        )
+        ready, freed = ready_labels(self.program, self.manifest), freed_labels(self.program)
+        silent = silent_waits(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
             if not isinstance(move, Wait):
@@ -203,9 +198,8 @@ class _RankEvents:
         backward, forward = self.open.get("backward"), self.open.get("forward")
         here = ((backward or forward or (0, "0"))[1], "backward" if backward else "forward")
         names = (launch.what or "").split(" ")
-        return ordered_fields(
-            dict(zip(NAME_FIELDS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False))
-        )
+        keys = NAME_FIELDS.get(launch.role, ())
+        return ordered_fields(dict(zip(keys, (*names, *here[len(names) - 1 :]), strict=False)))
 
     def waits(self, *, labelled: bool) -> Iterator[Event]:
         """The ranges in which it waited, and what it then knew to be done."""

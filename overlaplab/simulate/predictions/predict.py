@@ -146,11 +146,8 @@ def _play_on_gpus(run: Run, setting: Setting) -> _Play:
 
 def changes(setting: Setting) -> dict[str, Any]:
     """What the setting changes, by name; a link and stages as the command takes them."""
-    changed = {
-        name: value
-        for name, value in asdict(setting).items()
-        if value is not None and value is not True and value != ()
-    }
+    unchanged = asdict(Setting())
+    changed = {name: value for name, value in asdict(setting).items() if value != unchanged[name]}
     if setting.edits:
         changed["edits"] = [name if value is None else f"{name}={value}" for name, value in setting.edits]
     stages = {"stages": ",".join(map(str, setting.stages))} if setting.stages else {}
@@ -189,10 +186,8 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     raw |= {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
     if run.manifest.pipeline is not None:
         link = setting.link or run.manifest.link
-        return raw | {
-            "pipeline": asdict(changed_pipeline(run, run.manifest, setting)),
-            "link": asdict(link) if link else None,
-        }
+        raw["pipeline"] = asdict(changed_pipeline(run, run.manifest, setting))
+        return raw | {"link": asdict(link) if link else None}
     if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but its link is predicted
         return raw | ({"link": asdict(setting.link)} if setting.link else {})
     options = strategy_options(run, run.manifest, setting)

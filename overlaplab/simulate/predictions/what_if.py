@@ -70,9 +70,8 @@ def steps_by_cap(run: Run, question: Question, caps: Sequence[float]) -> pd.Data
             rows.append([cap, answer(run, changed).step_ns])
         else:
             program, played = wide_answers.play_question(run, changed)
-            rows.append(
-                [cap, wide_answers.mean_step_ns(run, played, changed.setting), wide_answers.count_buckets(program)]
-            )
+            step_ns = wide_answers.mean_step_ns(run, played, changed.setting)
+            rows.append([cap, step_ns, wide_answers.count_buckets(program)])
     return pd.DataFrame(rows, columns=columns).astype({"bucket_cap_mb": "float64"})
 
 

@@ -66,10 +66,8 @@ def _play(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
     program = setting_program(run, replace(setting, link=None, ranks=program_ranks))
     link = run.manifest.link if run.manifest else None
     if link is not None:
-        recorded_ranks = program_ranks or len(run.traces)
-        before, after = (
-            replace(link, world_size=n) for link, n in ((link, recorded_ranks), (setting.link or link, ranks))
-        )
+        before = replace(link, world_size=program_ranks or len(run.traces))
+        after = replace(setting.link or link, world_size=ranks)
         if after != before or algorithm != "ring":
             program = retime_collectives(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
     elif setting.link is not None or setting.ranks is not None:

@@ -128,10 +128,8 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     model = _model(run, manifest, profile, after)
     transfer = transfer_times(run, programs, link)
     make = _STRATEGIES[after.strategy]
-    return tuple(
-        tuple(make(after, model, profile, transfer, rank).program(steps))
-        for rank, steps in enumerate(ranks[: after.ranks])
-    )
+    made = ((make(after, model, profile, transfer, rank), steps) for rank, steps in enumerate(ranks[: after.ranks]))
+    return tuple(tuple(each.program(steps)) for each, steps in made)
 
 
 def _unnamed_programs(

@@ -65,10 +65,8 @@ def changed_pipeline(run: Run, manifest: Manifest, setting: Setting) -> Pipeline
     """What run.json says of the pipeline under the setting. Raises `OverlaplabError` for what no pipeline can be."""
     assert manifest.pipeline is not None
     recorded_pipeline = manifest.pipeline
-    schedule, microbatches = (
-        setting.schedule or recorded_pipeline.schedule,
-        setting.microbatches or recorded_pipeline.microbatches,
-    )
+    schedule = setting.schedule or recorded_pipeline.schedule
+    microbatches = setting.microbatches or recorded_pipeline.microbatches
     ranks = 1 + max(stage.rank for stage in recorded_pipeline.stages)
     _require_microbatches(run, schedule, microbatches, ranks)
     units = [unit for stage in recorded_pipeline.stages for unit in stage.units]

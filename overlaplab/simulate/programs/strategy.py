@@ -90,9 +90,8 @@ class Strategy:
 
     def launch_message(self, lane: tuple[int, int], num_bytes: int, gradients: Sequence[str] = ()) -> Hashable:
         """Launch a message from one rank to another, perhaps of these gradients; returns its key."""
-        message = Launch(
-            None, self._transfer(MESSAGE, num_bytes), MESSAGE, num_bytes, group=tuple(sorted(lane)), lane=lane
-        )
+        took_ns, group = self._transfer(MESSAGE, num_bytes), tuple(sorted(lane))
+        message = Launch(None, took_ns, MESSAGE, num_bytes, group=group, lane=lane)
         if gradients:
             own_bytes = sum(map(self.model.gradient_bytes, gradients))
             message = replace(message, role="bucket", what="0", parameters=tuple(gradients), gradient_bytes=own_bytes)
@@ -102,9 +101,8 @@ class Strategy:
         self._launched[launch.lane] += 1  # all ranks launch in the same order
         key = *(launch.lane or ()), self._launched[launch.lane]
         host_ns = self.profile.host_ns
-        keyed = replace(
-            launch, key=key, host_ns=host_ns, displaced_ns=self.profile.displaced(launch.kind, launch.bytes)
-        )
+        displaced_ns = self.profile.displaced(launch.kind, launch.bytes)
+        keyed = replace(launch, key=key, host_ns=host_ns, displaced_ns=displaced_ns)
         self.moves += [Work(host_ns), keyed, Work(host_ns)]
         return key
 

@@ -128,9 +128,8 @@ class TorchFSDP2(Units):
     def members(self, unit: str) -> Sequence[str]:
         if unit != FSDP2_ROOT:
             return self.model.units[unit]
-        return [
-            name for each_unit, names in self.model.units.items() if layer_number(each_unit) is None for name in names
-        ]
+        others = [names for each, names in self.model.units.items() if layer_number(each) is None]
+        return [name for names in others for name in names]
 
     def elements(self, unit: str) -> int:
         """See `Units`: each parameter is padded to equal numbers of rows."""
