@@ -129,8 +129,8 @@ def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]
     starts = np.array([launch.start_ns for launch in launches], np.int64)
     spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
     rows = enclosing_rows(calls, threads, starts).tolist()
-    found = zip(rows, launches, strict=True)
-    return [spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in found]
+    pairs = zip(rows, launches, strict=True)
+    return [spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in pairs]
 
 
 def _sizes(bucket: DDPBucket) -> list[int]:

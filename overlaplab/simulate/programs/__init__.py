@@ -128,8 +128,10 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     model = _model(run, manifest, profile, after)
     transfer = transfer_times(run, programs, link)
     make = _STRATEGIES[after.strategy]
-    made = ((make(after, model, profile, transfer, rank), steps) for rank, steps in enumerate(ranks[: after.ranks]))
-    return tuple(tuple(each.program(steps)) for each, steps in made)
+    ranks_made = (
+        (make(after, model, profile, transfer, rank), steps) for rank, steps in enumerate(ranks[: after.ranks])
+    )
+    return tuple(tuple(each.program(steps)) for each, steps in ranks_made)
 
 
 def _unnamed_programs(
