@@ -1,29 +1,12 @@
 """What a remedy would gain: the recorded programs, edited as the remedy would change them, and played again.
 
 [Note: remedies]
-- `balance`: the rank that was waited for most takes as long as the others (`setting`: its rank).
-- `even_work`: all ranks work equally long in each step, where another one is late from step to step.
-- `host_work`: what the host does between its passes, such as loading data, is not done (`what`: its name).
-- `no_pause`: the host does not pause.
-- `device_waits`: the host of a GPU does not wait for it (`what`: the operator in which it did so for longest).
-- `launch_overhead`: the host of a GPU launches in no time, which is most that CUDA graphs can gain.
-- `last_pass`: gradients are sent in the last backward pass of a step alone.
-- `arrival_order`: DDP's buckets hold gradients in their order of arrival.
-- `prefetch`: each gather is launched some units earlier (`setting`: units gathered ahead).
-- `earlier`: what moves neither gradients nor parameters, and takes long, is launched at the start of the step.
-- `merge`: what moves neither, and follows on its like between the passes, is one collective with it.
-- `asynchronous`: what moves neither is waited for when the step ends, if it was launched between the passes.
-- `larger_units`: so many units of FSDP2 that follow each other are one (`setting`).
-- `background`: what moves neither, or averages parameters, and is launched after the optimizer step, is waited for when
-  the next step ends.
-- `first_bucket`: only the first bucket's cap changes (`setting`: that in MiB).
-- `cap`: gradients are cut into buckets of another size, in their recorded order of arrival, as
-  `compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp does, each is launched with its last
-  gradient, and all are waited for at the end of the backward pass (`setting`: the cap in MiB).
-- `strategy`: another strategy (`what`: its name), of zero1 zero2, which sends buckets during the backward pass.
-- `leave_out`: what moves neither gradients nor parameters is not sent.
-- `one_gradient_less`: the largest gradient is not sent (`what`: its parameter).
-- `half_the_bytes`: every collective sends half as much, which is as if the bandwidth were doubled.
+docs/actions.md says what each is. `setting` is the rank of `balance`, the units ahead of `prefetch`, those as one of
+`larger_units`, the cap in MiB of `cap` and `first_bucket`, and the part of the bytes of `half_the_bytes`. `what` is the
+name of the work of `host_work`, the operator in which the host waited for longest of `device_waits`, the other strategy
+of `strategy`, and the parameter of `one_gradient_less`. Of another cap gradients are cut in their recorded order of
+arrival (`compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp), each bucket is launched with
+its last gradient, and all are waited for at the end of the backward pass.
 """
 
 from __future__ import annotations

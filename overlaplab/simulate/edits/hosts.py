@@ -26,10 +26,7 @@ def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
             changed.append(_median(works) if works else move)
     else:
         factors = np.median([work_by_step(program) for program in others], axis=0) / np.maximum(work_by_step(slow), 1)
-        step = 0
-        for move in slow:
-            step += isinstance(move, End)
-            changed.append(_scale_work(move, factors[step]) if isinstance(move, Work) else move)
+        changed = _scale_steps(slow, factors)
     return [changed if place == late else program for place, program in enumerate(programs)]
 
 
@@ -37,15 +34,8 @@ def even_out_work(programs: Sequence[Program]) -> list[Program]:
     """Every rank works as long in each step as all do in the mean, as with inputs of equal length."""
     works = np.array([work_by_step(program) for program in programs], dtype=np.float64)
     factors = works.mean(axis=0) / np.maximum(works, 1)
-    changed: list[Program] = []
-    for program, by_step in zip(programs, factors, strict=True):
-        moves: list[Move] = []
-        step = 0
-        for move in program:
-            step += isinstance(move, End)
-            moves.append(_scale_work(move, by_step[step]) if isinstance(move, Work) and step else move)
-        changed.append(moves)
-    return changed
+    factors[:, 0] = 1  # before the first step
+    return [_scale_steps(program, by_step) for program, by_step in zip(programs, factors, strict=True)]
 
 
 def without_pauses(program: Program) -> list[Move]:
@@ -87,8 +77,16 @@ def without_device_waits(program: Program) -> list[Move]:
     ]
 
 
-def _scale_work(work: Work, factor: float) -> Work:
-    return Work(*(int(ns * factor) for ns in (work.ns, work.paused_ns, work.idle_ns)))
+def _scale_steps(program: Program, factors: Sequence[float]) -> list[Move]:
+    """With so many times the work before the first step, and in each."""
+    moves: list[Move] = []
+    step = 0
+    for move in program:
+        step += isinstance(move, End)
+        if isinstance(move, Work):
+            move = Work(*(int(ns * factors[step]) for ns in (move.ns, move.paused_ns, move.idle_ns)))
+        moves.append(move)
+    return moves
 
 
 def _median(works: Sequence[Work]) -> Work:

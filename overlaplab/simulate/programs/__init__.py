@@ -11,16 +11,19 @@ update as large a part as the rank whose step they drew. Beside a server they ta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 
-from overlaplab.events import Run
+from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
+from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
-from overlaplab.simulate.player import Program, StuckError
+from overlaplab.simulate.player import End, Mark, Program, StuckError, find_launches
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
@@ -29,16 +32,14 @@ from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
-from overlaplab.simulate.programs.required import require_plain_steps, require_ranks, require_recorded
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
-from overlaplab.simulate.recorded import MOST_RANKS
+from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
-
-__all__ = ["is_served", "made_programs", "programs_of"]
+from overlaplab.vocabulary import Rule
 
 _STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
@@ -98,7 +99,7 @@ def _edited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 
 def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
-    manifest, programs, displaced = require_recorded(run, setting)
+    manifest, programs, displaced = _require_recorded(run, setting)
     if manifest.strategy is None:
         return _unnamed_programs(run, setting, manifest, programs)
     before, after = strategy_options(run, manifest, Setting()), strategy_options(run, manifest, setting)
@@ -106,14 +107,14 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
     if after.ranks != before.ranks:
-        require_ranks(run, manifest, after)
+        _require_ranks(run, manifest, after)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(each if link == manifest.link else retime_program(each, manifest.link, link) for each in chosen)
     if after != before:
         _require_strategy(run, manifest, after)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
-        require_plain_steps(run, programs)
+        _require_plain_steps(run, programs)
     served = is_served(run, Setting())
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
@@ -188,7 +189,7 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
     if setting != Setting(link=setting.link):
         what = f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else"
         raise refusal(run, what)
-    manifest, programs, _ = require_recorded(run, setting)
+    manifest, programs, _ = _require_recorded(run, setting)
     if setting.link is None or setting.link == manifest.link:
         return programs
     return tuple(retime_program(each, manifest.link, setting.link) for each in programs)
@@ -196,7 +197,7 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
-    require_ranks(run, manifest, options)
+    _require_ranks(run, manifest, options)
     if manifest.strategy not in _STRATEGIES:
         raise refusal(run, f"only the link can be changed of {manifest.strategy}, whose steps are not made anew")
     if not manifest.parameters or not manifest.units:
@@ -222,3 +223,58 @@ def is_served(run: Run, setting: Setting) -> bool:
 
 def _traits(manifest: Manifest) -> Traits:
     return strategy_traits(manifest) or Traits()
+
+
+def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, tuple[Program, ...], Displaced]:
+    """What must be there, of all ranks unless edits alone change. Raises `OverlaplabError` with the reason."""
+    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+        raise refusal(run, "only runs on a CPU are predicted")
+    if len(run.traces) > MOST_RANKS:
+        raise refusal(run, f"runs of more than {MOST_RANKS} ranks are not predicted")
+    world = max([trace.world_size or 1 for trace in run.traces], default=1)
+    manifest = run.manifest or Manifest(format_version=1, world_size=world)
+    if manifest.asynchronous:
+        what = "its workers do not wait for each other, which is not predicted"
+        raise refusal(run, what, "Predict from a run of the synchronous parameter-server")
+    if manifest.pipeline is not None:
+        what = "its ranks are stages of a pipeline"
+        raise refusal(run, what, "overlaplab predict takes --schedule, --microbatches, --stages and --link of it")
+    is_edited_alone = replace(setting, edits=()) == Setting()
+    if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size and not is_edited_alone:
+        what = f"{len(run.traces)} of {manifest.world_size} ranks are there"
+        raise refusal(run, what, "Of these overlaplab predict takes --edit; anything else needs all ranks' traces")
+    recorded = recorded_programs(run)
+    if recorded is None:
+        what = "its traces do not show what every rank launched and waited for, and in which order"
+        raise refusal(run, what, "Record it behind an emulated link (--link auto)")
+    return manifest, recorded.programs, recorded.displaced
+
+
+def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
+    """Raises `OverlaplabError` where so many ranks cannot be played."""
+    if manifest.phantom_ranks:
+        raise refusal(run, "its other ranks are phantoms, whose work is not known")
+    if options.ranks != manifest.world_size and manifest.link is None:
+        what = "how long collectives of other numbers of ranks take is not known without a link"
+        raise refusal(run, what, "Name one with --link")
+
+
+def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
+    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than strategies do, which make them anew: a
+    forward and a backward pass, which sends buckets and nothing else.
+    """
+    for program in programs:
+        borders = [place for place, move in enumerate(program) if isinstance(move, End)]
+        for begin, end in pairwise(borders):
+            moves = program[begin:end]
+            marks = Counter(move.word for move in moves if isinstance(move, Mark))
+            if marks["forward"] != 1:
+                reason = f"a step has {marks['forward']} forward passes"
+            elif marks["backward_end"] != 1:
+                reason = "in some steps no gradients are sent"
+            elif any(launch.role != "bucket" for launch in find_launches(moves)):
+                reason = "its steps have collectives beside those of gradients"
+            else:
+                continue
+            what = f"{reason}, so that only another link or cap is predicted"
+            raise refusal(run, what, "overlaplab predict takes --link and --bucket-cap-mb of it")

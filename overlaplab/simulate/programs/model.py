@@ -16,6 +16,7 @@ from overlaplab.vocabulary import layer_number
 class RecordedModel:
     """The model of a recorded run."""
 
+    manifest: Manifest
     parameters: Mapping[str, Parameter]
     """In order of definition."""
     units: Mapping[str, tuple[str, ...]]
@@ -24,21 +25,16 @@ class RecordedModel:
     """Units in the order in which a forward pass uses them; one may be used twice."""
     order: Sequence[str]
     """The gradients in the order that buckets follow: rank 0's order of arrival."""
-    main_grad: bool
-    param_dtype: str | None
-    reduce_dtype: str | None
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, uses: Sequence[str], arrived: Sequence[str]) -> RecordedModel:
         """Read what run.json tells; `arrived` are gradients, those that did not arrive come last, in reverse order."""
         return cls(
+            manifest=manifest,
             parameters={parameter.name: parameter for parameter in manifest.parameters},
             units=_units(manifest, uses),
             uses=uses,
             order=[*arrived, *(p.name for p in reversed(manifest.parameters) if p.name not in set(arrived))],
-            main_grad=bool(manifest.main_grad),
-            param_dtype=manifest.param_dtype,
-            reduce_dtype=manifest.reduce_dtype,
         )
 
     def elements(self, name: str) -> int:
@@ -46,7 +42,7 @@ class RecordedModel:
 
     def gradient_item(self, name: str) -> int:
         """Bytes of an element of the parameter's gradient, as it is kept and sent."""
-        return element_bytes("float32") if self.main_grad else self.own_item(name)
+        return element_bytes("float32") if self.manifest.main_grad else self.own_item(name)
 
     def gradient_bytes(self, name: str) -> int:
         """The bytes of a parameter's gradient, as it is kept and sent."""
@@ -54,11 +50,11 @@ class RecordedModel:
 
     def gathered_item(self, name: str) -> int:
         """Bytes of an element of a parameter in units that are gathered."""
-        return element_bytes(self.param_dtype) if self.param_dtype else self.own_item(name)
+        return element_bytes(self.manifest.param_dtype) if self.manifest.param_dtype else self.own_item(name)
 
     def scattered_item(self, name: str) -> int:
         """Bytes of an element of a gradient in units that are gathered."""
-        reduced = self.reduce_dtype or self.param_dtype
+        reduced = self.manifest.reduce_dtype or self.manifest.param_dtype
         return element_bytes(reduced) if reduced else self.gradient_item(name)
 
     def own_item(self, name: str) -> int:
