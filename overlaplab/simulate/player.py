@@ -18,7 +18,7 @@ all ranks, which name no group, and these do not hold each other up here.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -136,6 +136,13 @@ class Played:
 def find_launches(moves: Iterable[Move], *roles: str) -> list[Launch]:
     """The launches among moves, or those of these roles alone."""
     return [move for move in moves if isinstance(move, Launch) and (not roles or move.role in roles)]
+
+
+def split_steps(program: Program) -> Iterator[Program]:
+    """The moves of each step, without its end."""
+    ends = [place for place, move in enumerate(program) if isinstance(move, End)]
+    for begin, end in pairwise(ends):
+        yield program[begin + 1 : end]
 
 
 def change_launches(moves: Iterable[Move], change: Callable[[Launch], Move]) -> tuple[Move, ...]:

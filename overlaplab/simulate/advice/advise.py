@@ -122,15 +122,9 @@ def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     """What a setting gains whose steps take so long; see [Note: played]."""
     took_ns, takes_ns = mean_step_ns(run, recorded_spans_ns(run)), mean_step_ns(run, spans_ns)
     gained = (recorded_spans_ns(run) - spans_ns).mean(axis=0)[undisturbed_steps(run)]
-    step_ns, gain_ns, beyond_ns = round(takes_ns), round(took_ns - takes_ns), TIE * took_ns
-    return {
-        "gain_ns": gain_ns,
-        "half_ns": gains_miss_ns(run),
-        "low_ns": int(gained.min() - beyond_ns),
-        "high_ns": int(gained.max() + beyond_ns),
-        "step_ns": step_ns,
-        "replayed": True,
-    }
+    low_ns, high_ns = int(gained.min() - TIE * took_ns), int(gained.max() + TIE * took_ns)
+    gain = {"gain_ns": round(took_ns - takes_ns), "half_ns": gains_miss_ns(run), "low_ns": low_ns, "high_ns": high_ns}
+    return gain | {"step_ns": round(takes_ns), "replayed": True}
 
 
 def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -147,8 +141,8 @@ def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
     for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
         held = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
         if times_beyond(held, gradients.sent) is None:
-            counts = list(map(len, cap_range.buckets))
-            ends = last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes)
+            filled = list(map(len, cap_range.buckets))
+            ends = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
             rows.append(_bound_row(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
@@ -77,7 +78,7 @@ def without_device_waits(program: Program) -> list[Move]:
     ]
 
 
-def _scale_steps(program: Program, factors: Sequence[float]) -> list[Move]:
+def _scale_steps(program: Program, factors: npt.NDArray[np.float64]) -> list[Move]:
     """With so many times the work before the first step, and in each."""
     moves: list[Move] = []
     step = 0

@@ -228,12 +228,9 @@ class _RankEvents:
                 yield from self.by_hand.events(launch, self.carried[key])
                 continue
             end = self.carried[key][1]
-            fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
-            fields |= {
-                "dtype": sent_dtype(self.manifest, launch.role if launch.lane is None else "activations"),
-                "bytes": launch.bytes,
-                "group": self.groups[key],
-            }
+            dtype = sent_dtype(self.manifest, launch.role if launch.lane is None else "activations")
+            fields: dict[str, str | int] = {"seq": number, "kind": launch.kind, "dtype": dtype, "bytes": launch.bytes}
+            fields["group"] = self.groups[key]
             fields |= {"link": quote(str(link)), "modelled_ns": launch.transfer_ns} if link else {}
             thread = LINK if launch.lane is None else LANES + lanes.index(launch.lane)
             start = min(max(at, free.get(thread, 0)) + self.taken_ns, end)

@@ -11,13 +11,12 @@ from dataclasses import replace
 import pandas as pd
 
 from overlaplab.events import Run, once_per_run
-from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
 from overlaplab.simulate.player import End, StuckError, find_launches
-from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, StepPlace, lane_table, median_step
+from overlaplab.simulate.predictions.answer import Answer, Question, StepPlace, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
@@ -116,16 +115,12 @@ def count_buckets(program: WideProgram) -> int:
 def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFrame:
     """What one rank and the link did in a step: see `lane_table`."""
     begin, end = (int(played.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
-    works = clip(working_times(program, played, at.rank), begin, end)
-    rows: list[LaneRow] = [("rank", "", False, *stretch) for stretch in works.tolist()]
-    for launch, (start, stop) in zip(find_launches(program.moves), played.carried_ns.tolist(), strict=True):
-        carried = clip(union([start], [stop]), begin, end)
-        if not len(carried):
-            continue  # another step's
-        for exposed, stretches in ((False, intersect(carried, works)), (True, subtract(carried, works))):
-            what = launch.what if launch.what is not None else launch.kind
-            rows += [("link", f"{launch.role} {what}".strip(), exposed, *stretch) for stretch in stretches.tolist()]
-    return lane_table(rows, begin)
+    names = [
+        f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()
+        for launch in find_launches(program.moves)
+    ]
+    carried = ((name, *span) for name, span in zip(names, played.carried_ns.tolist(), strict=True))
+    return lane_table(working_times(program, played, at.rank), carried, begin, end)
 
 
 @once_per_run

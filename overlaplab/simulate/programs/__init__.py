@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from math import inf
 
 from overlaplab.events import Run, rule_of
@@ -23,7 +22,7 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
-from overlaplab.simulate.player import End, Mark, Program, StuckError, find_launches
+from overlaplab.simulate.player import Mark, Program, StuckError, find_launches, split_steps
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
@@ -40,6 +39,8 @@ from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
+
+__all__ = ["made_programs", "programs_of"]
 
 _STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
@@ -264,9 +265,7 @@ def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
     forward and a backward pass, which sends buckets and nothing else.
     """
     for program in programs:
-        borders = [place for place, move in enumerate(program) if isinstance(move, End)]
-        for begin, end in pairwise(borders):
-            moves = program[begin:end]
+        for moves in split_steps(program):
             marks = Counter(move.word for move in moves if isinstance(move, Mark))
             if marks["forward"] != 1:
                 reason = f"a step has {marks['forward']} forward passes"

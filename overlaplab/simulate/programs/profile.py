@@ -8,13 +8,12 @@ What collectives displace is left out as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import fmean, median_low
 
 from overlaplab.simulate.displaced import Displaced, without_displaced
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches, split_steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,10 +66,16 @@ def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: 
     """
     launching = [launch.host_ns for program in programs for launch in find_launches(program) if launch.host_ns]
     host_ns = round(fmean(launching)) if launching else 0
-    ranks = tuple(tuple(_steps(_without_launches(without_displaced(program), host_ns))) for program in programs)
+    ranks = tuple(
+        tuple(map(_step, split_steps(_without_launches(without_displaced(program), host_ns)))) for program in programs
+    )
     if sharded:
         for steps in zip(*ranks, strict=True):
-            _add_up(steps)
+            whole: Counter[str] = Counter()
+            for step in steps:
+                whole.update(step.updates_ns)
+            for step in steps:
+                step.updates_ns = dict(whole)
     if served:
         for server, *others in zip(*ranks, strict=True):
             for step in others:
@@ -88,15 +93,6 @@ def median_rank(programs: Sequence[Program]) -> int:
     """The place of the rank whose work is the median, the lower of two."""
     worked = [sum(move.ns for move in program if isinstance(move, Work)) for program in programs]
     return worked.index(median_low(worked))
-
-
-def _add_up(steps: Sequence[StepProfile]) -> None:
-    """Give each rank's step the updates of all ranks' parts."""
-    whole: Counter[str] = Counter()
-    for step in steps:
-        whole.update(step.updates_ns)
-    for step in steps:
-        step.updates_ns = dict(whole)
 
 
 def _without_launches(program: Program, host_ns: int) -> list[Move]:
@@ -127,13 +123,6 @@ def _without_launches(program: Program, host_ns: int) -> list[Move]:
                 moves.append(move)
                 last = None, 0
     return moves
-
-
-def _steps(moves: Sequence[Move]) -> Iterator[StepProfile]:
-    """The moves of each step, sorted into its parts."""
-    ends = [place for place, move in enumerate(moves) if isinstance(move, End)]
-    for begin, end in pairwise(ends):
-        yield _step(moves[begin + 1 : end])
 
 
 def _step(moves: Sequence[Move]) -> StepProfile:
