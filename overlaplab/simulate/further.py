@@ -58,10 +58,8 @@ def _draw_lognormal(
 def _times_in_steps(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
     """How long each recorded rank works and wakes up in these steps: (moves of one, steps × ranks)."""
     places = [program.steps[step][1] for step in steps]
-    work, wake = (
-        np.concatenate([times[place] for place in places], axis=1) for times in (program.work_ns, program.wake_ns)
-    )
-    return work, wake
+    beside = [[times[place] for place in places] for times in (program.work_ns, program.wake_ns)]
+    return np.concatenate(beside[0], axis=1), np.concatenate(beside[1], axis=1)
 
 
 def draws(shapes: Sequence[Hashable], recorded: int, ranks: int) -> Iterator[tuple[list[int], Times]]:

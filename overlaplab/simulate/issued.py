@@ -99,11 +99,8 @@ def _in_order(sent: Sequence[tuple[int, Sent]], waits: Sequence[tuple[int, int]]
     """With what was sent in order of launch; `waits` are for its places in `sent`."""
     order = sorted(range(len(sent)), key=lambda number: sent[number][0])
     place = {number: place for place, number in enumerate(order)}
-    return Issued(
-        sent=tuple(sent[number] for number in order),
-        waits=tuple((at_ns, place[number]) for at_ns, number in waits),
-        gradients=None,
-    )
+    placed = tuple((at_ns, place[number]) for at_ns, number in waits)
+    return Issued(sent=tuple(sent[number] for number in order), waits=placed, gradients=None)
 
 
 def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:

@@ -124,9 +124,8 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
                 if key not in keys:
                     raise StuckError("a rank waits for a collective that it has not launched")
                 if keys[key] <= waited and key in alone:
-                    raise StuckError(
-                        "a rank waits for collectives that do not queue in another order than it launched them"
-                    )
+                    what = "a rank waits for collectives that do not queue in another order than it launched them"
+                    raise StuckError(what)
                 if keys[key] <= waited:
                     continue
                 alone.discard(key)

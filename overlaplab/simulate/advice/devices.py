@@ -60,10 +60,8 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         return ()
     settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
     if what == "bucket_cap_mb":
-        settings = [
-            (cap.cap_mb, tuple(sum(sizes[place] for place in names) for names in cap.buckets))
-            for cap in _favoured_caps(run, sizes)
-        ]
+        caps = _favoured_caps(run, sizes)
+        settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
     played: list[SettingPlayed] = []
     for value, held in settings:
         try:
@@ -97,10 +95,8 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
     gradients = sendable_gradients(run, window)
     if gradients is None or len(gradients.bytes) != len(sizes):
         return ranges[:: max(len(ranges) // _MAX_CAPS, 1)][:_MAX_CAPS]
-    ends = [
-        last_end(gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in each.buckets], gradients.takes)
-        for each in ranges
-    ]
+    filled = [[len(bucket) for bucket in each.buckets] for each in ranges]
+    ends = [last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) for counts in filled]
     order = sorted(range(len(ranges)), key=lambda place: (ends[place], len(ranges[place].buckets)))
     return [ranges[place] for place in sorted(order[:_MAX_CAPS])]
 

@@ -60,19 +60,15 @@ def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
 def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
     together, place_of, calls = played_together(run)[number], collective_places(trace), operators(trace)[0]
 
-    for backward in map(
-        partial(_with_labelled_sizes, run, trace), ddp_backwards(trace, executions(trace), engine=True)
-    ):
+    backwards = ddp_backwards(trace, executions(trace), engine=True)
+    for backward in map(partial(_with_labelled_sizes, run, trace), backwards):
         sources = {bucket.told_by for bucket in backward.buckets}
         if backward.forwards > 1:
-            what = (
-                f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
-            )
-            raise refusal(run, what)
+            what = f"{backward.forwards} modules under DDP have one backward pass"
+            raise refusal(run, f"{what}: which gradients are whose is not known")
         if backward.repeated:
-            raise refusal(
-                run, "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
-            )
+            what = "several backward passes follow one forward pass of DDP"
+            raise refusal(run, f"{what}: which gradients are whose is not known")
         if sources == {"order"}:
             raise refusal(run, "the sizes of its gradients are not known", "Record with record_shapes=True.")
         if sources != {"sizes"} or sum(len(bucket.gradients) for bucket in backward.buckets) != backward.gradients:
@@ -81,11 +77,8 @@ def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPa
             raise refusal(run, "its gradients are of several types, which DDP sends in buckets of their own")
         places = [place_of.get(bucket.launch.ran or (0, 0), -1) for bucket in backward.buckets]
         if any(place not in together for place in places):
-            raise refusal(
-                run,
-                "when all ranks had come to a bucket's all-reduce is not known of all",
-                "Open all ranks' traces together.",
-            )
+            what = "when all ranks had come to a bucket's all-reduce is not known of all"
+            raise refusal(run, what, "Open all ranks' traces together.")
         yield BucketedPass(
             backward=backward,
             key=together[places[0]].key,
@@ -105,16 +98,10 @@ def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBa
     ]
     if len(arrived) != backward.gradients or not shapes.keys() >= set(arrived):
         return backward
-    buckets = [
-        replace(
-            bucket,
-            gradients=tuple(
-                replace(gradient, shape=shapes[arrived[gradient.number - 1]]) for gradient in bucket.gradients
-            ),
-            told_by="sizes",
-        )
-        for bucket in backward.buckets
-    ]
+    buckets = []
+    for bucket in backward.buckets:
+        gradients = [replace(each, shape=shapes[arrived[each.number - 1]]) for each in bucket.gradients]
+        buckets.append(replace(bucket, gradients=tuple(gradients), told_by="sizes"))
     sent = [bucket.launch.bytes or 0 for bucket in buckets]
     held = [sum(prod(gradient.shape or ()) for gradient in bucket.gradients) for bucket in buckets]
     width = sum(sent) // max(sum(held), 1)

@@ -76,11 +76,8 @@ class _Device:
     def __init__(self, run: Run, programs: DevicePrograms, played: Played, rank: int) -> None:
         self.noted = noted_times(programs, played, rank)
         events = device_events(run.traces[rank])
-        communicates = [
-            place
-            for word, place in self.noted
-            if word == "begun" and (place >= len(events) or events[place].communicates)
-        ]
+        begun = (place for word, place in self.noted if word == "begun")
+        communicates = [place for place in begun if place >= len(events) or events[place].communicates]
         begins, ends = ([self.noted[word, place] for place in communicates] for word in ("begun", "done"))
         self.busy: Intervals = union(begins, ends)
 

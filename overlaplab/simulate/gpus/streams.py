@@ -208,10 +208,8 @@ class _RankPrograms:
             called_ns = [UNKNOWN_NS if each in self._moved else self._events[each].called_ns for each in stream_places]
             launched = accumulate(called_ns, max)
             sent = [place for place, each in enumerate(self._edit.sent, len(self._events)) if each.stream == stream]
-            called = [
-                (self._moved[place][1] if place in self._moved else at_ns, place)
-                for at_ns, place in zip(launched, stream_places, strict=True)
-            ]
+            recorded = zip(launched, stream_places, strict=True)
+            called = [(self._moved[each][1] if each in self._moved else at_ns, each) for at_ns, each in recorded]
             called += [(self._added_launch(place).at_ns + self._added_launch(place).call_ns, place) for place in sent]
             moves: list[Move] = []
             for _, place in sorted(called, key=lambda each: each[0]):

@@ -8,7 +8,6 @@ from statistics import fmean
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import find_axis
@@ -51,7 +50,8 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     if hops.empty:
         raise refusal(run, "its traces hold no messages")
     hop_ns, size = _hop_ns(hops), int(hops["bytes"].max())
-    link, replicas = run.manifest.emulated_link, len(pipeline_places)
+    replicas = len(pipeline_places)
+    link = run.manifest.emulated_link and replace(run.manifest.emulated_link, world_size=replicas)
     averages = _averages(run, pipeline_places) if replicas > 1 else ()
     counts = tuple(sum(map(is_layer, stage.units)) for stage in plan.stages)
     shapes = []
@@ -59,18 +59,8 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
         table = pipeline(run)
         table = table[table["pipeline"] == number]
         every = [list(_steps(run, places, table, plan, rank)) for rank in range(ranks)]
-        shapes.append(
-            tuple(
-                replace(
-                    _shape(plan, steps, counts, hidden=run.manifest.hides_host),
-                    hop_ns=hop_ns,
-                    bytes=size,
-                    link=link and replace(link, world_size=replicas),
-                    buckets=averages,
-                )
-                for steps in zip(*every, strict=False)
-            )
-        )
+        bare = (_shape(plan, steps, counts, hidden=run.manifest.hides_host) for steps in zip(*every, strict=False))
+        shapes.append(tuple(replace(shape, hop_ns=hop_ns, bytes=size, link=link, buckets=averages) for shape in bare))
     return tuple(shapes)
 
 
@@ -162,7 +152,7 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
         starts = step["begun_ns"].to_numpy(np.int64) + run.traces[0].origin_ns + offset
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - lengths_within(activity(trace).compute, starts, ends)
-        took, idles = _stage_times(run, plan, stages, step, ends - starts, idle)
+        took, idles = _stage_times(run, plan, stages, step.assign(took_ns=ends - starts, idle_ns=idle))
         updates = _labels_within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
@@ -179,24 +169,19 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
 
 
 def _stage_times(
-    run: Run,
-    plan: Pipeline,
-    stages: Sequence[int],
-    step: pd.DataFrame,
-    took_ns: NDArray[np.int64],
-    idle_ns: NDArray[np.int64],
+    run: Run, plan: Pipeline, stages: Sequence[int], step: pd.DataFrame
 ) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
     """What each stage's actions take in the mean, by kind, and what of it is idle; updates are 0."""
     kinds = (FORWARD, INPUT, WEIGHT) if plan.schedule == "zbv" else (FORWARD, BACKWARD)
     took: dict[int, dict[str, int]] = {}
     idles: dict[int, dict[str, int]] = {}
     for stage in stages:
-        at = (step["stage"] == stage).to_numpy(dtype=bool)
-        if at.sum() != len(kinds) * plan.microbatches:
-            raise refusal(run, f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step")
-        of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
-        took[stage] = {kind: round(took_ns[chosen].mean()) for kind, chosen in of.items()} | {UPDATE: 0}
-        idles[stage] = {kind: round(idle_ns[chosen].mean()) for kind, chosen in of.items()}
+        of_stage = step[step["stage"] == stage]
+        if len(of_stage) != len(kinds) * plan.microbatches:
+            raise refusal(run, f"stage {stage} has {len(of_stage)} of {len(kinds) * plan.microbatches} actions in a step")
+        of = {kind: of_stage[of_stage["action"] == kind] for kind in kinds}
+        took[stage] = {kind: round(rows["took_ns"].mean()) for kind, rows in of.items()} | {UPDATE: 0}
+        idles[stage] = {kind: round(rows["idle_ns"].mean()) for kind, rows in of.items()}
     return took, idles
 
 
@@ -273,14 +258,11 @@ def _labelled_layers(
         return None
     if pipeline.schedule == "zbv":
         times_ns[BACKWARD].clear()
-    beside_ns = {
-        kind: max(
-            round(fmean(stage_took[kind] for stage_took in took.values()) - used / (pipeline.microbatches * len(took))),
-            0,
-        )
-        for kind, used in used_ns.items()
-        if times_ns[kind]
-    }
+    beside_ns: dict[str, int] = {}
+    for kind, used in used_ns.items():
+        if times_ns[kind]:
+            whole_ns = fmean(stage_took[kind] for stage_took in took.values())
+            beside_ns[kind] = max(round(whole_ns - used / (pipeline.microbatches * len(took))), 0)
     return Labelled({kind: round(fmean(each_ns)) for kind, each_ns in times_ns.items() if each_ns}, beside_ns)
 
 

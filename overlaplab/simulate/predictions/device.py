@@ -183,10 +183,8 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
         if not is_played_together(move):
             return move
         if move.kind not in ROUNDS or move.bytes <= 0:
-            what = (
-                f"how long {move.kind or 'a collective of unknown kind'} would take is not known: no size is recorded"
-            )
-            raise refusal(run, what, "Record with record_shapes=True.")
+            what = f"how long {move.kind or 'a collective of unknown kind'} would take is not known"
+            raise refusal(run, f"{what}: no size is recorded", "Record with record_shapes=True.")
         members = replace(link, world_size=programs.members[move.key] + played_phantoms(run.manifest))
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 
@@ -198,10 +196,8 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, e
     """One rank's, in order of start."""
     noted = noted_times(programs, played, rank)
     ends = played.ends_ns[programs.steps[rank]]
-    steps = [
-        Event(COMPUTES, f"ProfilerStep#{window.step or 0}", begin, end)
-        for window, (begin, end) in zip(step_windows(trace), pairwise(ends), strict=True)
-    ]
+    windows = zip(step_windows(trace), pairwise(ends), strict=True)
+    steps = [Event(COMPUTES, f"ProfilerStep#{window.step or 0}", *span) for window, span in windows]
     yield from sorted((*steps, *_device_events(trace, noted, edit)), key=lambda event: (event.start_ns, -event.end_ns))
 
 

@@ -130,10 +130,9 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     model = _model(run, manifest, profile, after)
     transfer = transfer_times(run, programs, link)
     make = _STRATEGIES[after.strategy]
-    ranks_made = (
-        (make(after, model, profile, transfer, rank), steps) for rank, steps in enumerate(ranks[: after.ranks])
-    )
-    return tuple(tuple(each.program(steps)) for each, steps in ranks_made)
+    ranks = ranks[: after.ranks]
+    makers = [make(after, model, profile, transfer, rank) for rank in range(len(ranks))]
+    return tuple(tuple(maker.program(steps)) for maker, steps in zip(makers, ranks, strict=True))
 
 
 def _unnamed_programs(

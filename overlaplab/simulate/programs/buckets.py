@@ -210,11 +210,8 @@ class WithoutBuckets:
     def __init__(self, program: Program) -> None:
         self.moves = tuple(without_launches(program, {launch.key for launch in find_launches(program, "bucket")}))
         self._unused = _unused_by_pass(program)
-        self._marks = [
-            place
-            for place, move in enumerate(self.moves)
-            if isinstance(move, Mark) and move.word in ("gradient", "backward_end")
-        ]
+        words = ("gradient", "backward_end")
+        self._marks = [place for place, move in enumerate(self.moves) if isinstance(move, Mark) and move.word in words]
 
     def add(self, buckets: Sequence[Launch], *, host_ns: int, wake_ns: int) -> list[Move]:
         """With these buckets, which are launched under a key of their own in each pass.

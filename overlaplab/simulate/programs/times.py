@@ -39,9 +39,8 @@ def transfer_times(run: Run, programs: Sequence[Program], link: Link | None) -> 
         def measured_ns(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
             times_by_size = took.times_by_size(kind) if hops is None else None
             if times_by_size is None:
-                raise OverlaplabError(
-                    f"how long its {kind} of other sizes take is not known", path=path, remedy="Name a link with --link"
-                )
+                what = f"how long its {kind} of other sizes take is not known"
+                raise OverlaplabError(what, path=path, remedy="Name a link with --link")
             return times_by_size(num_bytes)
 
         return measured_ns
