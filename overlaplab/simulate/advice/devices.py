@@ -31,7 +31,7 @@ from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, option
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
-from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
+from overlaplab.simulate.programs.edits import EDITS, EditChoice, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
@@ -120,7 +120,7 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
 
 def edit_remedies(
     run: Run, works: Iterable[str], *, on_devices: bool
-) -> Iterator[tuple[str, dict[str, Any], tuple[str, str | None]]]:
+) -> Iterator[tuple[str, dict[str, Any], EditChoice]]:
     """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name."""
     if (late := late_rank(run)) is not None:
         rank = run.traces[late].rank or 0

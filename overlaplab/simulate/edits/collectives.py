@@ -64,12 +64,14 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
-def merge_collectives(
-    programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]
-) -> list[Program] | None:
+Takes = Callable[[str, int], int | None]
+"""T of a kind and bytes; None where that is unknown."""
+
+
+def merge_collectives(programs: Sequence[Program], takes: Takes) -> list[Program] | None:
     """Other collectives of one kind that follow each other between passes, as one in place of the last; None without.
 
-    `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged.
+    Where T of so many bytes is unknown, it is the longest of those merged.
     """
     groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
     if not groups:
@@ -78,7 +80,7 @@ def merge_collectives(
     gone: set[Hashable] = set()
     for group in groups:
         num_bytes = sum(launch.bytes for launch in group)
-        took_ns = transfer_ns(group[-1].kind, num_bytes)
+        took_ns = takes(group[-1].kind, num_bytes)
         longest_ns = max(launch.transfer_ns for launch in group)
         took_ns = longest_ns if took_ns is None else max(took_ns, 0)
         last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=took_ns)

@@ -95,9 +95,7 @@ def _times_beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, 
     }
 
 
-def _duration_beside(
-    start_ns: int, alone_ns: float, factor: float, starts: Sequence[int], ends: Sequence[int]
-) -> float:
+def _duration_beside(start_ns: int, alone_ns: float, factor: float, starts: list[int], ends: list[int]) -> float:
     """How long a kernel takes that begins then, beside communication from `starts` to `ends`."""
     now, left = float(start_ns), alone_ns
     for number in range(max(bisect_right(starts, start_ns) - 1, 0), len(starts)):

@@ -177,8 +177,9 @@ def _stage_times(
     idles: dict[int, dict[str, int]] = {}
     for stage in stages:
         of_stage = step[step["stage"] == stage]
-        if len(of_stage) != len(kinds) * plan.microbatches:
-            raise refusal(run, f"stage {stage} has {len(of_stage)} of {len(kinds) * plan.microbatches} actions in a step")
+        number = len(kinds) * plan.microbatches
+        if len(of_stage) != number:
+            raise refusal(run, f"stage {stage} has {len(of_stage)} of {number} actions in a step")
         of = {kind: of_stage[of_stage["action"] == kind] for kind in kinds}
         took[stage] = {kind: round(rows["took_ns"].mean()) for kind, rows in of.items()} | {UPDATE: 0}
         idles[stage] = {kind: round(rows["idle_ns"].mean()) for kind, rows in of.items()}

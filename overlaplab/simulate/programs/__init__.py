@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import TypeAlias
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
@@ -42,6 +43,8 @@ from overlaplab.vocabulary import Rule
 
 __all__ = ["made_programs", "programs_of"]
 
+Programs: TypeAlias = tuple[Program, ...]
+"""One of each rank."""
 _STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
     "per-param": PerParam,
@@ -57,7 +60,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
+def programs_of(run: Run, setting: Setting) -> Programs:
     """One program per rank, over all recorded steps; without changes those of the recorded run itself.
 
     Raises `OverlaplabError` where the run cannot tell, or where the setting has an option that its strategy lacks.
@@ -77,7 +80,7 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
         raise refusal(run, str(error)) from None
 
 
-def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
+def made_programs(run: Run, setting: Setting) -> Programs:
     """The programs of the recorded ranks alone, or the first of them, among the setting's. Raises as `programs_of`."""
     manifest = run.manifest
     if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
@@ -89,7 +92,7 @@ def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     return _edited_programs(run, setting)
 
 
-def _edited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _edited_programs(run: Run, setting: Setting) -> Programs:
     """With the setting's edits, which come last."""
     programs = _unedited_programs(run, setting)
     if not setting.edits:
@@ -99,7 +102,7 @@ def _edited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     return apply_edits(run, programs, setting.edits, link and replace(link, world_size=ranks))
 
 
-def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _unedited_programs(run: Run, setting: Setting) -> Programs:
     manifest, programs, displaced = _require_recorded(run, setting)
     if manifest.strategy is None:
         return _unnamed_programs(run, setting, manifest, programs)
@@ -135,9 +138,7 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     return tuple(tuple(maker.program(steps)) for maker, steps in zip(makers, ranks, strict=True))
 
 
-def _unnamed_programs(
-    run: Run, setting: Setting, manifest: Manifest, programs: tuple[Program, ...]
-) -> tuple[Program, ...]:
+def _unnamed_programs(run: Run, setting: Setting, manifest: Manifest, programs: Programs) -> Programs:
     """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
     caps_mb = setting.caps_mb or ((setting.bucket_cap_mb,) if setting.bucket_cap_mb is not None else ())
     cut = find_recutting(run) if caps_mb else None
@@ -183,7 +184,7 @@ def _each_in_turn(run: Run, ranks: Sequence[Sequence[StepProfile]], count: int) 
     return [*ranks, *(others[place % len(others)] for place in range(max(count - len(ranks), 0)))]
 
 
-def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _behind_link(run: Run, setting: Setting) -> Programs:
     """The recorded moves of a mesh of several axes: a link changes T alone, by each group's own size."""
     assert run.manifest is not None  # who calls has seen its mesh
     if setting != Setting(link=setting.link):
@@ -225,7 +226,7 @@ def _traits(manifest: Manifest) -> Traits:
     return strategy_traits(manifest) or Traits()
 
 
-def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, tuple[Program, ...], Displaced]:
+def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, Displaced]:
     """What must be there, of all ranks unless edits alone change. Raises `OverlaplabError` with the reason."""
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         raise refusal(run, "only runs on a CPU are predicted")

@@ -179,7 +179,7 @@ def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) 
     return collectives.merge_collectives(programs, partial(takes_ns, took) if took else lambda _kind, _bytes: None)
 
 
-def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
     together = int(value) if value and value.isdecimal() else 0
     if together <= 1:
         raise refusal(run, f"{value} units cannot be one", "A number of 2 or more")

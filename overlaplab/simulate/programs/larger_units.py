@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.manifest import Link
+from overlaplab.simulate.edits.collectives import Takes
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
 from overlaplab.simulate.undisturbed import mean_step_ns
 
-Takes = Callable[[str, int], int | None]
-"""T of a kind and bytes; None where that is unknown."""
-
 
 def join_units(
     run: Run, programs: Sequence[Program], together: int, link: Link | None, unknown: float = 0.5
-) -> list[list[Move]] | None:
+) -> list[Program] | None:
     """See `larger_units`; None also without FSDP2, and where ranks are missing, since T then contains their waits."""
     if missing_ranks(run) or not all(fsdp2_ranges(trace) for trace in run.traces):
         return None
@@ -62,7 +60,7 @@ def unit_order(program: Program) -> list[str]:
 
 def larger_units(
     programs: Sequence[Program], together: int, takes: Takes, unknown: float = 0.5
-) -> list[list[Move]] | None:
+) -> list[Program] | None:
     """With `together` units that follow each other as one unit: one gather in place of theirs, where the first is
     launched and waited for, and one reduce-scatter, where the last is.
 
