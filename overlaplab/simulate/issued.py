@@ -127,9 +127,8 @@ def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements:
             at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
             waits.append((at_ns, launched[_collective_key(label)]))
     waited = {number for _, number in waits}
-    if not sent or any(
-        collective.kind == "all_reduce" and number not in waited for number, (_, collective) in enumerate(sent)
-    ):
+    reduces = (number for number, (_, collective) in enumerate(sent) if collective.kind == "all_reduce")
+    if not sent or not waited.issuperset(reduces):
         return None  # when the optimizer could begin is unknown
     backwards: list[Span] = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
     sending = backwards or [each for each in passes if any(each.start_ns <= at <= each.end_ns for at, _ in sent)]

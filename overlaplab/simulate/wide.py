@@ -194,12 +194,9 @@ def working_times(program: WideProgram, result: WidePlayed, rank: int) -> Interv
         starts.append(now)
         now += work_ns
         ends.append(now)
-        if (
-            isinstance(move, Wait)
-            and wake_ns != PASSES
-            and now < (ended := int(result.carried_ns[_number(move.key), 1]))
-        ):
-            now = ended + wake_ns
+        if isinstance(move, Wait) and wake_ns != PASSES:
+            ended = int(result.carried_ns[_number(move.key), 1])
+            now = ended + wake_ns if now < ended else now
     return union(starts, ends)
 
 

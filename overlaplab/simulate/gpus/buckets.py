@@ -192,9 +192,8 @@ class _BucketEditor:
                     last = gradients[names[-1]]
                     at_ns = max(last.hooks_end_ns - self._left_ns, last.at_ns)
                     took_ns, call_ns = self._took_ns, self._call_ns
-                self._sent.append(
-                    AddedLaunch(launch=launch, stream=stream, at_ns=at_ns, call_ns=call_ns, took_ns=took_ns)
-                )
+                sent = AddedLaunch(launch=launch, stream=stream, at_ns=at_ns, call_ns=call_ns, took_ns=took_ns)
+                self._sent.append(sent)
                 self._wait(place, at_ns)
             first_of[place] = names[0]
             place_of |= dict.fromkeys(names, place)

@@ -217,9 +217,8 @@ def _follow_host(
     lanes = [move.lane for move in bare if isinstance(move, Launch) and move.lane is not None]
     named = [{"{}-{}".format(*lane), "{}-{}".format(*(places[end] for end in lane))} for lane in lanes]
     recorded_lanes = posted_rows["group"].str.extract(r":(\d+-\d+)", expand=False)
-    if len(recorded_lanes) != len(lanes) or any(
-        name not in either for name, either in zip(recorded_lanes, named, strict=True)
-    ):
+    pairs = zip(recorded_lanes, named, strict=False)
+    if len(recorded_lanes) != len(lanes) or any(name not in either for name, either in pairs):
         return None
     posted = zip((posted_rows["launch_ns"] + offset).tolist(), (posted_rows["end_ns"] + offset).tolist(), strict=True)
     return follow_moves(bare, window.start_ns, list(posted), actions)

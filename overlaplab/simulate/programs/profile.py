@@ -66,9 +66,8 @@ def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: 
     """
     launching = [launch.host_ns for program in programs for launch in find_launches(program) if launch.host_ns]
     host_ns = round(fmean(launching)) if launching else 0
-    ranks = tuple(
-        tuple(map(_step, split_steps(_without_launches(without_displaced(program), host_ns)))) for program in programs
-    )
+    works = (_without_launches(without_displaced(program), host_ns) for program in programs)
+    ranks = tuple(tuple(map(_step, split_steps(moves))) for moves in works)
     if sharded:
         for steps in zip(*ranks, strict=True):
             whole: Counter[str] = Counter()
