@@ -168,10 +168,7 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
 
 
 def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
-    """Where FSDP2 waited: for a gather before it copies it out, for a reduction where it launches it.
-
-    Of HSDP a reduction among the shards is over before the one across the replicas is launched.
-    """
+    """Where FSDP2 waited: for a gather before it copies it out, for each reduction in turn where it launches it."""
     ranges, moments = fsdp2_ranges(trace), [launched.at_ns for launched in launches]
 
     def launched_in(span: Span) -> Sequence[Launched]:

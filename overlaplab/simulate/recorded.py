@@ -166,10 +166,7 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
 
 
 def _works(start_ns: int, end_ns: int, computing: tuple[list[int], list[int]], pause_ns: int) -> Iterator[Work]:
-    """The time between two points, cut at the longer gaps in computing, so that it is known when they were.
-
-    `computing`: the starts and the ends of the times in which the rank computes.
-    """
+    """The time between two points, cut at the longer gaps between the starts and ends of `computing`, to know when."""
     starts, ends = computing
     begun, idle_ns, paused_ns = start_ns, 0, 0  # of the time since the last cut
     place, at = bisect_right(ends, start_ns), start_ns

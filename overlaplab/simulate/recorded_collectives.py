@@ -114,10 +114,7 @@ def with_times(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def end_in_order(rows: pd.DataFrame) -> bool:
-    """Whether collectives ended in the order of their launches on every rank, as on a link that takes one at a time.
-
-    Where groups of the ranks are named, each group's for itself, and each lane's.
-    """
+    """Whether each rank's collectives, of each group and lane, ended in the order of their launches."""
     launched = rows.sort_values(["trace", "launch_ns"], kind="stable")
     by = launched.groupby([launched["trace"], launched["members"].map(str), launched["lane"].map(str)])
     return bool((by["ended_ns"].diff().fillna(0) >= 0).all())

@@ -84,9 +84,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
 
 
 def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
-    """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first;
-    DDP's default alone where T of other sizes is not known.
-    """
+    """The caps with which the last bucket ends first on the worst rank, the smallest first; else DDP's default alone."""
     if is_of_one_size(run):
         cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]

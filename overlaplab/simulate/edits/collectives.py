@@ -40,10 +40,7 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
 
 
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
-    """Those without a role; if asked for, only those launched outside forward and backward passes.
-
-    None where no passes are marked: what unlabelled collectives move is not known then.
-    """
+    """Those without a role, perhaps of between passes alone; none where no passes are marked: these may be anything then."""
     launches: list[Launch] = []
     marked = inside = False
     for move in program:
@@ -165,10 +162,7 @@ GRADIENTS = ("bucket", "scatter", "replicas")
 
 
 def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Gradients are sent in the last backward pass before an optimizer step alone; None where none are sent in several.
-
-    The same gradients are those of a bucket or unit of the same name and size.
-    """
+    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are."""
     keys: set[Hashable] = set()
     for program in programs:
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch

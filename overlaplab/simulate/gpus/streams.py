@@ -101,10 +101,7 @@ def is_played_together(launch: Launch) -> bool:
 
 @once_per_run
 def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
-    """Each trace's collectives of a single event whose last arrival is known, by that event's place.
-
-    Without messages by kernels, of which one may carry several: these take as long as they took.
-    """
+    """Each trace's collectives of one event whose last arrival is known, by its place; without messages by kernels."""
     rows = arrivals(run)
     rows = rows[(rows["source"] < 0) & (rows["destination"] < 0)]
     rows = rows[(rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]

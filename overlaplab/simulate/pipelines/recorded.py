@@ -234,8 +234,7 @@ def _labelled_layers(
 ) -> Labelled | None:
     """What a layer takes in the mean, by the borders of its uses; None where these are not labelled.
 
-    `took` has the rank's stages. Without backward passes where they are in halves: one half's gradients do not come in
-    the layers' order.
+    Without halves of backward passes: one half's gradients do not come in the layers' order.
     """
     times_ns: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
     used_ns = {FORWARD: 0, BACKWARD: 0}

@@ -59,8 +59,7 @@ def measured_span_ns(run: Run) -> int:
 def steps_by_cap(run: Run, question: Question, caps: Sequence[float]) -> pd.DataFrame:
     """The setting with each of these caps, in MiB.
 
-    Columns: `bucket_cap_mb` (float64), `step_ns` (the mean of all ranks' steps), on CPUs `buckets` (how many; both
-    int64).
+    Columns: `bucket_cap_mb` (float64), `step_ns` (the mean step), on CPUs `buckets` (how many; both int64).
     """
     columns, rows = ["bucket_cap_mb", "step_ns", "buckets"], []
     for cap in caps:

@@ -61,10 +61,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def programs_of(run: Run, setting: Setting) -> Programs:
-    """One program per rank, over all recorded steps; without changes those of the recorded run itself.
-
-    Raises `OverlaplabError` where the run cannot tell, or where the setting has an option that its strategy lacks.
-    """
+    """One program per rank, over all recorded steps. Raises `OverlaplabError` where the run cannot tell."""
     if run.manifest is not None and run.manifest.pipeline is not None:
         return pipeline_programs(run, setting)
     if run.manifest is not None and not run.manifest.axes.is_one_axis:
@@ -261,9 +258,7 @@ def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
 
 
 def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
-    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than strategies do, which make them anew: a
-    forward and a backward pass, which sends buckets and nothing else.
-    """
+    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than those that strategies make anew."""
     for program in programs:
         for moves in split_steps(program):
             marks = Counter(move.word for move in moves if isinstance(move, Mark))
