@@ -84,7 +84,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
 
 
 def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
-    """The caps with which the last bucket ends first on the worst rank, the smallest first; else DDP's default alone."""
+    """Caps with which the last bucket ends first on the worst rank, the smallest first; else DDP's default."""
     if is_of_one_size(run):
         cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]

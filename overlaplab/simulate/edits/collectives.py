@@ -40,7 +40,7 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
 
 
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
-    """Those without a role, perhaps of between passes alone; none where no passes are marked: these may be anything then."""
+    """Those without a role, perhaps between passes alone; none where no passes are marked, as these may be any."""
     launches: list[Launch] = []
     marked = inside = False
     for move in program:

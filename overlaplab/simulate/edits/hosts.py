@@ -13,7 +13,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, W
 
 
 def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
-    """The work of the rank at `late` as the others' median, move by move; where moves differ, in each step as a whole."""
+    """The work of the rank at `late` as the others' median, move by move; where moves differ, in each step."""
     merged = [_merge_work(program) for program in programs]
     others = [program for place, program in enumerate(merged) if place != late]
     slow = merged[late]
