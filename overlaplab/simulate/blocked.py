@@ -48,9 +48,8 @@ class Blocked:
 
 def collective_name(label: Label) -> str:
     """What a launch, a wait and an instant at the end of the same collective have in common."""
-    return " ".join(
-        label.fields[key] for key in ("bucket", "unit", "module", "microbatch", "phase") if key in label.fields
-    )
+    keys = ("bucket", "unit", "module", "microbatch", "phase")
+    return " ".join(label.fields[key] for key in keys if key in label.fields)
 
 
 def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:
@@ -125,10 +124,7 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
 
 
 def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:
-    """The wait in which the collective ended; else the first after it, or that seems to end shortly before.
-
-    Waits before the `first` were over when it was launched.
-    """
+    """The wait, from place `first` on, in which it ended; else the first after it, or that ends shortly before."""
     near: Blocked | None = None
     for place in range(first, len(generals)):
         wait = generals[place]
@@ -172,10 +168,7 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
 
 
 def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
-    """Where FSDP2 waited: for a gather before it copies it out, for a reduction where it launches it.
-
-    Of HSDP a reduction among the shards is over before the one across the replicas is launched.
-    """
+    """Where FSDP2 waited: for a gather before it copies it out, for each reduction in turn where it launches it."""
     ranges, moments = fsdp2_ranges(trace), [launched.at_ns for launched in launches]
 
     def launched_in(span: Span) -> Sequence[Launched]:

@@ -38,10 +38,7 @@ _MIN_SHARE = 0.01
 
 
 def used_by(manifest: Manifest | None) -> Displaced:
-    """What a collective uses of the cores on the idle machine: a line by its size.
-
-    Older recordings do not tell; on a sleeping device nothing waits for a core.
-    """
+    """What a collective uses of the cores on the idle machine: a line by its size; 0 on a sleeping device."""
     points: dict[str, tuple[list[int], list[int]]] = {}
     if manifest and manifest.calibration and not manifest.hides_host:
         for row in manifest.calibration.collectives:

@@ -9,13 +9,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.simulate.player import End, Launch, Move, Program, Wait
+from overlaplab.simulate.player import End, Launch, Move, Program, Wait, find_launches
 from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
 
 Skew: TypeAlias = Literal["recorded", "lognormal"]
+_SEED = 0
 
 
-def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded", seed: int = 0) -> WideProgram:
+def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded") -> WideProgram:
     """The same moves by so many ranks, each of which does in each step what was drawn for it.
 
     `recorded`: the ranks that there are stay, and each further one works and wakes up as one of them did in one of the
@@ -24,9 +25,9 @@ def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded", see
     fitted to their sums, so that the slowest of many ranks is slower than any that was seen. Draws are independent: no
     further rank is slow in all steps.
     """
-    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks, seed))
+    choices = list(draws([shape for shape, _ in program.steps], program.ranks, ranks))
     if skew == "lognormal":
-        return _draw_lognormal(program, choices, ranks, np.random.default_rng(seed))
+        return _draw_lognormal(program, choices, ranks, np.random.default_rng(_SEED))
     recorded = [_times_in_steps(program, same) for same, _ in choices]
     width = max((work.shape[1] for work, _ in recorded), default=0)
     work_ns, wake_ns = (np.zeros((len(program.moves), width), dtype=np.int64) for _ in range(2))
@@ -39,10 +40,7 @@ def draw_ranks(program: WideProgram, ranks: int, *, skew: Skew = "recorded", see
 def _draw_lognormal(
     program: WideProgram, choices: Sequence[tuple[list[int], Times]], ranks: int, rng: np.random.Generator
 ) -> WideProgram:
-    """Draw ranks as `draw_ranks` does, from a distribution; `choices` by `draws`.
-
-    What comes before and after the steps is as recorded.
-    """
+    """`draw_ranks` from a distribution; `choices` by `draws`. What comes before and after the steps is as recorded."""
     work_ns, wake_ns = (np.empty((len(program.moves), ranks), dtype=np.int64) for _ in range(2))
     for place, ((_, step_slice), (same, chosen)) in enumerate(zip(program.steps, choices, strict=True)):
         work, wake = _times_in_steps(program, same)
@@ -58,23 +56,19 @@ def _draw_lognormal(
 
 
 def _times_in_steps(program: WideProgram, steps: Sequence[int]) -> tuple[Times, Times]:
-    """How long each rank that was recorded works and wakes up in these steps with the same moves, one beside another:
-    (moves of one, steps × ranks).
-    """
+    """How long each recorded rank works and wakes up in these steps: (moves of one, steps × ranks)."""
     places = [program.steps[step][1] for step in steps]
-    work, wake = (
-        np.concatenate([times[place] for place in places], axis=1) for times in (program.work_ns, program.wake_ns)
-    )
-    return work, wake
+    beside = [[times[place] for place in places] for times in (program.work_ns, program.wake_ns)]
+    return np.concatenate(beside[0], axis=1), np.concatenate(beside[1], axis=1)
 
 
-def draws(shapes: Sequence[Hashable], recorded: int, ranks: int, seed: int = 0) -> Iterator[tuple[list[int], Times]]:
+def draws(shapes: Sequence[Hashable], recorded: int, ranks: int) -> Iterator[tuple[list[int], Times]]:
     """What each of so many ranks does in each step, of what the recorded ones did in the steps of the same shape.
 
     For each step the places of these steps, and for each rank a number: of a step among them, times the recorded ranks,
     and of one of those. The recorded ranks themselves stay.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     same: dict[Hashable, list[int]] = {}
     for place, shape in enumerate(shapes):
         same.setdefault(shape, []).append(place)
@@ -92,16 +86,15 @@ def _lognormal(values: Times, rng: np.random.Generator, count: int) -> npt.NDArr
 
 
 def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]:
-    """So many ranks: the first of these, and further ones, each of which does in each step what one of these did.
+    """So many ranks: the first of these, and further ones, which play to the nanosecond as `draw_ranks` of these.
 
-    They play to the nanosecond as `draw_ranks` of the same programs. Raises `StuckError` where these launch different
-    collectives, or in another order.
+    Raises `StuckError` where these launch different collectives, or in another order.
     """
     if ranks <= len(programs):
         return tuple(programs[:ranks])
     choices = list(draws([shape for shape, _ in widen(programs).steps], len(programs), ranks))
     steps = [list(_moves_by_step(program)) for program in programs]
-    launches = [[move for move in step if isinstance(move, Launch)] for step in steps[0]]
+    launches = [find_launches(step) for step in steps[0]]
     order = [launch for step_launches in launches for launch in step_launches]
     begun = [sum(map(len, launches[:place])) for place in range(len(launches))]
     number = {launch.key: place for place, launch in enumerate(order)}

@@ -91,14 +91,16 @@ def issued_by_step(trace: Trace, steps: Sequence[Window], manifest: Manifest | N
 
 def _with_others(labelled: Issued, others: Issued) -> Issued:
     """What labels tell and what DDP's ranges tell of other models, whose gradients no single cutting is about."""
-    both = (labelled, others)
-    order = sorted((at_ns, which, number) for which in (0, 1) for number, (at_ns, _) in enumerate(both[which].sent))
-    place_of = {(which, number): place for place, (_, which, number) in enumerate(order)}
-    return Issued(
-        sent=tuple(both[which].sent[number] for _, which, number in order),
-        waits=tuple((at_ns, place_of[which, number]) for which in (0, 1) for at_ns, number in both[which].waits),
-        gradients=None,
-    )
+    further = [(at_ns, len(labelled.sent) + number) for at_ns, number in others.waits]
+    return _in_order([*labelled.sent, *others.sent], [*labelled.waits, *further])
+
+
+def _in_order(sent: Sequence[tuple[int, Sent]], waits: Sequence[tuple[int, int]]) -> Issued:
+    """With what was sent in order of launch; `waits` are for its places in `sent`."""
+    order = sorted(range(len(sent)), key=lambda number: sent[number][0])
+    place = {number: place for place, number in enumerate(order)}
+    placed = tuple((at_ns, place[number]) for at_ns, number in waits)
+    return Issued(sent=tuple(sent[number] for number in order), waits=placed, gradients=None)
 
 
 def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
@@ -125,9 +127,8 @@ def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements:
             at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
             waits.append((at_ns, launched[_collective_key(label)]))
     waited = {number for _, number in waits}
-    if not sent or any(
-        collective.kind == "all_reduce" and number not in waited for number, (_, collective) in enumerate(sent)
-    ):
+    reduces = (number for number, (_, collective) in enumerate(sent) if collective.kind == "all_reduce")
+    if not sent or not waited.issuperset(reduces):
         return None  # when the optimizer could begin is unknown
     backwards: list[Span] = [label for label in labels if label.word == "backward" and label.fields["sync"] == "1"]
     sending = backwards or [each for each in passes if any(each.start_ns <= at <= each.end_ns for at, _ in sent)]
@@ -218,15 +219,7 @@ def _issued_by_fsdp2(
         waits += [(at_ns, len(sent)) for at_ns in due if at_ns >= label.start_ns][:1]
         scatter_sent = Sent(launch=label, kind="reduce_scatter", bytes=size_of(label.fields["unit"]))
         sent.append((label.start_ns, scatter_sent))
-    if not sent:
-        return None
-    order = sorted(range(len(sent)), key=lambda number: sent[number][0])
-    place = {number: place for place, number in enumerate(order)}
-    return Issued(
-        sent=tuple(sent[number] for number in order),
-        waits=tuple((at_ns, place[number]) for at_ns, number in waits),
-        gradients=None,
-    )
+    return _in_order(sent, waits) if sent else None
 
 
 def _shares(whole: int, elements: Sequence[int]) -> list[int]:

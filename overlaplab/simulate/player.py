@@ -18,7 +18,7 @@ all ranks, which name no group, and these do not hold each other up here.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -133,22 +133,43 @@ class Played:
         return ends[:, 1:] - ends[:, :-1]
 
 
+def find_launches(moves: Iterable[Move], *roles: str) -> list[Launch]:
+    """The launches among moves, or those of these roles alone."""
+    return [move for move in moves if isinstance(move, Launch) and (not roles or move.role in roles)]
+
+
+def split_steps(program: Program) -> Iterator[Program]:
+    """The moves of each step, without its end."""
+    ends = [place for place, move in enumerate(program) if isinstance(move, End)]
+    for begin, end in pairwise(ends):
+        yield program[begin + 1 : end]
+
+
+def change_launches(moves: Iterable[Move], change: Callable[[Launch], Move]) -> tuple[Move, ...]:
+    """The moves, of which each launch is changed."""
+    return tuple(change(move) if isinstance(move, Launch) else move for move in moves)
+
+
 def play(programs: Sequence[Program]) -> Played:
     """Play the programs of all ranks to their ends. Raises `StuckError`."""
     members: dict[Hashable, list[int]] = {}
     for rank, program in enumerate(programs):
-        for move in program:
-            if isinstance(move, Launch):
-                members.setdefault(move.key, []).append(rank)
+        for launch in find_launches(program):
+            members.setdefault(launch.key, []).append(rank)
     ranks = range(len(programs))
     place, now, free = ([0] * len(programs) for _ in range(3))
     queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
-    sharing, alone = _Sharing(members), _Alone(members)
+    sharing = _Sharing(members)
+    alone: dict[Hashable, list[int]] = defaultdict(list)  # when those that do not queue were called
     carried: dict[Hashable, tuple[int, int]] = {}
     over_at: dict[Hashable, int] = {}
     busy = True
     ends: list[list[int]] = [[] for _ in ranks]
     over: list[list[int]] = [[] for _ in ranks]
+
+    def finish(key: Hashable, start: int, end: int) -> None:
+        nonlocal busy
+        carried[key], over_at[key], busy = (start, end), end, True
 
     def advance(rank: int) -> None:
         nonlocal busy
@@ -157,11 +178,10 @@ def play(programs: Sequence[Program]) -> Played:
             match program[place[rank]]:
                 case Work(ns):
                     now[rank] += ns
-                case Launch(queues=False) as launch:
-                    if alone.launch(launch, now[rank]):
-                        carried[launch.key] = alone.spans[launch.key]
-                        over_at[launch.key] = carried[launch.key][1]
-                        busy = True
+                case Launch(key, transfer_ns, queues=False):
+                    alone[key].append(now[rank])
+                    if len(alone[key]) == len(members[key]):
+                        finish(key, max(alone[key]), max(alone[key]) + transfer_ns)
                 case Launch(lane=None, group=None) as launch:
                     queues[rank].append((launch, now[rank]))
                 case Launch() as launch:
@@ -189,8 +209,7 @@ def play(programs: Sequence[Program]) -> Played:
         if len(heads) < len(launching) or any(head.key != launch.key for head, _ in heads):
             return False
         start = max(*(at for _, at in heads), *(free[member] for member in launching))
-        carried[launch.key] = start, start + launch.transfer_ns
-        over_at[launch.key] = start + launch.transfer_ns
+        finish(launch.key, start, start + launch.transfer_ns)
         for member in launching:
             free[member] = start + launch.transfer_ns
             queues[member].popleft()
@@ -202,33 +221,12 @@ def play(programs: Sequence[Program]) -> Played:
             advance(rank)
         for rank in ranks:
             while carry(rank):
-                busy = True
+                pass
         if not busy and (shared := sharing.carry()) is not None:  # what the others launch by then is there
-            key, carried[key] = shared
-            over_at[key] = carried[key][1]
-            busy = True
+            finish(*shared)
     if any(place[rank] < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))
-
-
-class _Alone:
-    """Collectives that do not queue."""
-
-    def __init__(self, members: Mapping[Hashable, Sequence[int]]) -> None:
-        """`members`: the programs that launch each."""
-        self.spans: dict[Hashable, tuple[int, int]] = {}
-        self._missing = {key: len(programs) for key, programs in members.items()}
-        self._last: dict[Hashable, int] = defaultdict(int)
-
-    def launch(self, launch: Launch, at_ns: int) -> bool:
-        """One program calls; whether it was the last."""
-        self._last[launch.key] = max(self._last[launch.key], at_ns)
-        self._missing[launch.key] -= 1
-        if not self._missing[launch.key]:
-            start = self._last[launch.key]
-            self.spans[launch.key] = start, start + launch.transfer_ns
-        return not self._missing[launch.key]
 
 
 _Lane: TypeAlias = tuple[str, tuple[int, ...]]
@@ -247,14 +245,13 @@ class _Sharing:
         self._busy: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
 
     def launch(self, program: int, launch: Launch, at_ns: int) -> None:
-        """One end calls."""
         lane = _lane(launch)
         queue = self._queues[lane][program]
         queue.append((launch, at_ns))
         if len(queue) == 1:
             self._offer(lane, launch.key)
 
-    def carry(self) -> tuple[Hashable, tuple[int, int]] | None:
+    def carry(self) -> tuple[Hashable, int, int] | None:
         """The key, start and end of the one that is ready first; None if none is."""
         if not self._ready:
             return None
@@ -264,18 +261,16 @@ class _Sharing:
         ways = _link_ends(launch)
         for way in ways:
             self._busy[way] = [busy_span for busy_span in self._busy[way] if busy_span[1] > ready]
-        start = _first_free_slot(
-            ready, launch.transfer_ns, sorted(busy_span for way in ways for busy_span in self._busy[way])
-        )
-        span = start, start + launch.transfer_ns
+        busy = sorted(span for way in ways for span in self._busy[way])
+        start = _first_free_slot(ready, launch.transfer_ns, busy)
+        end = self._free[lane] = start + launch.transfer_ns
         for way in ways:
-            self._busy[way].append(span)
-        self._free[lane] = span[1]
+            self._busy[way].append((start, end))
         for member in self._members[launch.key]:
             queues[member].popleft()
         if heads := [queue[0][0].key for queue in queues.values() if queue]:
             self._offer(lane, heads[0])
-        return launch.key, span
+        return launch.key, start, end
 
     def _offer(self, lane: _Lane, key: Hashable) -> None:
         """Let this one of the lane go, if it is the first at all its ends."""

@@ -27,7 +27,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_waits
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
-from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, change_launches
 from overlaplab.simulate.recorded_collectives import (
     carried_collectives,
     end_in_order,
@@ -120,10 +120,7 @@ def recorded_programs(run: Run) -> Recorded | None:
 
 
 def _with_displaced_ns(program: Sequence[Move], displaced: Displaced) -> tuple[Move, ...]:
-    return tuple(
-        replace(move, displaced_ns=displaced(move.kind, move.bytes)) if isinstance(move, Launch) else move
-        for move in program
-    )
+    return change_launches(program, lambda launch: replace(launch, displaced_ns=displaced(launch.kind, launch.bytes)))
 
 
 def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
@@ -169,10 +166,7 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
 
 
 def _works(start_ns: int, end_ns: int, computing: tuple[list[int], list[int]], pause_ns: int) -> Iterator[Work]:
-    """The time between two points, cut at the longer gaps in computing, so that it is known when they were.
-
-    `computing`: the starts and the ends of the times in which the rank computes.
-    """
+    """The time between two points, cut at the longer gaps between the starts and ends of `computing`, to know when."""
     starts, ends = computing
     begun, idle_ns, paused_ns = start_ns, 0, 0  # of the time since the last cut
     place, at = bisect_right(ends, start_ns), start_ns

@@ -23,10 +23,7 @@ from overlaplab.manifest import strategy_traits
 
 
 def carried_collectives(run: Run) -> pd.DataFrame:
-    """Rows of `numbered_arrivals` that were carried, with `hops`, `members` and `lane` of a `Launch`, or None.
-
-    The hops of a bucket are one collective.
-    """
+    """Rows of `numbered_arrivals` that were carried, hops as one; with `hops`, `members` and `lane` of a `Launch`."""
     rows = numbered_arrivals(run)
     rows = rows[rows["start_ns"] != UNKNOWN_NS].assign(hops=None, members=None, lane=None)
     traits = strategy_traits(run.manifest)
@@ -117,10 +114,7 @@ def with_times(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def end_in_order(rows: pd.DataFrame) -> bool:
-    """Whether collectives ended in the order of their launches on every rank, as on a link that takes one at a time.
-
-    Where groups of the ranks are named, each group's for itself, and each lane's.
-    """
+    """Whether each rank's collectives, of each group and lane, ended in the order of their launches."""
     launched = rows.sort_values(["trace", "launch_ns"], kind="stable")
     by = launched.groupby([launched["trace"], launched["members"].map(str), launched["lane"].map(str)])
     return bool((by["ended_ns"].diff().fillna(0) >= 0).all())
@@ -139,7 +133,8 @@ def _averaged_by_hand(run: Run) -> pd.DataFrame:
     by = rows.groupby("match")
     if rows.empty or (by["trace"].transform("nunique") != len(run.traces)).any():
         return pd.DataFrame(columns=list(_COLUMNS))
-    sizes = {match: sum(_joined_chunks(group["chunks"]).values()) for match, group in by}
+    sent = {match: dict(chunk for each in group["chunks"] for chunk in each.items()) for match, group in by}
+    sizes = {match: sum(chunks.values()) for match, chunks in sent.items()}
     return rows.assign(bytes=rows["match"].map(sizes), last_ns=by["launch_ns"].transform("max"))[list(_COLUMNS)]
 
 
@@ -163,10 +158,3 @@ def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
                 "chunks": {hop.fields["sends"]: int(hop.fields["bytes"]) for hop in hops if "sends" in hop.fields},
             }
             seen[bucket] += 1
-
-
-def _joined_chunks(chunks: pd.Series) -> dict[str, int]:
-    joined: dict[str, int] = {}
-    for sent_bytes in chunks:
-        joined |= sent_bytes
-    return joined

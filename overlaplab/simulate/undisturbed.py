@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
-
 import numpy as np
 import numpy.typing as npt
 
@@ -23,23 +20,6 @@ _MAX_LAG_SHARE = 0.02
 """A host that is done with a step later than its device, by a larger share of the step, is not ahead."""
 
 
-class _HasSpans(Protocol):
-    @property
-    def spans_ns(self) -> npt.NDArray[np.int64]:
-        """How long the steps take, of shape (ranks, steps)."""
-
-
-Played = TypeVar("Played", bound=_HasSpans)
-
-
-def as_good_as_the_best(run: Run, played: Sequence[Played]) -> list[Played]:
-    """The settings that were played whose undisturbed steps are shortest, as far as that can be told."""
-    if not played:
-        return []
-    took_ns = [mean_step_ns(run, each.spans_ns) for each in played]
-    return [each for each, ns in zip(played, took_ns, strict=True) if ns <= min(took_ns) * (1 + TIE)]
-
-
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """The first trace's steps that neither a busy machine nor a late link disturbed, and none of the traces has
@@ -54,9 +34,7 @@ def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
 
 
 def _cut_short(trace: Trace) -> int | None:
-    """The last step on a GPU that its host was not ahead of: what the host would have done until the next step's first
-    kernel is not recorded. None where there is no such step, or too few others.
-    """
+    """The last step on a GPU, if its host was not ahead: what that would have done next is not recorded."""
     windows = step_windows(trace)
     if rule_of(trace) is not Rule.GPU or len(windows) < _MIN_STEPS:
         return None
@@ -73,9 +51,7 @@ def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:
 
 
 def mean_step_after_ns(run: Run, spans_ns: npt.NDArray[np.int64], *, into_the_next: bool) -> float:
-    """`mean_step_ns` of an edited run; where the edit moves time from a step into the next one, all steps together tell
-    what it gains.
-    """
+    """`mean_step_ns` of an edited run; where time moves into the next step, all steps together tell what is gained."""
     if not into_the_next:
         return mean_step_ns(run, spans_ns)
     recorded_ns = recorded_spans_ns(run)

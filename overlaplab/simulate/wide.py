@@ -43,7 +43,6 @@ class WideProgram:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
         return int(self.columns.shape[1])
 
     def times_of_rank(self, rank: int) -> tuple[Times, Times]:
@@ -69,10 +68,7 @@ class WidePlayed:
 
 
 def widen(programs: Sequence[Program]) -> WideProgram:
-    """One program for all ranks. Raises `StuckError` where they launch different collectives, or in another order.
-
-    A wait of some ranks alone is in it; the others pass.
-    """
+    """One program for all ranks, with the waits of any. Raises `StuckError` where their launches differ."""
     keys, ranks = zip(*map(_slots, programs), strict=True)
     fixed = [[slot.move for slot in rank_slots.values() if not isinstance(slot.move, Wait)] for rank_slots in ranks]
     if any(each != keys[0] for each in keys) or any(each != fixed[0] for each in fixed):
@@ -128,9 +124,8 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
                 if key not in keys:
                     raise StuckError("a rank waits for a collective that it has not launched")
                 if keys[key] <= waited and key in alone:
-                    raise StuckError(
-                        "a rank waits for collectives that do not queue in another order than it launched them"
-                    )
+                    what = "a rank waits for collectives that do not queue in another order than it launched them"
+                    raise StuckError(what)
                 if keys[key] <= waited:
                     continue
                 alone.discard(key)
@@ -199,12 +194,9 @@ def working_times(program: WideProgram, result: WidePlayed, rank: int) -> Interv
         starts.append(now)
         now += work_ns
         ends.append(now)
-        if (
-            isinstance(move, Wait)
-            and wake_ns != PASSES
-            and now < (ended := int(result.carried_ns[_number(move.key), 1]))
-        ):
-            now = ended + wake_ns
+        if isinstance(move, Wait) and wake_ns != PASSES:
+            ended = int(result.carried_ns[_number(move.key), 1])
+            now = ended + wake_ns if now < ended else now
     return union(starts, ends)
 
 

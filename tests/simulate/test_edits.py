@@ -22,8 +22,8 @@ from overlaplab.simulate.edits.collectives import (
     without_launches,
 )
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
-from overlaplab.simulate.edits.units import larger_units, unit_order
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
+from overlaplab.simulate.programs.larger_units import larger_units, unit_order
 
 
 def spans(programs: Sequence[Sequence[Move]]) -> list[list[int]]:

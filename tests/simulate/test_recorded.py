@@ -15,8 +15,8 @@ from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
 from overlaplab.events import step_windows
-from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.remedies import gains, remedies
+from overlaplab.simulate.advice.tried import gains_miss_ns
 from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.larger_units import units_apart_ns

@@ -153,11 +153,9 @@ def test_drawn_ranks_share_what_was_recorded() -> None:
     assert np.array_equal(few, many)
 
 
-def test_the_seed_decides() -> None:
-    program = wide_of("bucketed")
-    first, again, other = (works_of(draw_ranks(program, 50, seed=seed)) for seed in (3, 3, 4))
+def test_the_same_is_drawn_each_time() -> None:
+    first, again = (works_of(draw_ranks(wide_of("bucketed"), 50)) for _ in range(2))
     assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
 
 
 def test_a_fitted_distribution_has_the_moments_of_what_was_seen_and_goes_beyond_it() -> None:

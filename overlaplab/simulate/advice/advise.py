@@ -22,13 +22,10 @@ import pandas as pd
 
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
-from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.advice.depths import best_depth, depths_played
-from overlaplab.simulate.advice.devices import best_setting, device_settings
-from overlaplab.simulate.advice.doubt import gains_miss_ns
-from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
+from overlaplab.simulate.advice.devices import device_settings
+from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
@@ -49,21 +46,18 @@ _TYPES = {
 
 
 def advise(run: Run) -> pd.DataFrame:
-    """One row per setting that was tried, in the order of `OPTIONS`, the smallest settings first.
+    """One row per setting that was tried, in the order of `OPTIONS`, the smallest first; empty where none can be.
 
     Columns: `option` (one of `OPTIONS`), `bucket_cap_mb`, `first_bucket_mb` (Float64, in MiB), `prefetch` (Int64; all
     three null where the option leaves them as they are), `buckets` (how many, Int64), `bucket_sizes` (the bytes of each
     in order of launch), `caps_mb` (the caps in MiB that give them, the last one serves on; both tuples, null of a
-    prefetch), `gain_ns` (how much shorter a step is; negative if longer), `half_ns` (by
-    how much a recorded gain may differ from it, see `gains_miss_ns`), `low_ns`, `high_ns` (its range; all four
-    Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
-    `step_ns` (how long the mean step would then take), `least_ns` (what it takes at least with any buckets, null of a
-    prefetch, of reduce-scattered buckets, and without a replay), `memory_bytes` (what each rank holds more at
-    most; all Int64), `replayed` (see [Note: by the bound]), `best` (whether the setting is the best of its option).
-    T of sizes more than twice outside those measured is unknown, so such buckets are not tried. Empty where nothing can
-    be told.
+    prefetch), `gain_ns` (how much shorter a step is), `half_ns` (see `gains_miss_ns`), `low_ns`, `high_ns` (its range;
+    all four Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
+    `step_ns` (the mean step then), `least_ns` (the least with any buckets, null of a prefetch, of reduce-scattered
+    buckets, and without a replay), `memory_bytes` (what each rank holds more at most; all Int64), `replayed` (see
+    [Note: by the bound]), `best` (of its option). Buckets more than twice outside the measured sizes are not tried.
     """
-    rows = [*_bucket_rows(run), *_scattered_rows(run), *_depth_rows(run), *_device_rows(run)] or list(_bound_rows(run))
+    rows = [*_bucket_rows(run), *_setting_rows(run)] or list(_bound_rows(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -72,10 +66,8 @@ def best_cap_mb(run: Run) -> float | None:
     search = bucket_search(run)
     if search is not None:
         return search.best_cap.caps_mb[-1] if search.best_cap else None
-    if (scattered := best_scattered_cap(run)) is not None:
-        return scattered.cap_mb
-    device = best_setting(run, device_settings(run))
-    return device.setting.bucket_cap_mb if device else None
+    best = best_setting(run, scattered_caps(run) or device_settings(run))
+    return best.value if best is not None and best.option == "cap" else None
 
 
 def fits(run: Run) -> bool:
@@ -113,50 +105,26 @@ def _bucket_rows(run: Run) -> Iterator[dict[str, Any]]:
             yield {"option": option, "best": is_best} | caps | size | _gain(run, played.spans_ns)
 
 
-def _scattered_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The caps of a run that reduce-scatters gradients; a first bucket keeps its own."""
-    best = best_scattered_cap(run)
-    for each in scattered_caps(run):
-        caps: dict[str, Any] = {"bucket_cap_mb": each.cap_mb, "caps_mb": each.caps_mb, "memory_bytes": 0}
-        size = {"buckets": len(each.bucket_sizes), "bucket_sizes": each.bucket_sizes}
-        yield {"option": "cap", "best": each is best} | caps | size | _gain(run, each.spans_ns)
-
-
-def _depth_rows(run: Run) -> Iterator[dict[str, Any]]:
-    best = best_depth(run)
-    for depth in depths_played(run):
-        assert run.manifest is not None
-        further = depth.prefetch - (run.manifest.prefetch or 0)
-        row: dict[str, Any] = {"prefetch": depth.prefetch, "memory_bytes": prefetched_bytes(run.manifest, further)}
-        yield {"option": "prefetch", "best": depth is best} | row | _gain(run, depth.spans_ns)
-
-
-def _device_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The settings of a run on GPUs."""
-    played = device_settings(run)
-    best = best_setting(run, played)
-    for each in played:
-        row: dict[str, Any] = {"option": "prefetch", "prefetch": each.setting.prefetch, "best": each is best}
-        if each.setting.bucket_cap_mb is not None:
-            cap_mb = each.setting.bucket_cap_mb
-            row |= {"option": "cap", "bucket_cap_mb": cap_mb, "caps_mb": (cap_mb,), "memory_bytes": 0}
-            row |= {"buckets": len(each.sizes), "bucket_sizes": each.sizes}
-        yield row | _gain(run, each.spans_ns) | {"half_ns": each.half_ns}
+def _setting_rows(run: Run) -> Iterator[dict[str, Any]]:
+    """The caps of a run that reduce-scatters gradients, where a first bucket keeps its own; depths; those of GPUs."""
+    for played in (scattered_caps(run), depths_played(run), device_settings(run)):
+        best = best_setting(run, played)
+        for each in played:
+            row: dict[str, Any] = {"option": each.option, "prefetch": each.value}
+            if each.option == "cap":
+                row = {"option": "cap", "bucket_cap_mb": each.value, "caps_mb": each.caps_mb}
+                row |= {"buckets": len(each.sizes), "bucket_sizes": each.sizes}
+            row |= {"best": each is best, "memory_bytes": each.memory_bytes}
+            yield row | _gain(run, each.spans_ns) | {"half_ns": each.half_ns}
 
 
 def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     """What a setting gains whose steps take so long; see [Note: played]."""
     took_ns, takes_ns = mean_step_ns(run, recorded_spans_ns(run)), mean_step_ns(run, spans_ns)
     gained = (recorded_spans_ns(run) - spans_ns).mean(axis=0)[undisturbed_steps(run)]
-    step_ns, gain_ns, beyond_ns = round(takes_ns), round(took_ns - takes_ns), TIE * took_ns
-    return {
-        "gain_ns": gain_ns,
-        "half_ns": gains_miss_ns(run),
-        "low_ns": int(gained.min() - beyond_ns),
-        "high_ns": int(gained.max() + beyond_ns),
-        "step_ns": step_ns,
-        "replayed": True,
-    }
+    low_ns, high_ns = int(gained.min() - TIE * took_ns), int(gained.max() + TIE * took_ns)
+    gain = {"gain_ns": round(took_ns - takes_ns), "half_ns": gains_miss_ns(run), "low_ns": low_ns, "high_ns": high_ns}
+    return gain | {"step_ns": round(takes_ns), "replayed": True}
 
 
 def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -173,9 +141,8 @@ def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
     for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
         held = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
         if times_beyond(held, gradients.sent) is None:
-            ends = last_end(
-                gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in cap_range.buckets], gradients.takes
-            )
+            filled = list(map(len, cap_range.buckets))
+            ends = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
             rows.append(_bound_row(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
+from overlaplab.simulate.advice.tried import SettingPlayed, best_setting
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
@@ -30,9 +31,9 @@ from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, option
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
-from overlaplab.simulate.programs.edits import EDITS, host_works, late_rank
+from overlaplab.simulate.programs.edits import EDITS, EditChoice, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.undisturbed import as_good_as_the_best, mean_step_ns, recorded_spans_ns
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
 _MAX_CAPS = 5
@@ -47,19 +48,6 @@ _MAX_STRETCHES_WITH_SETTINGS = 4_000
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingPlayed:
-    """What a setting would have given."""
-
-    setting: Setting
-    sizes: tuple[int, ...]
-    """The bytes of its buckets; none of a prefetch."""
-    spans_ns: Times
-    """How long the steps take, of shape (ranks, steps)."""
-    half_ns: int
-    """By how much a recorded gain may differ."""
-
-
 @once_per_run
 def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     """The caps, the smallest first, or the depths; none where the run cannot be played, or would take too long."""
@@ -70,37 +58,33 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         sizes = gradient_sizes(run) if what == "bucket_cap_mb" else []
     except OverlaplabError:
         return ()
-    settings: list[tuple[Setting, tuple[int, ...]]]
-    if what == "prefetch":
-        settings = [(Setting(prefetch=depth), ()) for depth in DEPTHS]
-    else:
-        settings = [
-            (Setting(bucket_cap_mb=cap.cap_mb), tuple(sum(sizes[place] for place in names) for names in cap.buckets))
-            for cap in _favoured_caps(run, sizes)
-        ]
+    settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
+    if what == "bucket_cap_mb":
+        caps = _favoured_caps(run, sizes)
+        settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
     played: list[SettingPlayed] = []
-    for setting, held in settings:
+    for value, held in settings:
         try:
-            answer = device_answer(run, setting)
+            answer = device_answer(run, Setting(bucket_cap_mb=value) if held else Setting(prefetch=int(value)))
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
         sure = replace(replay_interval(run, step_ns, answer.replayed_ns), transfers_ns=answer.transfers_ns)
-        half_ns = gain_half_ns(step_ns, sure)
-        played.append(SettingPlayed(setting=setting, sizes=held, spans_ns=answer.spans_ns, half_ns=half_ns))
+        each = SettingPlayed(
+            option="cap" if held else "prefetch",
+            value=value,
+            spans_ns=answer.spans_ns,
+            half_ns=gain_half_ns(step_ns, sure),
+            caps_mb=(value,) if held else (),
+            sizes=held,
+            memory_bytes=0 if held else None,
+        )
+        played.append(each)
     return tuple(played)
 
 
-def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
-    """The one with the fewest buckets, or units ahead, of those as good as the shortest."""
-    good = as_good_as_the_best(run, played)
-    return min(good, key=lambda each: (len(each.sizes), each.setting.prefetch or 0), default=None)
-
-
 def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
-    """The caps with which the last bucket ends first on the rank that speaks for the run, the smallest caps first;
-    DDP's default alone where T of other sizes is not known.
-    """
+    """Caps with which the last bucket ends first on the worst rank, the smallest first; else DDP's default."""
     if is_of_one_size(run):
         cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
@@ -109,10 +93,8 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
     gradients = sendable_gradients(run, window)
     if gradients is None or len(gradients.bytes) != len(sizes):
         return ranges[:: max(len(ranges) // _MAX_CAPS, 1)][:_MAX_CAPS]
-    ends = [
-        last_end(gradients.ready_ns, gradients.bytes, [len(bucket) for bucket in each.buckets], gradients.takes)
-        for each in ranges
-    ]
+    filled = [[len(bucket) for bucket in each.buckets] for each in ranges]
+    ends = [last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) for counts in filled]
     order = sorted(range(len(ranges)), key=lambda place: (ends[place], len(ranges[place].buckets)))
     return [ranges[place] for place in sorted(order[:_MAX_CAPS])]
 
@@ -131,18 +113,13 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
         return
     if (best := best_setting(run, device_settings(run))) is not None:
         before = predict_device(run, Setting()).recorded_ns
-        cap, depth = best.setting.bucket_cap_mb, best.setting.prefetch
-        name, setting = ("cap", cap) if depth is None else ("prefetch", float(depth))
-        yield name, {"setting": setting, "half_ns": best.half_ns}, before, best.spans_ns
+        yield best.option, {"setting": best.value, "half_ns": best.half_ns}, before, best.spans_ns
 
 
 def edit_remedies(
     run: Run, works: Iterable[str], *, on_devices: bool
-) -> Iterator[tuple[str, dict[str, Any], tuple[str, str | None]]]:
-    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name.
-
-    Of one that is a limit no interval is known.
-    """
+) -> Iterator[tuple[str, dict[str, Any], EditChoice]]:
+    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name."""
     if (late := late_rank(run)) is not None:
         rank = run.traces[late].rank or 0
         if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
@@ -170,5 +147,4 @@ def _programs(run: Run) -> DevicePrograms | None:
 
 
 def _stretches(run: Run) -> int:
-    """How many stretches of computation all ranks have."""
     return sum(len(activity(trace).compute) for trace in run.traces)

@@ -13,8 +13,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.simulate.pipelines.moves import step_ns
 from overlaplab.simulate.pipelines.recorded import recorded_shapes
-from overlaplab.simulate.pipelines.shape import Shape
-from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.simulate.pipelines.shape import UPDATE, Shape, actions_ns
 
 _MORE = (2, 4)
 """Times as many microbatches."""
@@ -63,14 +62,7 @@ def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, 
 
 def _bubble(shapes: tuple[Shape, ...], whole_ns: int) -> float:
     """Without an action, of the step less what is done around the actions."""
-    busy = fmean(
-        shape.microbatches * sum(ns for kind, ns in took.items() if kind != UPDATE)
-        for shape in shapes
-        for took in shape.took_ns
-    )
-    around = fmean(
-        sum(edges) + took[UPDATE]
-        for shape in shapes
-        for edges, took in zip(shape.around_ns, shape.took_ns, strict=True)
-    )
+    busy = fmean(shape.microbatches * actions_ns(took) for shape in shapes for took in shape.took_ns)
+    stages = [stage for shape in shapes for stage in zip(shape.around_ns, shape.took_ns, strict=True)]
+    around = fmean(sum(edges) + took[UPDATE] for edges, took in stages)
     return 1 - busy / max(whole_ns - around, 1)

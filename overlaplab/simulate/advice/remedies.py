@@ -1,29 +1,12 @@
 """What a remedy would gain: the recorded programs, edited as the remedy would change them, and played again.
 
 [Note: remedies]
-- `balance`: the rank that was waited for most takes as long as the others (`setting`: its rank).
-- `even_work`: all ranks work equally long in each step, where another one is late from step to step.
-- `host_work`: what the host does between its passes, such as loading data, is not done (`what`: its name).
-- `no_pause`: the host does not pause.
-- `device_waits`: the host of a GPU does not wait for it (`what`: the operator in which it did so for longest).
-- `launch_overhead`: the host of a GPU launches in no time, which is most that CUDA graphs can gain.
-- `last_pass`: gradients are sent in the last backward pass of a step alone.
-- `arrival_order`: DDP's buckets hold gradients in their order of arrival.
-- `prefetch`: each gather is launched some units earlier (`setting`: units gathered ahead).
-- `earlier`: what moves neither gradients nor parameters, and takes long, is launched at the start of the step.
-- `merge`: what moves neither, and follows on its like between the passes, is one collective with it.
-- `asynchronous`: what moves neither is waited for when the step ends, if it was launched between the passes.
-- `larger_units`: so many units of FSDP2 that follow each other are one (`setting`).
-- `background`: what moves neither, or averages parameters, and is launched after the optimizer step, is waited for when
-  the next step ends.
-- `first_bucket`: only the first bucket's cap changes (`setting`: that in MiB).
-- `cap`: gradients are cut into buckets of another size, in their recorded order of arrival, as
-  `compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp does, each is launched with its last
-  gradient, and all are waited for at the end of the backward pass (`setting`: the cap in MiB).
-- `strategy`: another strategy (`what`: its name), of zero1 zero2, which sends buckets during the backward pass.
-- `leave_out`: what moves neither gradients nor parameters is not sent.
-- `one_gradient_less`: the largest gradient is not sent (`what`: its parameter).
-- `half_the_bytes`: every collective sends half as much, which is as if the bandwidth were doubled.
+docs/actions.md says what each is. `setting` is the rank of `balance`, the units ahead of `prefetch`, those as one of
+`larger_units`, the cap in MiB of `cap` and `first_bucket`, and the part of the bytes of `half_the_bytes`. `what` is the
+name of the work of `host_work`, the operator in which the host waited for longest of `device_waits`, the other strategy
+of `strategy`, and the parameter of `one_gradient_less`. Of another cap gradients are cut in their recorded order of
+arrival (`compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp), each bucket is launched with
+its last gradient, and all are waited for at the end of the backward pass.
 """
 
 from __future__ import annotations
@@ -39,34 +22,20 @@ from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.depths import best_depth
 from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
-from overlaplab.simulate.advice.doubt import gains_miss_ns
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
-from overlaplab.simulate.advice.scattered import best_scattered_cap
-from overlaplab.simulate.advice.units import best_units
+from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
-from overlaplab.simulate.player import Launch, Program, StuckError, play
+from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.programs import programs_of
 from overlaplab.simulate.programs.edits import EDITS, apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 
-_COLUMNS = {
-    **dict.fromkeys(("rank", "step"), "Int64"),
-    "remedy": "object",
-    "setting": "float64",
-    "what": "object",
-    **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
-}
-_GAINS = {
-    "remedy": "object",
-    "setting": "float64",
-    "what": "object",
-    **dict.fromkeys(("gain_ns", "step_ns"), "int64"),
-    **dict.fromkeys(("half_ns", "memory_bytes"), "Int64"),
-}
+_ABOUT = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
+_COLUMNS = {"rank": "Int64", "step": "Int64"} | _ABOUT
+_GAINS = _ABOUT | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
@@ -75,12 +44,11 @@ _MIN_LARGEST_SHARE = 0.5
 
 
 def remedies(run: Run) -> pd.DataFrame:
-    """What each remedy that can be played would gain, for every rank and step.
+    """What each remedy that can be played would gain, for every rank and step; without those that change nothing.
 
-    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `setting` (float64:
-    the number that the remedy is about, NaN for none), `what` (the name that it is about, None for none), `gain_ns`
-    (how much shorter the rank's step would be; negative if longer), `step_ns` (how long it would take; both int64). No
-    rows where the run cannot be played, see `plain_programs`, nor of remedies that change nothing.
+    Columns: `rank`, `step` (Int64), `remedy` (see [Note: remedies]), `setting` (float64: the number that it is about),
+    `what` (the name that it is about; None without one), `gain_ns` (how much shorter the rank's step would be),
+    `step_ns` (how long it would take; both int64).
     """
     rows: list[dict[str, Any]] = []
     for name, about, before, after in _played_remedies(run):
@@ -98,9 +66,8 @@ def gains(run: Run) -> pd.DataFrame:
     """What each remedy would gain per step of a training, the mean over all ranks (see `undisturbed.mean_step_ns`).
 
     One row per remedy, also those of `pipeline_remedies`. Columns: `remedy`, `setting`, `what` (as of `remedies`; the
-    setting of a pipeline's is its `what`), `gain_ns` (how much shorter a step would be; negative if longer), `step_ns`
-    (how long it would take; both int64), `half_ns` (Int64: by how much a recorded gain may differ with 95 % certainty),
-    `memory_bytes` (Int64: how much more each rank would hold, at most; null where unknown).
+    setting of a pipeline's is its `what`), `gain_ns`, `step_ns` (both int64), `half_ns` (Int64: by how much a recorded
+    gain may differ with 95 % certainty), `memory_bytes` (Int64: what each rank would hold more at most, if known).
     """
     rows: list[dict[str, Any]] = []
     for name, about, _, after in _played_remedies(run):
@@ -112,25 +79,16 @@ def gains(run: Run) -> pd.DataFrame:
             row["half_ns"] = max(row["half_ns"], row["gain_ns"])
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
     for each in pipeline_remedies(run).to_dict("records"):
-        pipeline_row: dict[str, Any] = {
-            "remedy": each["remedy"],
-            "setting": np.nan,
-            "what": each["setting"],
-            "half_ns": None,
-        }
-        rows.append(pipeline_row | {"gain_ns": each["gain_ns"], "step_ns": each["step_ns"]})
+        rows.append({name: each[name] for name in ("remedy", "gain_ns", "step_ns")} | {"what": each["setting"]})
     return _table(rows, _GAINS)
 
 
 def _has_one_size(run: Run) -> bool:
-    """Whether all collectives of each kind have one size, and no link's formula is known.
-
-    T of half that size lies between half of T and all of it.
-    """
+    """Whether T of half the bytes is only known to lie between half of T and all of it."""
     recorded = plain_programs(run)
     if recorded is None or (run.manifest is not None and run.manifest.link is not None):
         return False
-    launches = [move for program in recorded.programs for move in program if isinstance(move, Launch) and move.role]
+    launches = [launch for program in recorded.programs for launch in find_launches(program) if launch.role]
     return len({(launch.kind, launch.bytes) for launch in launches}) == len({launch.kind for launch in launches})
 
 
@@ -166,8 +124,9 @@ def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]
         for name, about, programs in _changed_programs(run, recorded):
             with suppress(StuckError):
                 yield name, about, before, play(programs).all_spans_ns()
-        if (units := best_units(run)) is not None:
-            yield "larger_units", {"setting": float(units.together), "half_ns": units.half_ns}, before, units.spans_ns
+        for played in (scattered_caps(run), depths_played(run), units_played(run)):
+            if (best := best_setting(run, played)) is not None:
+                yield best.option, {"setting": best.value, "half_ns": best.half_ns}, before, best.spans_ns
 
 
 def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
@@ -187,10 +146,6 @@ def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[
     if run.manifest is not None and run.manifest.strategy == "zero1":
         with suppress(OverlaplabError):
             yield "strategy", {"what": "zero2"}, programs_of(run, Setting(strategy="zero2"))
-    if (best_cap := best_scattered_cap(run)) is not None:
-        yield "cap", {"setting": best_cap.cap_mb}, best_cap.programs
-    if (best := best_depth(run)) is not None:
-        yield "prefetch", {"setting": best.prefetch}, best.programs
 
 
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:

@@ -27,10 +27,7 @@ class CapRange(Generic[Name]):
 
 
 def cap_ranges(order: Sequence[Name], sizes: Mapping[Name, int]) -> Iterator[CapRange[Name]]:
-    """All ranges, the smallest caps first: from one bucket per gradient to one for all.
-
-    Takes the gradients in their order of arrival and their bytes.
-    """
+    """All ranges, the smallest caps first, of gradients in their order of arrival and their bytes."""
     cap = 1
     while order:
         buckets = assign(order, sizes, [cap])

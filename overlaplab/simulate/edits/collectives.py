@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from overlaplab.simulate.edits.steps import mean_step_ns
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.edits.hosts import mean_step_ns
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches
 
 _MIN_LONG_SHARE = 0.02
 """What occupies the link for a larger share of a step may hold up what is queued behind it."""
@@ -40,10 +40,7 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
 
 
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
-    """Those without a role; if asked for, only those launched outside forward and backward passes.
-
-    None where no passes are marked: what unlabelled collectives move is not known then.
-    """
+    """Those without a role, perhaps between passes alone; none where no passes are marked, as these may be any."""
     launches: list[Launch] = []
     marked = inside = False
     for move in program:
@@ -59,21 +56,19 @@ _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_e
 
 def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
     """Without the other collectives, or those of a kind; None where there are none."""
-    keys = {
-        launch.key
-        for program in programs
-        for launch in other_collectives(program)
-        if kind is None or launch.kind == kind
-    }
+    others = [launch for program in programs for launch in other_collectives(program)]
+    keys = {launch.key for launch in others if kind in (None, launch.kind)}
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
-def merge_collectives(
-    programs: Sequence[Program], transfer_ns: Callable[[str, int], int | None]
-) -> list[list[Move]] | None:
-    """Other collectives of one kind that follow each other between passes, as one in place of the last of them.
+Takes = Callable[[str, int], int | None]
+"""T of a kind and bytes; None where that is unknown."""
 
-    `transfer_ns`: T of a kind and bytes; where it is unknown, the longest T of those merged. None where none follow.
+
+def merge_collectives(programs: Sequence[Program], takes: Takes) -> list[Program] | None:
+    """Other collectives of one kind that follow each other between passes, as one in place of the last; None without.
+
+    Where T of so many bytes is unknown, it is the longest of those merged.
     """
     groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
     if not groups:
@@ -82,16 +77,13 @@ def merge_collectives(
     gone: set[Hashable] = set()
     for group in groups:
         num_bytes = sum(launch.bytes for launch in group)
-        took_ns = transfer_ns(group[-1].kind, num_bytes)
+        took_ns = takes(group[-1].kind, num_bytes)
         longest_ns = max(launch.transfer_ns for launch in group)
-        last[group[-1].key] = replace(
-            group[-1], bytes=num_bytes, transfer_ns=longest_ns if took_ns is None else max(took_ns, 0)
-        )
+        took_ns = longest_ns if took_ns is None else max(took_ns, 0)
+        last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=took_ns)
         gone.update(launch.key for launch in group[:-1])
-    return [
-        [last.get(move.key, move) if isinstance(move, Launch) else move for move in without_launches(program, gone)]
-        for program in programs
-    ]
+    left = [without_launches(program, gone) for program in programs]
+    return [change_launches(program, lambda launch: last.get(launch.key, launch)) for program in left]
 
 
 def _neighbours(program: Program) -> Iterator[list[Launch]]:
@@ -127,9 +119,7 @@ def wait_at_step_end(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 
 def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Averages of parameters and other collectives that are launched after a step's last optimizer step, and waited for
-    in it, waited for when the next step ends; None where there are none.
-    """
+    """What `_after_the_update` launches, and a rank waits for in the same step, waited for when the next step ends."""
     changed: list[list[Move]] = []
     for program in programs:
         keys = _after_the_update(program)
@@ -152,26 +142,19 @@ def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 
 def _after_the_update(program: Program) -> set[Hashable]:
-    """Averages of parameters, and those without a role, that are launched between a step's optimizer and what follows:
-    a pass, or the step's end.
-    """
+    """What has no role or averages parameters, and is launched between a step's optimizer and what follows."""
     keys: set[Hashable] = set()
     updated = False
     for move in program:
         if isinstance(move, Mark):
-            updated = move.word == "optimizer_end" or (
-                updated and move.word not in ("forward", "backward", "optimizer")
-            )
+            begins = move.word in ("forward", "backward", "optimizer")
+            updated = move.word == "optimizer_end" or (updated and not begins)
         elif isinstance(move, End):
             updated = False
-        elif isinstance(move, Launch) and updated and (not move.role or _is_average(move)):
-            keys.add(move.key)
+        elif isinstance(move, Launch) and updated:
+            averages = move.role == "parameters" and move.kind == "all_reduce"  # the next pass needs what gathers them
+            keys |= {move.key} if averages or not move.role else set()
     return keys
-
-
-def _is_average(launch: Launch) -> bool:
-    """Whether it averages updated parameters; what gathers them is needed by the next pass."""
-    return launch.role == "parameters" and launch.kind == "all_reduce"
 
 
 GRADIENTS = ("bucket", "scatter", "replicas")
@@ -179,10 +162,7 @@ GRADIENTS = ("bucket", "scatter", "replicas")
 
 
 def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Gradients are sent in the last backward pass before an optimizer step alone; None where none are sent in several.
-
-    The same gradients are those of a bucket or unit of the same name and size.
-    """
+    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are."""
     keys: set[Hashable] = set()
     for program in programs:
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
@@ -199,44 +179,38 @@ def halve_bytes(
     programs: Sequence[Program],
     takes_by_kind: Mapping[str, Callable[[int], int]],
     applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
-) -> list[list[Move]] | None:
-    """What moves gradients or parameters sends half as much; None where T of other sizes is known of no kind.
+) -> list[Program] | None:
+    """What `applies` tells sends half as much; None where T of other sizes, `takes_by_kind`, is known of no kind."""
 
-    `takes_by_kind`: T by bytes. `applies`: to which collectives.
-    """
+    def half(launch: Launch) -> Launch:
+        if launch.kind not in takes_by_kind or not applies(launch):
+            return launch
+        takes = takes_by_kind[launch.kind]
+        gained_ns = takes(launch.bytes) - takes(launch.bytes // 2)
+        return replace(launch, transfer_ns=max(launch.transfer_ns - gained_ns, 0), bytes=launch.bytes // 2)
 
-    def half(move: Move) -> Move:
-        if not isinstance(move, Launch) or move.kind not in takes_by_kind or not applies(move):
-            return move
-        takes = takes_by_kind[move.kind]
-        gained_ns = takes(move.bytes) - takes(move.bytes // 2)
-        return replace(move, transfer_ns=max(move.transfer_ns - gained_ns, 0), bytes=move.bytes // 2)
-
-    return [[half(move) for move in program] for program in programs] if takes_by_kind else None
+    return [change_launches(program, half) for program in programs] if takes_by_kind else None
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Other collectives that take long, launched when the step begins; None without any."""
-    changed = [_launch_early_on_rank(program) for program in programs]
-    if not any(changed):
-        return None
-    return [moves or list(program) for moves, program in zip(changed, programs, strict=True)]
-
-
-def _launch_early_on_rank(program: Program) -> list[Move] | None:
-    step_ns = mean_step_ns(program)
-    moves: list[Move] = []
-    begun = moved = 0
-    for move in program:
-        if isinstance(move, End):
-            begun = len(moves) + 1
-        if isinstance(move, Launch) and not move.role and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
-            moves.insert(begun, move)
-            begun += 1
-            moved += 1
-        else:
-            moves.append(move)
-    return moves if moved else None
+    changed: list[list[Move]] = []
+    moved = 0
+    for program in programs:
+        step_ns = mean_step_ns(program)
+        moves: list[Move] = []
+        begun = 0
+        for move in program:
+            if isinstance(move, End):
+                begun = len(moves) + 1
+            if isinstance(move, Launch) and not move.role and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
+                moves.insert(begun, move)
+                begun += 1
+                moved += 1
+            else:
+                moves.append(move)
+        changed.append(moves)
+    return changed if moved else None
 
 
 def _next_but_work(program: Program) -> list[Move | None]:

@@ -7,16 +7,13 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
-from overlaplab.simulate.edits.steps import work_by_step
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 
 
 def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
-    """The work of the rank at place `late` as the others' (their median), between any two other moves.
-
-    Where their moves differ, as long as theirs in each step as a whole.
-    """
+    """The work of the rank at `late` as the others' median, move by move; where moves differ, in each step."""
     merged = [_merge_work(program) for program in programs]
     others = [program for place, program in enumerate(merged) if place != late]
     slow = merged[late]
@@ -27,10 +24,7 @@ def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
             changed.append(_median(works) if works else move)
     else:
         factors = np.median([work_by_step(program) for program in others], axis=0) / np.maximum(work_by_step(slow), 1)
-        step = 0
-        for move in slow:
-            step += isinstance(move, End)
-            changed.append(_scale_work(move, factors[step]) if isinstance(move, Work) else move)
+        changed = _scale_steps(slow, factors)
     return [changed if place == late else program for place, program in enumerate(programs)]
 
 
@@ -38,20 +32,16 @@ def even_out_work(programs: Sequence[Program]) -> list[Program]:
     """Every rank works as long in each step as all do in the mean, as with inputs of equal length."""
     works = np.array([work_by_step(program) for program in programs], dtype=np.float64)
     factors = works.mean(axis=0) / np.maximum(works, 1)
-    changed: list[Program] = []
-    for program, by_step in zip(programs, factors, strict=True):
-        moves: list[Move] = []
-        step = 0
-        for move in program:
-            step += isinstance(move, End)
-            moves.append(_scale_work(move, by_step[step]) if isinstance(move, Work) and step else move)
-        changed.append(moves)
-    return changed
+    factors[:, 0] = 1  # before the first step
+    return [_scale_steps(program, by_step) for program, by_step in zip(programs, factors, strict=True)]
 
 
 def without_pauses(program: Program) -> list[Move]:
     """The host does not pause."""
-    return [_remove_pauses(move) if isinstance(move, Work) else move for move in program]
+    return [
+        Work(move.ns - move.paused_ns, 0, max(move.idle_ns - move.paused_ns, 0)) if isinstance(move, Work) else move
+        for move in program
+    ]
 
 
 def without_host_work(program: Program, name: str) -> list[Move]:
@@ -68,10 +58,7 @@ def without_launch_overhead(program: Program) -> list[Move]:
 
 
 def between_marks(program: Program, word: str, names: Collection[str] | None = None) -> Iterator[tuple[Move, bool]]:
-    """Each move, and whether it lies between the marks `<word>` and `<word>_end` of one of these names, or of any.
-
-    Such ranges do not overlap.
-    """
+    """Each move, and whether it lies between the marks `<word>` and `<word>_end` of one of these names, or of any."""
     inside = False
     for move in program:
         if isinstance(move, Mark) and move.word in (word, f"{word}_end"):
@@ -81,19 +68,23 @@ def between_marks(program: Program, word: str, names: Collection[str] | None = N
 
 def without_device_waits(program: Program) -> list[Move]:
     """The host of a GPU waits for the device no more, but for its queue to have room: for an event to begin."""
-    return [move for move in program if not isinstance(move, Wait) or _is_for_room(move)]
+    return [
+        move
+        for move in program
+        if not isinstance(move, Wait) or (isinstance(move.key, tuple) and move.key[1] == "begun")
+    ]
 
 
-def _is_for_room(wait: Wait) -> bool:
-    return isinstance(wait.key, tuple) and wait.key[1] == "begun"
-
-
-def _remove_pauses(work: Work) -> Work:
-    return Work(work.ns - work.paused_ns, 0, max(work.idle_ns - work.paused_ns, 0))
-
-
-def _scale_work(work: Work, factor: float) -> Work:
-    return Work(*(int(ns * factor) for ns in (work.ns, work.paused_ns, work.idle_ns)))
+def _scale_steps(program: Program, factors: npt.NDArray[np.float64]) -> list[Move]:
+    """With so many times the work before the first step, and in each."""
+    moves: list[Move] = []
+    step = 0
+    for move in program:
+        step += isinstance(move, End)
+        if isinstance(move, Work):
+            move = Work(*(int(ns * factors[step]) for ns in (move.ns, move.paused_ns, move.idle_ns)))
+        moves.append(move)
+    return moves
 
 
 def _median(works: Sequence[Work]) -> Work:
@@ -128,3 +119,19 @@ def _shape(program: Program) -> list[Move]:
             case _:
                 shape.append(move)
     return shape
+
+
+def work_by_step(program: Program) -> list[int]:
+    """The work before the first step, and in each."""
+    works = [0]
+    for move in program:
+        if isinstance(move, End):
+            works.append(0)
+        elif isinstance(move, Work):
+            works[-1] += move.ns
+    return works
+
+
+def mean_step_ns(program: Program) -> float:
+    """How long a step works, in the mean."""
+    return sum(work_by_step(program)[1:]) / max(sum(isinstance(move, End) for move in program) - 1, 1)

@@ -20,10 +20,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median_low
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, launchers, main_stream, matching, once_per_run
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -32,6 +32,7 @@ from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.edit import AddedLaunch, Held, RankEdit, last_dependency
 from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
 from overlaplab.simulate.player import Launch
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import UNSTEADY
 
 _CLOCK_TOLERANCE_NS = 2_000
@@ -60,35 +61,27 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> DeviceEdits:
     gradients were sent when, or how long others would take.
     """
     passes = bucketed_passes(run)
+    every = [bucketed for each in passes for bucketed in each]
     lines = {(line.ranks, line.kind): line for line in fitted_lines(run)} if fitted else {}
-    cuts = {
-        bucketed.key: assign(range(len(bucketed.sizes)), dict(enumerate(bucketed.sizes)), caps)
-        for each in passes
-        for bucketed in each
-    }
-    if all(cuts[bucketed.key] == bucketed.cut for each in passes for bucketed in each):
+    cuts = {each.key: assign(range(len(each.sizes)), dict(enumerate(each.sizes)), caps) for each in every}
+    if all(cuts[each.key] == each.cut for each in every):
         return DeviceEdits(edits=(), doubt_ns={})
     members: dict[Hashable, set[int]] = defaultdict(set)
-    for trace, each in zip(run.traces, passes, strict=True):
-        for bucketed in each:
-            members[bucketed.key].add(trace.rank or 0)
+    for trace, of_trace in zip(run.traces, passes, strict=True):
+        for each in of_trace:
+            members[each.key].add(trace.rank or 0)
     launches: dict[Hashable, list[Launch]] = {}
     doubt_ns: dict[Hashable, int] = {}
-    for bucketed in (bucketed for each in passes for bucketed in each):
-        if bucketed.key in launches:
+    for each in every:
+        if each.key in launches:
             continue
-        launches[bucketed.key] = []
-        for number, names in enumerate(cuts[bucketed.key]):
-            size, ranks = sum(bucketed.sizes[name] for name in names), tuple(sorted(members[bucketed.key]))
-            took_ns = 0
-            if fitted and names not in bucketed.cut:
-                line = _line(run, lines.get((ranks, "all_reduce")), caps)
-                took_ns = line.time_ns(size)
-                doubt_ns["bucket", bucketed.key, number] = round(line.half_ns or 0)
-            what = str(number)
-            launches[bucketed.key].append(
-                Launch(("bucket", bucketed.key, number), took_ns, "all_reduce", size, "bucket", what)
-            )
+        launches[each.key] = []
+        for number, names in enumerate(cuts[each.key]):
+            key, size, took_ns = ("bucket", each.key, number), sum(each.sizes[name] for name in names), 0
+            if fitted and names not in each.cut:
+                line = _line(run, lines.get((tuple(sorted(members[each.key])), "all_reduce")), caps)
+                took_ns, doubt_ns[key] = line.time_ns(size), round(line.half_ns or 0)
+            launches[each.key].append(Launch(key, took_ns, "all_reduce", size, "bucket", str(number)))
     edits = tuple(_BucketEditor(run, place, each, launches, cuts).edit() for place, each in enumerate(passes))
     return DeviceEdits(edits=edits, doubt_ns=doubt_ns)
 
@@ -105,17 +98,15 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     elif line.deviation > UNSTEADY:
         what = f"its all-reduces do not take as long as their sizes say (off by {line.deviation:.0%})"
     if what is not None or line is None:
-        raise OverlaplabError(what or "", path=run.path, remedy="Name a link with --link.")
+        raise refusal(run, what or "", "Name a link with --link.")
     return line
 
 
 @once_per_run
 def is_of_one_size(run: Run) -> bool:
     """Whether all all-reduces whose T is known are, as those of a model in one bucket."""
-    sizes = {
-        size for line in fitted_lines(run) if line.kind == "all_reduce" for size in line.transfers["bytes"].tolist()
-    }
-    return len(sizes) == 1
+    lines = [line for line in fitted_lines(run) if line.kind == "all_reduce"]
+    return len({size for line in lines for size in line.transfers["bytes"].tolist()}) == 1
 
 
 class _BucketEditor:
@@ -131,23 +122,17 @@ class _BucketEditor:
     ) -> None:
         self.bucketed_passes, self._launches, self._cuts = passes, launches, cuts
         trace = run.traces[place]
-        self._events = device_events(trace)
-        main = main_stream(trace)
-        computed = [
-            (event.called_ns, event_place) for event_place, event in enumerate(self._events) if event.stream == main
-        ]
+        self._events, main = device_events(trace), main_stream(trace)
+        computed = [(event.called_ns, at) for at, event in enumerate(self._events) if event.stream == main]
         self._computed = sorted(each for each in computed if each[0] != UNKNOWN_NS)
         self._copies_back = _copies_back(trace, self._events)
         places = [each for bucketed in passes for each in bucketed.places]
         ranges = [each for bucketed in passes for each in bucketed.launched]
-        hooks_end_ns = [
-            bucket.gradients[-1].hooks_end_ns for bucketed in passes for bucket in bucketed.backward.buckets
-        ]
-        self._left_ns = median_low(until - end for until, (_, end) in zip(hooks_end_ns, ranges, strict=True))
+        last = [bucket.gradients[-1] for bucketed in passes for bucket in bucketed.backward.buckets]
+        self._left_ns = median_low(each.hooks_end_ns - end for each, (_, end) in zip(last, ranges, strict=True))
         self._took_ns = median_low(end - start for start, end in ranges)
-        self._call_ns = median_low(
-            self._events[each].called_ns - start for each, (start, _) in zip(places, ranges, strict=True)
-        )
+        called_ns = [self._events[each].called_ns for each in places]
+        self._call_ns = median_low(at_ns - start for at_ns, (start, _) in zip(called_ns, ranges, strict=True))
         late: dict[Held, list[int]] = defaultdict(list)
         for each in places:
             by, late_ns = last_dependency(self._events, self._events[each])
@@ -158,11 +143,8 @@ class _BucketEditor:
         if "stream" in late:
             self._late_ns.setdefault("event", self._late_ns["stream"])
         after = {place for place, event in enumerate(self._events) if event.after in set(places)} - set(places)
-        woken = [
-            late_ns
-            for by, late_ns in (last_dependency(self._events, self._events[each]) for each in after)
-            if by == "event"
-        ]
+        held = [last_dependency(self._events, self._events[each]) for each in after]
+        woken = [late_ns for by, late_ns in held if by == "event"]
         self._wake_ns = median_low(woken) if woken else 0
         self._sent: list[AddedLaunch] = []
         self._gone: dict[int, int] = {}
@@ -171,7 +153,6 @@ class _BucketEditor:
         self._waits: dict[int, list[int]] = defaultdict(list)
 
     def edit(self) -> RankEdit:
-        """The rank's edit."""
         ends = [bucketed.backward.start_ns for bucketed in self.bucketed_passes[1:]]
         for bucketed, until_ns in zip(self.bucketed_passes, [*ends, None], strict=True):
             self._edit(bucketed, until_ns)
@@ -192,11 +173,8 @@ class _BucketEditor:
 
     def _edit(self, bucketed: BucketedPass, until_ns: int | None) -> None:
         """Edit one bucketed pass; the next one begins at `until_ns`."""
-        buckets, gradients = (
-            bucketed.backward.buckets,
-            [each for bucket in bucketed.backward.buckets for each in bucket.gradients],
-        )
-        first_of, recorded_cut = {}, bucketed.cut
+        buckets, first_of, recorded_cut = bucketed.backward.buckets, {}, bucketed.cut
+        gradients = [each for bucket in buckets for each in bucket.gradients]
         launched = {bucket.gradients[-1].number - 1: number for number, bucket in enumerate(buckets)}
         place_of: dict[int, int] = {}
         """The bucket that sends a gradient, by the place of its event."""
@@ -245,9 +223,8 @@ class _BucketEditor:
     def _joins(self, bucketed: BucketedPass, until_ns: int | None) -> list[int | None]:
         """By gradient the event of the compute stream that waits for its bucket, if it is the bucket's first."""
         end_ns = bucketed.backward.end_ns
-        copied = [
-            place for at_ns, place in self._copies_back if at_ns >= end_ns and (until_ns is None or at_ns < until_ns)
-        ]
+        last_ns = inf if until_ns is None else until_ns
+        copied = [place for at_ns, place in self._copies_back if end_ns <= at_ns < last_ns]
         if len(copied) == len(bucketed.sizes):
             return [*copied]
         after = self._computed[bisect_right(self._computed, (end_ns, -1)) :]

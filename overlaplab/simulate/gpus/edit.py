@@ -39,10 +39,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEdit:
-    """What a rank does in another way than was recorded.
-
-    Places are those of `device_events`; those of `sent` follow.
-    """
+    """What a rank does in another way than was recorded, by places of `device_events`; those of `sent` follow."""
 
     sent: Sequence[AddedLaunch] = ()
     gone: Mapping[int, int] = field(default_factory=dict)

@@ -7,20 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, pairwise
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
-from overlaplab.simulate.edits.hosts import (
-    balance_rank,
-    between_marks,
-    even_out_work,
-    without_device_waits,
-    without_launch_overhead,
-)
+from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
-from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work
+from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, find_launches
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import transfers
 
 Programs = Sequence[Program]
@@ -39,7 +33,7 @@ def even_work(programs: DevicePrograms) -> Programs | None:
 def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
     took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
-    kinds = {move.kind for program in programs.programs for move in program if isinstance(move, Launch) and move.bytes}
+    kinds = {launch.kind for program in programs.programs for launch in find_launches(program) if launch.bytes}
     takes = {kind: times_by_size for kind in kinds if kind and (times_by_size := took.times_by_size(kind)) is not None}
     return halve_bytes(programs.programs, takes, is_played_together)
 
@@ -84,17 +78,6 @@ def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable])
     return moves
 
 
-def no_launch_overhead(programs: DevicePrograms) -> Programs:
-    """Hosts launch in no time."""
-    return _change_hosts(programs, without_launch_overhead)
-
-
-def no_device_waits(programs: DevicePrograms) -> Programs | None:
-    """Hosts do not wait for their device; None where they do not."""
-    changed = _change_hosts(programs, without_device_waits)
-    return None if changed == list(programs.programs) else changed
-
-
 def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     """The collectives of gradients that are launched again before the step ends, or its next optimizer step begins."""
     repeated: set[Hashable] = set()
@@ -106,7 +89,7 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
             if isinstance(move, Launch) and isinstance(note, Note) and move.role in GRADIENTS and move.what:
                 place: int = note.key[2]  # type: ignore[index]
                 if place >= len(events):
-                    raise OverlaplabError("with other buckets, fewer passes that send are not played", path=run.path)
+                    raise refusal(run, "with other buckets, fewer passes that send are not played")
                 event = events[place]
                 since = bisect_right(steps, event.start_ns), bisect_right(updates, event.called_ns)
                 alike[since, move.role, move.what, move.bytes].append(move.key)
@@ -114,11 +97,12 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
     return repeated
 
 
-def _change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs:
+def change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs | None:
+    """With the hosts changed alone; None where nothing changes."""
     changed: list[Program] = []
     for host, *streams in programs.ranks:
         changed += [change(host), *streams]
-    return changed
+    return None if changed == list(programs.programs) else changed
 
 
 def _lane_by_lane(programs: DevicePrograms, change: Callable[[Programs], Programs]) -> Programs | None:

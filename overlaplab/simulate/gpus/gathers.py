@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from statistics import median_low
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
@@ -24,25 +23,23 @@ from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.edit import Moved, RankEdit, last_dependency
+from overlaplab.simulate.refusal import refusal
 from overlaplab.vocabulary import FSDP2_ROOT, root_number
 
 
 def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
-    """The edit of each trace that gathers every unit so many units ahead; none where that is what was recorded.
-
-    Raises `OverlaplabError` where no gathers of FSDP2 are recorded on every rank, or its units are of several roots.
-    """
+    """The edit of each trace that gathers so many units ahead; none where it did. Raises `OverlaplabError`."""
     if ahead < 1:
         what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
-        raise OverlaplabError(what, path=run.path)
+        raise refusal(run, what)
     editors = [_GatherEditor(trace) for trace in run.traces]
     if not editors or any(not editor.gathers for editor in editors):
-        raise OverlaplabError("no all-gathers of torch's FSDP2 are recorded", path=run.path)
+        raise refusal(run, "no all-gathers of torch's FSDP2 are recorded")
     if any(root_number(gather.unit) is not None for editor in editors for gather in editor.gathers):
         what = "its modules are FSDP2 roots of their own, and FSDP2 gathers nothing ahead for another root"
-        raise OverlaplabError(what, path=run.path, remedy="Call fully_shard on the module that contains them")
+        raise refusal(run, what, "Call fully_shard on the module that contains them")
     if any(gather.shards is None and gather.free_ns is None for editor in editors for gather in editor.gathers):
-        raise OverlaplabError("its units share names, and cannot be told apart", path=run.path)
+        raise refusal(run, "its units share names, and cannot be told apart")
     edits = tuple(editor.edit(ahead) for editor in editors)
     return edits if any(edit.moved for edit in edits) else ()
 
@@ -63,14 +60,10 @@ class _GatherEditor:
         for label in self._ranges:
             if label.word == "all_gather_copy_out":
                 self._copies[label.end_ns].append(label)
-        self._roots = [
-            label.start_ns
-            for label in self._ranges
-            if (label.word, label.fields["unit"]) == ("pre_backward", FSDP2_ROOT)
-        ]
+        begun = [label for label in self._ranges if label.word == "pre_backward"]
+        self._roots = [label.start_ns for label in begun if label.fields["unit"] == FSDP2_ROOT]
 
     def edit(self, ahead: int) -> RankEdit:
-        """The rank's edit."""
         moved: list[Moved] = []
         freed: set[int] = set()
         waits: dict[int, list[int]] = defaultdict(list)
@@ -118,7 +111,6 @@ class _GatherEditor:
         return self._roots[begun - 1] if begun else None
 
     def _copying_events(self, gather: Gather) -> list[int]:
-        """The events that copy a unit out."""
         copies = self._copies.get(gather.first_use_ns or 0, [])
         return [place for label in copies for place in self._launched_events(label.start_ns, label.end_ns)]
 

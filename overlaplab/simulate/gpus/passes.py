@@ -9,7 +9,6 @@ from math import prod
 
 import numpy as np
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.arguments import enclosing_rows, operators
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
@@ -18,6 +17,7 @@ from overlaplab.evidence.fields import Fields
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.sending import collective_places
 from overlaplab.simulate.gpus.streams import played_together
+from overlaplab.simulate.refusal import refusal
 from overlaplab.vocabulary import label_list
 
 _PADDING = 1024
@@ -49,45 +49,36 @@ def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
     """The passes of each trace. Raises `OverlaplabError` where gradients or buckets are not known."""
     passes = tuple(list(_passes_of_trace(run, place, trace)) for place, trace in enumerate(run.traces))
     if not passes or not all(passes):
-        raise OverlaplabError("no buckets of torch's DDP are recorded", path=run.path)
+        raise refusal(run, "no buckets of torch's DDP are recorded")
     sizes: dict[Hashable, list[int]] = {}
     for backward in (backward for each in passes for backward in each):
         if sizes.setdefault(backward.key, backward.sizes) != backward.sizes:
-            raise OverlaplabError("gradients arrive in different orders on its ranks", path=run.path)
+            raise refusal(run, "gradients arrive in different orders on its ranks")
     return passes
 
 
 def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPass]:
     together, place_of, calls = played_together(run)[number], collective_places(trace), operators(trace)[0]
 
-    def refuse(what: str, remedy: str | None = None) -> OverlaplabError:
-        return OverlaplabError(what, path=run.path, remedy=remedy)
-
-    for backward in map(
-        partial(_with_labelled_sizes, run, trace), ddp_backwards(trace, executions(trace), engine=True)
-    ):
+    backwards = ddp_backwards(trace, executions(trace), engine=True)
+    for backward in map(partial(_with_labelled_sizes, run, trace), backwards):
         sources = {bucket.told_by for bucket in backward.buckets}
         if backward.forwards > 1:
-            what = (
-                f"{backward.forwards} modules under DDP have one backward pass: which gradients are whose is not known"
-            )
-            raise refuse(what)
+            what = f"{backward.forwards} modules under DDP have one backward pass"
+            raise refusal(run, f"{what}: which gradients are whose is not known")
         if backward.repeated:
-            raise refuse(
-                "several backward passes follow one forward pass of DDP: which gradients are whose is not known"
-            )
+            what = "several backward passes follow one forward pass of DDP"
+            raise refusal(run, f"{what}: which gradients are whose is not known")
         if sources == {"order"}:
-            raise refuse("the sizes of its gradients are not known", "Record with record_shapes=True.")
+            raise refusal(run, "the sizes of its gradients are not known", "Record with record_shapes=True.")
         if sources != {"sizes"} or sum(len(bucket.gradients) for bucket in backward.buckets) != backward.gradients:
-            raise refuse("which gradients its buckets hold is not known of all")
+            raise refusal(run, "which gradients its buckets hold is not known of all")
         if len({bucket.launch.dtype for bucket in backward.buckets}) > 1:
-            raise refuse("its gradients are of several types, which DDP sends in buckets of their own")
+            raise refusal(run, "its gradients are of several types, which DDP sends in buckets of their own")
         places = [place_of.get(bucket.launch.ran or (0, 0), -1) for bucket in backward.buckets]
         if any(place not in together for place in places):
-            raise refuse(
-                "when all ranks had come to a bucket's all-reduce is not known of all",
-                "Open all ranks' traces together.",
-            )
+            what = "when all ranks had come to a bucket's all-reduce is not known of all"
+            raise refusal(run, what, "Open all ranks' traces together.")
         yield BucketedPass(
             backward=backward,
             key=together[places[0]].key,
@@ -98,10 +89,7 @@ def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPa
 
 
 def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
-    """With the gradients' sizes where the engine's labels name them in order of arrival, and run.json has their sizes.
-
-    The buckets are told by the order of arrival, so what they sent has to be what these gradients hold.
-    """
+    """With its gradients' sizes, where the engine's labels name them, run.json has them, and buckets hold these."""
     shapes = {parameter.name: parameter.shape for parameter in run.manifest.parameters or ()} if run.manifest else {}
     arrived = [
         label_list(label.fields["parameter"])[0]
@@ -110,16 +98,10 @@ def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBa
     ]
     if len(arrived) != backward.gradients or not shapes.keys() >= set(arrived):
         return backward
-    buckets = [
-        replace(
-            bucket,
-            gradients=tuple(
-                replace(gradient, shape=shapes[arrived[gradient.number - 1]]) for gradient in bucket.gradients
-            ),
-            told_by="sizes",
-        )
-        for bucket in backward.buckets
-    ]
+    buckets = []
+    for bucket in backward.buckets:
+        gradients = [replace(each, shape=shapes[arrived[each.number - 1]]) for each in bucket.gradients]
+        buckets.append(replace(bucket, gradients=tuple(gradients), told_by="sizes"))
     sent = [bucket.launch.bytes or 0 for bucket in buckets]
     held = [sum(prod(gradient.shape or ()) for gradient in bucket.gradients) for bucket in buckets]
     width = sum(sent) // max(sum(held), 1)
@@ -130,17 +112,14 @@ def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBa
 def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
     """The operators that launched them, else what is known of the launches."""
     launches = [bucket.launch for bucket in buckets]
-    threads, starts = (
-        np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
-    )
+    threads = np.array([launch.thread for launch in launches], np.int64)
+    starts = np.array([launch.start_ns for launch in launches], np.int64)
     spans = list(zip(calls["start_ns"].tolist(), calls["end_ns"].tolist(), strict=True))
     rows = enclosing_rows(calls, threads, starts).tolist()
-    return [
-        spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in zip(rows, launches, strict=True)
-    ]
+    pairs = zip(rows, launches, strict=True)
+    return [spans[row] if row >= 0 else (launch.start_ns, launch.end_ns) for row, launch in pairs]
 
 
 def _sizes(bucket: DDPBucket) -> list[int]:
-    """The bytes of its gradients."""
     held = [prod(gradient.shape or ()) for gradient in bucket.gradients]
     return [count * (bucket.launch.bytes or 0) // sum(held) for count in held]

@@ -23,18 +23,13 @@ _MAX_ROUNDS = 20
 
 
 def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
-    """Edited programs of a run, with every kernel as long as beside what it runs then.
-
-    Raises `StuckError` where they, or the recorded ones, cannot be played.
-    """
+    """Edited programs, with every kernel as long as beside what it runs then. Raises `StuckError`."""
     if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
         return edited
     took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
     for _ in range(_MAX_ROUNDS):
         played = play(edited.programs)
-        played_ns = [
-            _times_beside(_Device(run, edited, played, rank), rank_kernels) for rank, rank_kernels in enumerate(kernels)
-        ]
+        played_ns = [_times_beside(_Device(run, edited, played, rank), each) for rank, each in enumerate(kernels)]
         if played_ns == took_ns:
             break
         took_ns = played_ns
@@ -61,9 +56,8 @@ def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
     if programs is None or not factors:
         return ()
     recorded = play(programs.programs)
-    return tuple(
-        dict(_kernels(trace, _Device(run, programs, recorded, rank), factors)) for rank, trace in enumerate(run.traces)
-    )
+    ran = [_Device(run, programs, recorded, rank) for rank in range(len(run.traces))]
+    return tuple(dict(_kernels(*each, factors)) for each in zip(run.traces, ran, strict=True))
 
 
 def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Iterator[tuple[int, _Kernel]]:
@@ -82,11 +76,8 @@ class _Device:
     def __init__(self, run: Run, programs: DevicePrograms, played: Played, rank: int) -> None:
         self.noted = noted_times(programs, played, rank)
         events = device_events(run.traces[rank])
-        communicates = [
-            place
-            for word, place in self.noted
-            if word == "begun" and (place >= len(events) or events[place].communicates)
-        ]
+        begun = (place for word, place in self.noted if word == "begun")
+        communicates = [place for place in begun if place >= len(events) or events[place].communicates]
         begins, ends = ([self.noted[word, place] for place in communicates] for word in ("begun", "done"))
         self.busy: Intervals = union(begins, ends)
 
@@ -104,9 +95,7 @@ def _times_beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, 
     }
 
 
-def _duration_beside(
-    start_ns: int, alone_ns: float, factor: float, starts: Sequence[int], ends: Sequence[int]
-) -> float:
+def _duration_beside(start_ns: int, alone_ns: float, factor: float, starts: list[int], ends: list[int]) -> float:
     """How long a kernel takes that begins then, beside communication from `starts` to `ends`."""
     now, left = float(start_ns), alone_ns
     for number in range(max(bisect_right(starts, start_ns) - 1, 0), len(starts)):

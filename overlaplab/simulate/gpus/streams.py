@@ -28,7 +28,7 @@ from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import AddedLaunch, Moved, RankEdit
-from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work, find_launches
 from overlaplab.vocabulary import Rule
 
 
@@ -68,9 +68,9 @@ def edited_programs(run: Run, edits: Sequence[RankEdit]) -> DevicePrograms | Non
         rank = _RankPrograms(place, trace, zero + offset, played_together(run)[place], edit)
         programs += [rank.host(), *rank.streams(), rank.windows()]
         steps.append(len(programs) - 1)
-    moves = chain.from_iterable(programs)
-    launches = Counter(move.key for move in moves if isinstance(move, Launch) and is_played_together(move))
-    return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=launches)
+    launches = find_launches(chain.from_iterable(programs))
+    members = Counter(launch.key for launch in launches if is_played_together(launch))
+    return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=members)
 
 
 def noted_times(programs: DevicePrograms, played: Played, rank: int) -> dict[tuple[str, int], int]:
@@ -101,10 +101,7 @@ def is_played_together(launch: Launch) -> bool:
 
 @once_per_run
 def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
-    """Each trace's collectives of a single event whose last arrival is known, by that event's place.
-
-    Without messages by kernels, of which one may carry several: these take as long as they took.
-    """
+    """Each trace's collectives of one event whose last arrival is known, by its place; without messages by kernels."""
     rows = arrivals(run)
     rows = rows[(rows["source"] < 0) & (rows["destination"] < 0)]
     rows = rows[(rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
@@ -121,11 +118,8 @@ def _collectives_of_one_event(trace: Trace, together: Mapping[int, Launch]) -> d
     places: dict[int, list[int]] = {}
     for place, event in enumerate(device_events(trace)):
         places.setdefault(int(row_of[event.row]), []).append(place)
-    return {
-        event_places[0]: together[row]
-        for row, event_places in places.items()
-        if row in together and len(event_places) == 1
-    }
+    of_one = ((row, of_row[0]) for row, of_row in places.items() if len(of_row) == 1)
+    return {place: together[row] for row, place in of_one if row in together}
 
 
 class _RankPrograms:
@@ -134,11 +128,8 @@ class _RankPrograms:
     def __init__(self, place: int, trace: Trace, zero: int, together: Mapping[int, Launch], edit: RankEdit) -> None:
         self._place, self._trace, self._zero = place, trace, zero
         self._events, self._together, self._edit = device_events(trace), together, edit
-        self._row_of, self._recorded, self._purposes = (
-            recorded_of_events(trace),
-            recorded_collectives(trace),
-            purposes(trace),
-        )
+        self._row_of, self._purposes = recorded_of_events(trace), purposes(trace)
+        self._recorded = recorded_collectives(trace)
         self._paused_ns = length_before(host_pauses(trace))
         self._moved = {
             place: (move, move.at_ns + event.called_ns - move.start_ns)
@@ -209,18 +200,13 @@ class _RankPrograms:
         yield Work(moved.end_ns - now)
 
     def streams(self) -> Iterator[list[Move]]:
-        """Each stream's events."""
         for stream in dict.fromkeys(event.stream for event in self._events):
             stream_places = [place for place, event in enumerate(self._events) if event.stream == stream]
-            called_ns = [
-                UNKNOWN_NS if place in self._moved else self._events[place].called_ns for place in stream_places
-            ]
+            called_ns = [UNKNOWN_NS if each in self._moved else self._events[each].called_ns for each in stream_places]
             launched = accumulate(called_ns, max)
             sent = [place for place, each in enumerate(self._edit.sent, len(self._events)) if each.stream == stream]
-            called = [
-                (self._moved[place][1] if place in self._moved else at_ns, place)
-                for at_ns, place in zip(launched, stream_places, strict=True)
-            ]
+            recorded = zip(launched, stream_places, strict=True)
+            called = [(self._moved[each][1] if each in self._moved else at_ns, each) for at_ns, each in recorded]
             called += [(self._added_launch(place).at_ns + self._added_launch(place).call_ns, place) for place in sent]
             moves: list[Move] = []
             for _, place in sorted(called, key=lambda each: each[0]):
@@ -241,9 +227,8 @@ class _RankPrograms:
 
     def _ends(self, end_ns: int) -> list[int]:
         """The last event of each stream until then."""
-        return list(
-            {event.stream: place for place, event in enumerate(self._events) if event.end_ns <= end_ns}.values()
-        )
+        over = [place for place, event in enumerate(self._events) if event.end_ns <= end_ns]
+        return list({self._events[place].stream: place for place in over}.values())
 
     def _event(self, place: int, event: DeviceEvent) -> Iterator[Move]:
         free_ns = self._free_ns(event)

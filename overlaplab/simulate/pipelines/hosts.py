@@ -12,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeAlias
 
 from overlaplab.simulate.pipelines.shape import Host
 from overlaplab.simulate.player import Launch, Mark, Move, Wait
+
+_Gap: TypeAlias = tuple[int, bool, int]
+"""Between what the host did last and a post (True) or an action, in ns, and how long it was blocked before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +32,8 @@ class Hosted:
     """When the last post, action or wait was over."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """Between what the host did last, or was blocked by, and a post or an action."""
-
-    ns: int
-    posts: bool
-    blocked_ns: int
-    """How long it was blocked before, at least; 0 where it was not."""
-
-
 def follow_moves(
-    moves: Sequence[Move],
-    begun_ns: int,
-    posted: Sequence[tuple[int, int]],
-    actions: Sequence[tuple[int, int]],
+    moves: Sequence[Move], begun_ns: int, posted: Sequence[tuple[int, int]], actions: Sequence[tuple[int, int]]
 ) -> Hosted:
     """Follow a rank's bare moves through a step that began at `begun_ns`; see [Note: what the host takes].
 
@@ -59,25 +50,21 @@ def follow_moves(
             now = max(ended[move.key], now)
         elif isinstance(move, Launch):
             at, ended[move.key] = next(calls)
-            gaps.append(_Gap(max(at - now, 0), True, blocked_ns))
+            gaps.append((max(at - now, 0), True, blocked_ns))
             now, blocked_ns = at, 0
         elif isinstance(move, Mark) and not move.word.endswith("_end"):
             start, end = next(acts)
-            gaps.append(_Gap(max(start - now, 0), False, blocked_ns))
+            gaps.append((max(start - now, 0), False, blocked_ns))
             now, blocked_ns = end, 0
-    return Hosted(_host(gaps[1:]), gaps[0].ns if gaps else 0, now)
+    return Hosted(_host(gaps[1:]), gaps[0][0] if gaps else 0, now)
 
 
 def _host(gaps: Sequence[_Gap]) -> Host:
     """The means. A wait that was shorter than what the host takes anyway tells neither the one nor the other."""
-    posts, begins = (
-        [gap.ns for gap in gaps if gap.posts == is_post and not gap.blocked_ns] for is_post in (True, False)
-    )
+    free = [(ns, is_post) for ns, is_post, blocked_ns in gaps if not blocked_ns]
+    posts, begins = ([ns for ns, is_post in free if is_post is wanted] for wanted in (True, False))
     usual = fmean(begins or posts) if begins or posts else 0
-    wakes = [gap.ns for gap in gaps if gap.blocked_ns > usual]
+    wakes = [ns for ns, _, blocked_ns in gaps if blocked_ns > usual]
     wake = fmean(wakes) if wakes else usual
-    return Host(
-        post_ns=round(fmean(posts)) if posts else round(wake),
-        begin_ns=round(fmean(begins)) if begins else round(wake),
-        wake_ns=round(wake),
-    )
+    post_ns, begin_ns = (round(fmean(each) if each else wake) for each in (posts, begins))
+    return Host(post_ns=post_ns, begin_ns=begin_ns, wake_ns=round(wake))

@@ -6,17 +6,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from overlaplab.costs.pipeline import (
-    ACTS,
-    FORWARD,
-    PER_RANK,
-    SENDS,
-    StageAction,
-    order,
-    turns,
-)
-from overlaplab.simulate.pipelines.shape import Host, Shape
-from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, order, turns
+from overlaplab.simulate.pipelines.shape import UPDATE, Host, Shape
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
 
 
@@ -99,7 +90,6 @@ class _StepOfRank:
     step: int
 
     def act(self, action: StageAction) -> Iterator[Move]:
-        """Do it."""
         yield Mark(f"stage_{action.kind}", f"{action.stage} {action.microbatch}")
         took, idle = self.shape.took_ns[action.stage], self.shape.idle_ns[action.stage]
         yield Work(took[action.kind], idle_ns=idle[action.kind])
@@ -131,7 +121,11 @@ def _step_of_several(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -
         action = turn.action
         if turn.does == ACTS:
             for needed in action.needs:
-                if 0 <= needed.stage < len(holders) and holders[needed.stage] != at.rank and _is_made(needed, at.shape):
+                if (
+                    0 <= needed.stage < len(holders)
+                    and holders[needed.stage] != at.rank
+                    and needed.kind in at.shape.took_ns[needed.stage]
+                ):
                     yield Wait((at.replica.number, at.step, needed))
             yield from at.act(action)
             continue
@@ -141,11 +135,6 @@ def _step_of_several(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -
         if turn.does == SENDS:
             sent.append(message.key)
     yield from (Wait(key) for key in reversed(sent))
-
-
-def _is_made(action: StageAction, shape: Shape) -> bool:
-    """Whether the schedule has such actions: a backward pass is whole, or in halves."""
-    return action.kind in shape.took_ns[action.stage]
 
 
 def _step(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:

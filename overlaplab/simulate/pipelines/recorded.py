@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import find_axis
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
-from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Window, activity, once_per_run, step_windows
+from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.labels import engine_labels
+from overlaplab.evidence.executions import executions
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, lengths_within, subtract, total, union
 from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.hosts import Hosted, follow_moves
-from overlaplab.simulate.pipelines.layers import is_layer, labelled_layers, labels_within
 from overlaplab.simulate.pipelines.moves import bare_moves
-from overlaplab.simulate.pipelines.shape import PLAYED, AveragedBucket, Host, Labelled, Shape
-from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, AveragedBucket, Host, Labelled, Shape
 from overlaplab.simulate.player import Launch, Move
+from overlaplab.simulate.refusal import refusal
 
 
 @once_per_run
 def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
-    """The shape of each recorded step, for each of the run's pipelines.
-
-    Raises `OverlaplabError` where it cannot be played: a stage's trace missing, or messages whose ends are not known.
-    """
+    """The shape of each recorded step, for each pipeline. Raises `OverlaplabError` where it cannot be played."""
     plan = run.manifest.pipeline if run.manifest else None
     if run.manifest is None or plan is None:
-        raise OverlaplabError("no run.json names its stages", path=run.path)
+        raise refusal(run, "no run.json names its stages")
     if plan.schedule not in PLAYED:
-        raise OverlaplabError(f"{plan.schedule} is not predicted", path=run.path)
+        raise refusal(run, f"{plan.schedule} is not predicted")
     ranks = 1 + max(stage.rank for stage in plan.stages)
     pipeline_places = pipelines(run)
     for places in pipeline_places or [[]]:
         if len(places) != ranks:
             of, what = (len(plan.stages), "stages") if len(plan.stages) == ranks else (ranks, "ranks")
-            raise OverlaplabError(f"the traces of {len(places)} of {of} {what} are there", path=run.path)
+            raise refusal(run, f"the traces of {len(places)} of {of} {what} are there")
     if pipeline(run)["wait_ns"].isna().any():
-        raise OverlaplabError(
-            "its traces do not show when messages were on their way",
-            path=run.path,
-            remedy="Record it behind an emulated link (--link 1Gbps,200us)",
-        )
+        what = "its traces do not show when messages were on their way"
+        raise refusal(run, what, "Record it behind an emulated link (--link 1Gbps,200us)")
     rows = arrivals(run)
     hops = rows[rows["message"] & (rows["wait_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     if hops.empty:
-        raise OverlaplabError("its traces hold no messages", path=run.path)
+        raise refusal(run, "its traces hold no messages")
     hop_ns, size = _hop_ns(hops), int(hops["bytes"].max())
-    link, replicas = run.manifest.emulated_link, len(pipeline_places)
+    replicas = len(pipeline_places)
+    link = run.manifest.emulated_link and replace(run.manifest.emulated_link, world_size=replicas)
     averages = _averages(run, pipeline_places) if replicas > 1 else ()
     counts = tuple(sum(map(is_layer, stage.units)) for stage in plan.stages)
     shapes = []
@@ -65,18 +59,8 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
         table = pipeline(run)
         table = table[table["pipeline"] == number]
         every = [list(_steps(run, places, table, plan, rank)) for rank in range(ranks)]
-        shapes.append(
-            tuple(
-                replace(
-                    _shape(plan, steps, counts, hidden=run.manifest.hides_host),
-                    hop_ns=hop_ns,
-                    bytes=size,
-                    link=link and replace(link, world_size=replicas),
-                    buckets=averages,
-                )
-                for steps in zip(*every, strict=False)
-            )
-        )
+        bare = (_shape(plan, steps, counts, hidden=run.manifest.hides_host) for steps in zip(*every, strict=False))
+        shapes.append(tuple(replace(shape, hop_ns=hop_ns, bytes=size, link=link, buckets=averages) for shape in bare))
     return tuple(shapes)
 
 
@@ -94,8 +78,6 @@ def _hop_ns(hops: pd.DataFrame) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _RankStep:
-    """One rank's step."""
-
     took_ns: dict[int, dict[str, int]]
     """What the actions and updates of each of its stages take."""
     idle_ns: dict[int, dict[str, int]]
@@ -117,8 +99,6 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
         idle_ns=tuple(holder.idle_ns[stage] for stage, holder in enumerate(holders)),
         hosts=tuple(step.host for step in steps),
         around_ns=tuple(step.around_ns for step in steps),
-        hop_ns=0,
-        bytes=0,
         hides_host=hidden,
     )
     layers = [holder.layers for holder in holders if holder.layers is not None]
@@ -142,7 +122,7 @@ def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple
             if len(launched := _rows_in_step(averages, place, window, int(corrections(run)[place])))
         ]
         if not by_step or len({len(each) for each in by_step}) > 1:
-            raise OverlaplabError("its traces do not show all averages of its replicas", path=run.path)
+            raise refusal(run, "its traces do not show all averages of its replicas")
         buckets.append(tuple(AveragedBucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
     return tuple(buckets)
 
@@ -172,46 +152,37 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
         starts = step["begun_ns"].to_numpy(np.int64) + run.traces[0].origin_ns + offset
         ends = starts + step["took_ns"].to_numpy(np.int64)
         idle = ends - starts - lengths_within(activity(trace).compute, starts, ends)
-        took, idles = _stage_times(run, plan, stages, step, ends - starts, idle)
-        updates = labels_within(trace, window, "update")
+        took, idles = _stage_times(run, plan, stages, step.assign(took_ns=ends - starts, idle_ns=idle))
+        updates = _labels_within(trace, window, "update")
         for label in updates:
             took[unit_of.get(label.fields["unit"], stages[0])][UPDATE] += label.end_ns - label.start_ns
-        host_times = _follow_host(
-            bare, window, messages, offset, places, list(zip(starts.tolist(), ends.tolist(), strict=True))
-        )
+        actions = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        host_times = _follow_host(bare, window, messages, offset, places, actions)
         if host_times is None:
             between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
-            host_times = Hosted(
-                Host(begin_ns=round(between)), _free(blocked, window.start_ns, int(starts[0])), int(ends[-1])
-            )
+            before_ns = _free(blocked, window.start_ns, int(starts[0]))
+            host_times = Hosted(Host(begin_ns=round(between)), before_ns, int(ends[-1]))
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
         after = max(_free(blocked, host_times.last_ns, window.end_ns) - updated_ns, 0)
-        layers = labelled_layers(trace, window, plan, took)
+        layers = _labelled_layers(trace, window, plan, took)
         yield _RankStep(took, idles, layers, host_times.host, (host_times.before_ns, after))
 
 
 def _stage_times(
-    run: Run,
-    plan: Pipeline,
-    stages: Sequence[int],
-    step: pd.DataFrame,
-    took_ns: NDArray[np.int64],
-    idle_ns: NDArray[np.int64],
+    run: Run, plan: Pipeline, stages: Sequence[int], step: pd.DataFrame
 ) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
     """What each stage's actions take in the mean, by kind, and what of it is idle; updates are 0."""
     kinds = (FORWARD, INPUT, WEIGHT) if plan.schedule == "zbv" else (FORWARD, BACKWARD)
     took: dict[int, dict[str, int]] = {}
     idles: dict[int, dict[str, int]] = {}
     for stage in stages:
-        at = (step["stage"] == stage).to_numpy(dtype=bool)
-        if at.sum() != len(kinds) * plan.microbatches:
-            raise OverlaplabError(
-                f"stage {stage} has {at.sum()} of {len(kinds) * plan.microbatches} actions in a step",
-                path=run.path,
-            )
-        of = {kind: at & (step["action"] == kind).to_numpy(dtype=bool) for kind in kinds}
-        took[stage] = {kind: round(took_ns[chosen].mean()) for kind, chosen in of.items()} | {UPDATE: 0}
-        idles[stage] = {kind: round(idle_ns[chosen].mean()) for kind, chosen in of.items()}
+        of_stage = step[step["stage"] == stage]
+        number = len(kinds) * plan.microbatches
+        if len(of_stage) != number:
+            raise refusal(run, f"stage {stage} has {len(of_stage)} of {number} actions in a step")
+        of = {kind: of_stage[of_stage["action"] == kind] for kind in kinds}
+        took[stage] = {kind: round(rows["took_ns"].mean()) for kind, rows in of.items()} | {UPDATE: 0}
+        idles[stage] = {kind: round(rows["idle_ns"].mean()) for kind, rows in of.items()}
     return took, idles
 
 
@@ -227,8 +198,6 @@ def _bare_moves(plan: Pipeline, rank: int) -> list[Move]:
         idle_ns=nothing,
         hosts=(Host(),) * ranks,
         around_ns=((0, 0),) * ranks,
-        hop_ns=0,
-        bytes=0,
     )
     return bare_moves(shape, rank)
 
@@ -248,9 +217,8 @@ def _follow_host(
     lanes = [move.lane for move in bare if isinstance(move, Launch) and move.lane is not None]
     named = [{"{}-{}".format(*lane), "{}-{}".format(*(places[end] for end in lane))} for lane in lanes]
     recorded_lanes = posted_rows["group"].str.extract(r":(\d+-\d+)", expand=False)
-    if len(recorded_lanes) != len(lanes) or any(
-        name not in either for name, either in zip(recorded_lanes, named, strict=True)
-    ):
+    pairs = zip(recorded_lanes, named, strict=False)
+    if len(recorded_lanes) != len(lanes) or any(name not in either for name, either in pairs):
         return None
     posted = zip((posted_rows["launch_ns"] + offset).tolist(), (posted_rows["end_ns"] + offset).tolist(), strict=True)
     return follow_moves(bare, window.start_ns, list(posted), actions)
@@ -259,3 +227,50 @@ def _follow_host(
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:
     """How long the host was not blocked by messages."""
     return total(subtract(union([start_ns], [max(start_ns, end_ns)]), clip(blocked, start_ns, max(start_ns, end_ns))))
+
+
+def _labelled_layers(
+    trace: Trace, window: Window, pipeline: Pipeline, took: Mapping[int, Mapping[str, int]]
+) -> Labelled | None:
+    """What a layer takes in the mean, by the borders of its uses; None where these are not labelled.
+
+    Without halves of backward passes: one half's gradients do not come in the layers' order.
+    """
+    times_ns: dict[str, list[int]] = {FORWARD: [], BACKWARD: [], UPDATE: []}
+    used_ns = {FORWARD: 0, BACKWARD: 0}
+    begun: dict[tuple[str, str, str], int] = {}
+    ran = executions(trace)  # on a GPU in device time, as actions
+    for label in _labels_within(trace, window, "first_use", "last_use", "update"):
+        unit = label.fields["unit"]
+        if label.word == "update":
+            times_ns[UPDATE] += [label.end_ns - label.start_ns] if is_layer(unit) else []
+            continue
+        key = (unit, label.fields["phase"], label.fields["microbatch"])
+        if label.word == "first_use":
+            at = ran.first_begin_ns(label.start_ns)
+            begun[key] = label.start_ns if at is None else at
+        elif key in begun and key[1] in used_ns:
+            own_ns = ran.done_ns(label.start_ns) - begun.pop(key)
+            used_ns[key[1]] += own_ns
+            times_ns[key[1]] += [own_ns] if is_layer(unit) else []
+    if not times_ns[FORWARD]:
+        return None
+    if pipeline.schedule == "zbv":
+        times_ns[BACKWARD].clear()
+    beside_ns: dict[str, int] = {}
+    for kind, used in used_ns.items():
+        if times_ns[kind]:
+            whole_ns = fmean(stage_took[kind] for stage_took in took.values())
+            beside_ns[kind] = max(round(whole_ns - used / (pipeline.microbatches * len(took))), 0)
+    return Labelled({kind: round(fmean(each_ns)) for kind, each_ns in times_ns.items() if each_ns}, beside_ns)
+
+
+def _labels_within(trace: Trace, window: Window, *words: str) -> list[Label]:
+    """The labels of these words that begin in a step."""
+    labels = (label for label in engine_labels(trace) if label.word in words)
+    return [label for label in labels if window.start_ns <= label.start_ns < window.end_ns]
+
+
+def is_layer(unit: str) -> bool:
+    """Whether it is one of the units that are shared out among the stages."""
+    return unit.startswith("layers.")

@@ -23,21 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TypeAlias
 
 from overlaplab.costs.link import message_ns, transfer_ns
-from overlaplab.costs.pipeline import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    PER_RANK,
-    WEIGHT,
-    ranks_of_stages,
-)
+from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT, ranks_of_stages
 from overlaplab.manifest import Link
-from overlaplab.simulate.pipelines.times import UPDATE, actions_ns, mean_times, scaled_times, split_backward
 
 PLAYED = tuple(PER_RANK)
 """The schedules that can be played."""
+UPDATE = "update"
+"""Beside the kinds of actions: the optimizer's work."""
+
+_Times: TypeAlias = Mapping[str, int]
+"""By kind of action, in ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,9 @@ class Shape:
     """The host of each rank."""
     around_ns: tuple[tuple[int, int], ...]
     """What each rank does in the step before the first post or action, and beside the updates at the end."""
-    hop_ns: int
+    hop_ns: int = 0
     """How long a message occupies the link."""
-    bytes: int
+    bytes: int = 0
     """The size of a message."""
     link: Link | None = None
     layers: tuple[int, ...] = ()
@@ -100,7 +99,6 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """How many ranks it has."""
         return len(self.hosts)
 
     @property
@@ -109,10 +107,7 @@ class Shape:
         return ranks_of_stages(self.schedule, self.ranks, len(self.took_ns))
 
     def with_schedule(self, schedule: str, layers: Sequence[int]) -> Shape:
-        """Under another schedule, and with so many layers in its stages; see [Note: another number of stages].
-
-        `layers` may be empty where the stages stay as they are.
-        """
+        """Under another schedule, and with so many layers, if any are given; see [Note: another number of stages]."""
         cut = bool(layers) and tuple(layers) != self.layers
         if schedule == self.schedule and not cut:
             return self
@@ -181,7 +176,7 @@ class Shape:
     def _split_backward(self, halves: bool) -> Shape:
         """With whole backward passes, or their halves."""
         parts = [
-            split_backward(took, idle, halves, stage == 0, hidden=self.hides_host)
+            _split_times(took, idle, halves, stage == 0, hidden=self.hides_host)
             for stage, (took, idle) in enumerate(zip(self.took_ns, self.idle_ns, strict=True))
         ]
         took_ns, idle_ns = zip(*parts, strict=True)
@@ -194,10 +189,8 @@ class Shape:
             {kind: ns - count * layer.get(kind, 0) for kind, ns in stage_took.items()}
             for stage_took, layer, count in zip(self.took_ns, self.layer_ns, self.layers, strict=True)
         ]
-        idle = mean_times(
-            [dict.fromkeys(stage_idle, 0) if self.hides_host else stage_idle for stage_idle in self.idle_ns]
-        )
-        between = mean_times(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
+        idle = _mean_times([dict.fromkeys(each, 0) if self.hides_host else each for each in self.idle_ns])
+        between = _mean_times(rests[1:-1]) if len(rests) > 2 else idle | {UPDATE: 0}
         took, idles = [], []
         for stage, (holder, count) in enumerate(zip(holders, layers, strict=True)):
             outer_ns = rests[0] if stage == 0 else rests[-1] if stage == len(layers) - 1 else between
@@ -218,18 +211,17 @@ class Shape:
         size = round(self.bytes * scale)
         shape = self._add_host_time()
         fixed = [{} for _ in shape.idle_ns] if self.hides_host else shape.idle_ns
-        took = tuple(scaled_times(times, idle, scale) for times, idle in zip(shape.took_ns, fixed, strict=True))
+        took = tuple(_scaled_times(times, idle, scale) for times, idle in zip(shape.took_ns, fixed, strict=True))
         return replace(
             shape,
             microbatches=number,
             took_ns=took,
-            layer_ns=tuple(scaled_times(times, {}, scale) for times in self.layer_ns),
+            layer_ns=tuple(_scaled_times(times, {}, scale) for times in self.layer_ns),
             hop_ns=self._hop_ns(size, self.link),
             bytes=size,
         )._add_host_time(-1)
 
     def with_link(self, link: Link) -> Shape:
-        """Behind another link."""
         return replace(
             self,
             hop_ns=self._hop_ns(self.bytes, link),
@@ -273,3 +265,42 @@ class Shape:
             return bucket
         before, after = (transfer_ns("all_reduce", bucket.bytes, each) for each in (self.link, link))
         return replace(bucket, transfer_ns=max(bucket.transfer_ns - before + after, 0))
+
+
+def _mean_times(tables: Sequence[_Times]) -> dict[str, int]:
+    """The mean of each kind."""
+    return {kind: round(fmean(table[kind] for table in tables)) for kind in tables[0]}
+
+
+def _split_times(took: _Times, idle: _Times, halves: bool, first: bool, *, hidden: bool) -> tuple[_Times, _Times]:
+    """Times of a stage with whole or halved backward passes; `hidden`: the device makes up for the host."""
+    if halves and BACKWARD in took:
+        host_ns = 0 if hidden else idle[BACKWARD]
+        inputs = 0 if first else (took[BACKWARD] - host_ns) // 2 + host_ns
+        weight_ns = took[BACKWARD] - inputs + (0 if first else host_ns)
+        return (
+            _drop_kinds(took, BACKWARD) | {INPUT: inputs, WEIGHT: weight_ns},
+            _drop_kinds(idle, BACKWARD) | {INPUT: min(idle[BACKWARD], inputs), WEIGHT: min(idle[BACKWARD], weight_ns)},
+        )
+    if not halves and INPUT in took:
+        host_ns = idle[WEIGHT if first else INPUT]
+        both = took[INPUT] + took[WEIGHT]
+        whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + host_ns
+        others, idle_others = (_drop_kinds(times, INPUT, WEIGHT) for times in (took, idle))
+        return others | {BACKWARD: whole}, idle_others | {BACKWARD: host_ns}
+    return took, idle
+
+
+def _drop_kinds(took: _Times, *kinds: str) -> dict[str, int]:
+    return {kind: ns for kind, ns in took.items() if kind not in kinds}
+
+
+def _scaled_times(took: _Times, idle: _Times, scale: float) -> dict[str, int]:
+    """Without the optimizer's updates and what is idle, which are as before."""
+    fixed = {kind: ns if kind == UPDATE else idle.get(kind, 0) for kind, ns in took.items()}
+    return {kind: fixed[kind] + round((ns - fixed[kind]) * scale) for kind, ns in took.items()}
+
+
+def actions_ns(took: _Times) -> int:
+    """One action of each kind, without the optimizer's update."""
+    return sum(ns for kind, ns in took.items() if kind != UPDATE)

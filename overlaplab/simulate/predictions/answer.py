@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.costs import Algorithm
+from overlaplab.intervals import Intervals, clip, intersect, subtract, union
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.programs.setting import Setting
 
 DEPTHS = (1, 2, 3, 4)
 """Units gathered ahead that are tried."""
-LANE_COLUMNS = ("lane", "what", "exposed", "start_ns", "end_ns")
-LaneRow: TypeAlias = tuple[Any, ...]
+_MAX_STRETCHES = 1000
+"""Stretches of a step that are nearer to each other than its length divided by this are drawn as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,6 @@ class Question:
     algorithm: Algorithm = "ring"
     skew: Skew = "recorded"
     """What ranks do that were not recorded: see `draw_ranks`."""
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,6 @@ class Answer:
 
     @property
     def step_ns(self) -> int:
-        """The mean step."""
         return round(self.mean_ns)
 
 
@@ -71,12 +70,34 @@ def median_step(spans_ns: NDArray[np.int64]) -> StepPlace:
     return StepPlace(rank=rank, step=step, span_ns=int(spans_ns[rank, step]))
 
 
-def lane_table(rows: Sequence[LaneRow], begin_ns: int) -> pd.DataFrame:
-    """What one rank and the link did in a step that began then: rows of stretches, in ns from the step's start.
+def lane_table(
+    works: Intervals, carried: Iterable[tuple[str, int, int]], begin_ns: int, end_ns: int, *, joined: bool = False
+) -> pd.DataFrame:
+    """What one rank and the link did in a step: rows of stretches, in ns from the step's start.
 
     Columns: `lane` (`rank`: it works; `link`: a collective is on it), `what` (the bucket, unit or kind), `exposed`
-    (bool: the rank does not work meanwhile), `start_ns`, `end_ns` (int64).
+    (bool: the rank does not work meanwhile), `start_ns`, `end_ns` (int64). `carried`: each collective's `what`, start
+    and end. What is near to each other may be `joined`.
     """
-    table = pd.DataFrame(rows, columns=LANE_COLUMNS)
+    works, grain_ns = clip(works, begin_ns, end_ns), (end_ns - begin_ns) // _MAX_STRETCHES if joined else 0
+    rows: list[tuple[Any, ...]] = [("rank", "", False, *each) for each in _join_near(works, grain_ns)]
+    for what, start, stop in carried:
+        if stop <= begin_ns or start >= end_ns:
+            continue  # another step's
+        on_link = clip(union([start], [stop]), begin_ns, end_ns)
+        for exposed, stretches in ((False, intersect(on_link, works)), (True, subtract(on_link, works))):
+            rows += [("link", what, exposed, *each) for each in _join_near(stretches, grain_ns)]
+    table = pd.DataFrame(rows, columns=["lane", "what", "exposed", "start_ns", "end_ns"])
     table[["start_ns", "end_ns"]] -= begin_ns
     return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})
+
+
+def _join_near(stretches: Intervals, grain_ns: int) -> list[list[int]]:
+    """Without gaps that nobody would see."""
+    joined: list[list[int]] = []
+    for start, end in stretches.tolist():
+        if joined and start - joined[-1][1] < grain_ns:
+            joined[-1][1] = end
+        else:
+            joined.append([start, end])
+    return joined

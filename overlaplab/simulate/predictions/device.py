@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
@@ -34,10 +33,11 @@ from overlaplab.simulate.gpus.streams import (
     is_played_together,
     noted_times,
 )
-from overlaplab.simulate.player import Launch, Move, Played, StuckError, play
+from overlaplab.simulate.player import Launch, Move, Played, change_launches
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import play_or_refuse, refusal
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, Rule, label_text
 
@@ -71,7 +71,6 @@ class DevicePrediction:
         return _moves(self.recorded), _moves(self.changed)
 
     def events(self, rank: int) -> list[Event]:
-        """What the rank at this place does."""
         edit = self.cut.edits[rank] if self.cut.edits else RankEdit()
         return list(_events(self.run.traces[rank], self.changed, self.played, rank, edit))
 
@@ -84,9 +83,9 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     if link is not None:
         changed = replace(changed, programs=tuple(_retime_programs(run, changed, link)))
     changed = apply_device_edits(run, changed, setting.edits)
-    after = _play_or_refuse(run, changed)
+    after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
-        changed, after = beside, _play_or_refuse(run, beside)
+        changed, after = beside, play_or_refuse(run, beside.programs)
     return DevicePrediction(
         run=run,
         recorded=programs,
@@ -102,7 +101,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
 def _recorded_steps(run: Run) -> NDArray[np.int64]:
     """How long all steps take as the recorded programs give them."""
     programs = require_device(run)
-    return _spans(programs, _play_or_refuse(run, programs))
+    return _spans(programs, play_or_refuse(run, programs.programs))
 
 
 def is_on_gpus(run: Run) -> bool:
@@ -119,14 +118,11 @@ def _programs(run: Run, setting: Setting) -> DevicePrograms:
     names = ("link", "bucket_cap_mb", "first_bucket_mb", "prefetch", "edits")
     if setting != Setting(**{name: getattr(setting, name) for name in names}):
         what = "of a run on GPUs nothing but the link, DDP's caps, FSDP2's prefetch and edits are predicted"
-        raise OverlaplabError(what, path=run.path)
+        raise refusal(run, what)
     programs = require_device(run)
     if setting.link and not programs.members:
-        raise OverlaplabError(
-            "when all ranks had come to a collective is not known of any",
-            path=run.path,
-            remedy="Open all ranks' traces together.",
-        )
+        what = "when all ranks had come to a collective is not known of any"
+        raise refusal(run, what, "Open all ranks' traces together.")
     return programs
 
 
@@ -134,7 +130,7 @@ def require_device(run: Run) -> DevicePrograms:
     """The programs of a run on GPUs as it is; raises `OverlaplabError` where nothing can be predicted of it."""
     programs = device_programs(run)
     if programs is None or len({len(step_windows(trace)) for trace in run.traces}) > 1:
-        raise OverlaplabError("its traces do not show what waited for what, or of different steps", path=run.path)
+        raise refusal(run, "its traces do not show what waited for what, or of different steps")
     return programs
 
 
@@ -142,7 +138,7 @@ def _recut(run: Run, setting: Setting) -> DeviceEdits:
     """The buckets that the setting's caps give, or the prefetching that it asks for; as recorded where it does not."""
     if setting.prefetch is not None:
         if setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None:
-            raise OverlaplabError("FSDP2 sends no buckets: it has no cap", path=run.path)
+            raise refusal(run, "FSDP2 sends no buckets: it has no cap")
         return DeviceEdits(edits=prefetch_edits(run, setting.prefetch), doubt_ns={})
     recorded_cap_mb = run.manifest.bucket_cap_mb if run.manifest else None
     cap = recorded_cap_mb if setting.bucket_cap_mb is None else setting.bucket_cap_mb
@@ -150,12 +146,10 @@ def _recut(run: Run, setting: Setting) -> DeviceEdits:
     if setting.bucket_cap_mb is None and setting.first_bucket_mb is None:
         return DeviceEdits(edits=(), doubt_ns={})
     if cap is None or first is None:
-        raise OverlaplabError(
-            "the cap of its other buckets is not known", path=run.path, remedy="Name --bucket-cap-mb."
-        )
+        raise refusal(run, "the cap of its other buckets is not known", "Name --bucket-cap-mb.")
     for name, value in (("bucket_cap_mb", cap), ("first_bucket_mb", first)):
         if not 0 < value < inf:
-            raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
+            raise refusal(run, f"{name} must be above 0, not {value}")
     return recut(run, [int(first * MIB), int(cap * MIB)], fitted=setting.link is None)
 
 
@@ -174,49 +168,36 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
     means = [mean_step_ns(run, spans_ns)]
     for sign in (-1, 1):
 
-        def shift(move: Move, sign: int = sign) -> Move:
-            if not isinstance(move, Launch):
-                return move
-            return replace(move, transfer_ns=max(move.transfer_ns + sign * doubt_ns.get(move.key, 0), 0))
+        def shift(launch: Launch, sign: int = sign) -> Launch:
+            return replace(launch, transfer_ns=max(launch.transfer_ns + sign * doubt_ns.get(launch.key, 0), 0))
 
-        other = replace(programs, programs=tuple(tuple(map(shift, program)) for program in programs.programs))
-        means.append(mean_step_ns(run, _spans(other, _play_or_refuse(run, other))))
+        other = replace(programs, programs=tuple(change_launches(program, shift) for program in programs.programs))
+        means.append(mean_step_ns(run, _spans(other, play_or_refuse(run, other.programs))))
     return round(max(abs(mean - means[0]) for mean in means))
-
-
-def _play_or_refuse(run: Run, programs: DevicePrograms) -> Played:
-    try:
-        return play(programs.programs)
-    except StuckError:
-        raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
 
 
 def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Move, ...]]:
     """With T by the link's formula, as of a ring of so many ranks as each collective has."""
 
-    def retime(move: Move) -> Move:
-        if not isinstance(move, Launch) or not is_played_together(move):
+    def retime(move: Launch) -> Launch:
+        if not is_played_together(move):
             return move
         if move.kind not in ROUNDS or move.bytes <= 0:
-            what = (
-                f"how long {move.kind or 'a collective of unknown kind'} would take is not known: no size is recorded"
-            )
-            raise OverlaplabError(what, path=run.path, remedy="Record with record_shapes=True.")
+            what = f"how long {move.kind or 'a collective of unknown kind'} would take is not known"
+            raise refusal(run, f"{what}: no size is recorded", "Record with record_shapes=True.")
         members = replace(link, world_size=programs.members[move.key] + played_phantoms(run.manifest))
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
 
     for program in programs.programs:
-        yield tuple(map(retime, program))
+        yield change_launches(program, retime)
 
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:
     """One rank's, in order of start."""
     noted = noted_times(programs, played, rank)
     ends = played.ends_ns[programs.steps[rank]]
-    steps = [
-        Event(COMPUTES, f"ProfilerStep#{window.step or 0}", begin, end)
-        for window, (begin, end) in zip(step_windows(trace), pairwise(ends), strict=True)
-    ]
+    windows = zip(step_windows(trace), pairwise(ends), strict=True)
+    steps = [Event(COMPUTES, f"ProfilerStep#{window.step or 0}", *span) for window, span in windows]
     yield from sorted((*steps, *_device_events(trace, noted, edit)), key=lambda event: (event.start_ns, -event.end_ns))
 
 

@@ -7,19 +7,19 @@ kernels were recorded. So what is asked for once is kept, and the curve's settin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import pandas as pd
 
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of
-from overlaplab.intervals import Intervals, clip, subtract, union
+from overlaplab.intervals import union
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
 from overlaplab.simulate.gpus.gathers import prefetch_edits
-from overlaplab.simulate.predictions.answer import Answer, LaneRow, lane_table, median_step
+from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest, predict_device, require_device
 from overlaplab.simulate.predictions.error import extrapolations
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
@@ -29,8 +29,6 @@ from overlaplab.vocabulary import Rule, label_fields
 
 Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
 _STEP = "ProfilerStep#"
-_MAX_STRETCHES = 1000
-"""Stretches of a step that are nearer to each other than its length divided by this are drawn as one."""
 
 
 def option(run: Run) -> Option:
@@ -99,10 +97,7 @@ def _answers(run: Run) -> dict[Setting, Answer]:
 
 @once_per_run
 def device_least_ns(run: Run) -> int | None:
-    """What no buckets are shorter than: the mean over ranks and steps of each rank alone, its recorded idle time in it.
-
-    None where that is unknown.
-    """
+    """The mean step with the best buckets of each rank alone, its idle time as recorded; None where unknown."""
     window = ["rank", "step"]
     bounds = bound(run)[[*window, "compute_ns", "any_cap_ns"]].rename(columns={"compute_ns": "alone_ns"})
     rows = summary(run).merge(bounds, on=window, how="left")
@@ -115,34 +110,10 @@ def device_least_ns(run: Run) -> int | None:
 def device_lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
     """What one rank's main stream and its collectives did in a step, by its place: see `lane_table`."""
     window = [event for event in events if event.name.startswith(_STEP)][step]
-    begin, end = window.start_ns, window.end_ns
-    grain_ns = (end - begin) // _MAX_STRETCHES
-    computes = _stretches(event for event in events if event.thread == COMPUTES and event is not window)
-    works = clip(computes, begin, end)
-    rows: list[LaneRow] = [("rank", "", False, *each) for each in _join_near(works, grain_ns)]
-    for event in events:
-        if event.thread == LINK and event.start_ns < end and event.end_ns > begin:
-            carried = clip(_stretches([event]), begin, end)
-            alone = subtract(carried, works)
-            rows += [("link", _kind(event), False, *each) for each in _join_near(subtract(carried, alone), grain_ns)]
-            rows += [("link", _kind(event), True, *each) for each in _join_near(alone, grain_ns)]
-    return lane_table(rows, begin)
-
-
-def _stretches(events: Any) -> Intervals:
-    spans = [(event.start_ns, event.end_ns) for event in events if not event.name.startswith(_STEP)]
-    return union([start for start, _ in spans], [end for _, end in spans])
-
-
-def _join_near(stretches: Intervals, grain_ns: int) -> list[list[int]]:
-    """Without gaps that nobody would see."""
-    joined: list[list[int]] = []
-    for start, end in stretches.tolist():
-        if joined and start - joined[-1][1] < grain_ns:
-            joined[-1][1] = end
-        else:
-            joined.append([start, end])
-    return joined
+    computes = [event for event in events if event.thread == COMPUTES and not event.name.startswith(_STEP)]
+    works = union([event.start_ns for event in computes], [event.end_ns for event in computes])
+    carried = ((_kind(event), event.start_ns, event.end_ns) for event in events if event.thread == LINK)
+    return lane_table(works, carried, window.start_ns, window.end_ns, joined=True)
 
 
 def _kind(event: Event) -> str:

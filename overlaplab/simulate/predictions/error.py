@@ -19,7 +19,7 @@ from overlaplab.analyses.across_runs.settings import same_but_cap
 from overlaplab.costs import students_t
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.player import Launch, Move
+from overlaplab.simulate.player import Move, find_launches
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import undisturbed_spans_ns, undisturbed_steps
@@ -166,20 +166,15 @@ def extrapolations(
 ) -> dict[str, float]:
     """What of a setting lies far outside of the recording, and how many times as far (see `times_beyond`).
 
-    Keys are `bytes` (the sizes of messages), `bandwidth`, `latency` and `ranks`.
-
-    Takes the moves of any ranks that launch all collectives.
+    Keys are `bytes` (the sizes of messages), `bandwidth`, `latency` and `ranks`; moves are of ranks that launch all.
     """
     measured = manifest.calibration.collectives if manifest.calibration else ()
-    recorded_sizes = [*_sizes(recorded), *(row.bytes for row in measured if row.bytes)]
-    times_as_far = {"bytes": times_beyond(_sizes(predicted), recorded_sizes)}
+    sizes, predicted_sizes = ([launch.bytes for launch in find_launches(moves)] for moves in (recorded, predicted))
+    sizes += [row.bytes for row in measured]
+    times_as_far = {"bytes": times_beyond([*filter(None, predicted_sizes)], [*filter(None, sizes)])}
     if setting.link and manifest.link:
         times_as_far["bandwidth"] = times_beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
         times_as_far["latency"] = times_beyond([setting.link.latency_us], [manifest.link.latency_us])
     if setting.ranks:
         times_as_far["ranks"] = times_beyond([setting.ranks], [manifest.world_size])
     return {name: round(times, 2) for name, times in times_as_far.items() if times is not None}
-
-
-def _sizes(moves: Iterable[Move]) -> list[float]:
-    return [move.bytes for move in moves if isinstance(move, Launch) and move.bytes]

@@ -65,10 +65,7 @@ def played_events(
 
 
 def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
-    """The name of each collective's process group: 0 if all ranks are in it, else its ranks; of a message its lane.
-
-    Of a mesh of several axes it is always its ranks, as one axis may have all of them.
-    """
+    """The name of each process group: 0 if all ranks are in it, else its ranks, as in meshes; of a message its lane."""
     members: dict[Hashable, list[int]] = {}
     names: dict[Hashable, str] = {}
     for rank, program in enumerate(programs):
@@ -79,10 +76,8 @@ def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
                 names[move.key] = "-".join(map(str, move.group))
             elif isinstance(move, Launch):
                 members.setdefault(move.key, []).append(rank)
-    everybody = len(programs)
-    return names | {
-        key: "0" if len(ranks) == everybody else "-".join(map(str, ranks)) for key, ranks in members.items()
-    }
+    everybody = [*range(len(programs))]
+    return names | {key: "0" if ranks == everybody else "-".join(map(str, ranks)) for key, ranks in members.items()}
 
 
 @dataclass(slots=True)
@@ -115,11 +110,8 @@ class _RankEvents:
 
     def events(self) -> Iterator[Event]:
         """All of them, each when it is over."""
-        ready, freed, silent = (
-            ready_labels(self.program, self.manifest),
-            freed_labels(self.program),
-            silent_waits(self.program),
-        )
+        ready, freed = ready_labels(self.program, self.manifest), freed_labels(self.program)
+        silent = silent_waits(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
             if not isinstance(move, Wait):
@@ -206,9 +198,8 @@ class _RankEvents:
         backward, forward = self.open.get("backward"), self.open.get("forward")
         here = ((backward or forward or (0, "0"))[1], "backward" if backward else "forward")
         names = (launch.what or "").split(" ")
-        return ordered_fields(
-            dict(zip(NAME_FIELDS.get(launch.role, ()), (*names, *here[len(names) - 1 :]), strict=False))
-        )
+        keys = NAME_FIELDS.get(launch.role, ())
+        return ordered_fields(dict(zip(keys, (*names, *here[len(names) - 1 :]), strict=False)))
 
     def waits(self, *, labelled: bool) -> Iterator[Event]:
         """The ranges in which it waited, and what it then knew to be done."""
@@ -237,12 +228,9 @@ class _RankEvents:
                 yield from self.by_hand.events(launch, self.carried[key])
                 continue
             end = self.carried[key][1]
-            fields: dict[str, str | int] = {"seq": number, "kind": launch.kind}
-            fields |= {
-                "dtype": sent_dtype(self.manifest, launch.role if launch.lane is None else "activations"),
-                "bytes": launch.bytes,
-                "group": self.groups[key],
-            }
+            dtype = sent_dtype(self.manifest, launch.role if launch.lane is None else "activations")
+            fields: dict[str, str | int] = {"seq": number, "kind": launch.kind, "dtype": dtype, "bytes": launch.bytes}
+            fields["group"] = self.groups[key]
             fields |= {"link": quote(str(link)), "modelled_ns": launch.transfer_ns} if link else {}
             thread = LINK if launch.lane is None else LANES + lanes.index(launch.lane)
             start = min(max(at, free.get(thread, 0)) + self.taken_ns, end)

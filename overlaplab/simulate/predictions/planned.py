@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.costs.batch import Batch
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
-from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
-from overlaplab.simulate.predictions.error import Interval, recorded_caps
-from overlaplab.simulate.predictions.predict import manifests_beside
+from overlaplab.simulate.predictions.error import Interval
+from overlaplab.simulate.predictions.predict import caps_beside
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import refusal
 
 _MAX_RANKS = 100_000
 """More do not fit into memory at once."""
@@ -22,8 +21,6 @@ _MAX_RANKS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """What `predict` says of the setting."""
-
     run: Run
     """The recording."""
     step_ns: int
@@ -37,25 +34,18 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     """The step on the batch's ranks with its accumulation. Raises `OverlaplabError` where the run cannot tell.
 
     `recorded`: rows of `recorded_caps`; those of the recordings beside the run where not given.
-
-    A run of the engine on CPUs is played by the wide player, which gives the same mean for a thousand ranks at once; of
-    one on GPUs neither can be changed.
     """
     if batch.ranks > _MAX_RANKS:
-        raise OverlaplabError(f"no more than {_MAX_RANKS:,} ranks are predicted", path=run.path)
-    manifest = run.manifest
-    recorded_accumulate = (manifest.accumulate if manifest else None) or 1
+        raise refusal(run, f"no more than {_MAX_RANKS:,} ranks are predicted")
+    recorded_accumulate = (run.manifest.accumulate if run.manifest else None) or 1
     setting = Setting(
         ranks=None if batch.ranks == len(run.traces) else batch.ranks,
         accumulate=None if batch.accumulate == recorded_accumulate else batch.accumulate,
     )
     answer = what_if.answer(run, Question(setting=setting))
-    if recorded is None:
-        beside = manifests_beside(run.path) if manifest or not is_on_gpus(run) else ()
-        recorded = recorded_caps(device_manifest(run), beside)
     return PlannedStep(
         run=run,
         step_ns=answer.step_ns,
-        interval=what_if.interval(run, answer, recorded),
+        interval=what_if.interval(run, answer, caps_beside(run) if recorded is None else recorded),
         extrapolated=answer.extrapolated,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,14 +20,9 @@ from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.assign import MIB
-from overlaplab.simulate.player import Launch, Move, Played, Program, StuckError, play
+from overlaplab.simulate.player import Launch, Move, Program
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, predict_device
-from overlaplab.simulate.predictions.error import (
-    Interval,
-    extrapolations,
-    prediction_interval,
-    recorded_caps,
-)
+from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
@@ -36,6 +31,7 @@ from overlaplab.simulate.programs.edits import move_into_the_next, transfers_mis
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import play_or_refuse
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 
@@ -82,10 +78,7 @@ class _Play:
 
 
 def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
-    """Play the run under the setting. Raises `OverlaplabError` where it cannot be, see `programs_of`.
-
-    `caps`: rows of `recorded_caps`; those of the recordings beside the run where not given.
-    """
+    """Play the run under the setting; `caps`: of `caps_beside`, if not given. Raises `OverlaplabError`."""
     manifest = device_manifest(run)
     played = (
         _play_on_gpus(run, setting)
@@ -94,13 +87,18 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     )
     into_the_next = move_into_the_next(setting.edits)
     step_ns = mean_step_after_ns(run, played.predicted_ns, into_the_next=into_the_next)
-    if caps is None:
-        beside = manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()
-        caps = recorded_caps(manifest, beside)
+    caps = caps_beside(run) if caps is None else caps
     far = extrapolations(manifest, setting, *played.moves)
     sure = prediction_interval(run, step_ns, played.replayed_ns.mean(axis=0).tolist(), caps, far, played.transfers_ns)
+    prediction = {
+        "from": run.path,
+        "changes": changes(setting),
+        "interval_ns": [round(step_ns) - sure.half_ns, round(step_ns) + sure.half_ns],
+        "parts": asdict(sure),
+        "extrapolated": far,
+    }
     return Prediction(
-        manifest=played.manifest | {"predicted": _prediction_fields(run, setting, step_ns, sure, far)},
+        manifest=played.manifest | {"predicted": prediction},
         ranks=played.ranks,
         step_ns=round(step_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
@@ -111,7 +109,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
 
 def _play_on_cpus(run: Run, setting: Setting) -> _Play:
     recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
-    before, after = _play_or_refuse(run, recorded), _play_or_refuse(run, programs)
+    before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
     assert run.manifest is not None
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)
     numbers = [window.step for window in step_windows(run.traces[0])]
@@ -146,37 +144,14 @@ def _play_on_gpus(run: Run, setting: Setting) -> _Play:
     )
 
 
-def _prediction_fields(
-    run: Run, setting: Setting, step_ns: float, error: Interval, far: dict[str, float]
-) -> dict[str, Any]:
-    """What run.json says of the prediction."""
-    return {
-        "from": run.path,
-        "changes": changes(setting),
-        "interval_ns": [round(step_ns) - error.half_ns, round(step_ns) + error.half_ns],
-        "parts": asdict(error),
-        "extrapolated": far,
-    }
-
-
 def changes(setting: Setting) -> dict[str, Any]:
     """What the setting changes, by name; a link and stages as the command takes them."""
-    changed = {
-        name: value
-        for name, value in asdict(setting).items()
-        if value is not None and value is not True and value != ()
-    }
+    unchanged = asdict(Setting())
+    changed = {name: value for name, value in asdict(setting).items() if value != unchanged[name]}
     if setting.edits:
         changed["edits"] = [name if value is None else f"{name}={value}" for name, value in setting.edits]
     stages = {"stages": ",".join(map(str, setting.stages))} if setting.stages else {}
     return changed | stages | ({"link": str(setting.link)} if setting.link else {})
-
-
-def _play_or_refuse(run: Run, programs: Sequence[Program]) -> Played:
-    try:
-        return play(programs)
-    except StuckError:
-        raise OverlaplabError("its ranks launch collectives in different orders", path=run.path) from None
 
 
 def _taken_ns(run: Run) -> int:
@@ -186,8 +161,13 @@ def _taken_ns(run: Run) -> int:
     return int((rows_of_both["start_ns"] - rows_of_both["arrived_ns"]).mean()) if len(rows_of_both) else 0
 
 
-def manifests_beside(path: str) -> Iterator[Manifest]:
-    """The manifests in the run's folder, its own among them."""
+def caps_beside(run: Run) -> pd.DataFrame:
+    """`recorded_caps` of the recordings in the run's folder."""
+    beside = _manifests_beside(run.path) if run.manifest or not is_on_gpus(run) else ()
+    return recorded_caps(device_manifest(run), beside)
+
+
+def _manifests_beside(path: str) -> Iterator[Manifest]:
     if "://" in path or not Path(path).is_dir():
         return
     for folder in run_folders(Path(path).absolute().parent):
@@ -206,10 +186,8 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     raw |= {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
     if run.manifest.pipeline is not None:
         link = setting.link or run.manifest.link
-        return raw | {
-            "pipeline": asdict(changed_pipeline(run, run.manifest, setting)),
-            "link": asdict(link) if link else None,
-        }
+        raw["pipeline"] = asdict(changed_pipeline(run, run.manifest, setting))
+        return raw | {"link": asdict(link) if link else None}
     if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but its link is predicted
         return raw | ({"link": asdict(setting.link)} if setting.link else {})
     options = strategy_options(run, run.manifest, setting)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, step_windows
+from overlaplab.events import Run
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.predictions import wide_answers
 from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question, median_step
@@ -19,6 +18,7 @@ from overlaplab.simulate.predictions.device import is_on_gpus, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
 from overlaplab.simulate.predictions.error import Interval, prediction_interval
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
 
 
@@ -53,15 +53,13 @@ def interval(run: Run, played: Answer, caps: pd.DataFrame) -> Interval:
 
 def measured_span_ns(run: Run) -> int:
     """The median of all ranks' recorded steps, the lower of two."""
-    windows = [[window.end_ns - window.start_ns for window in step_windows(trace)] for trace in run.traces]
-    return median_step(np.array(list(zip(*windows, strict=True)), dtype=np.int64).T).span_ns
+    return median_step(recorded_spans_ns(run)).span_ns
 
 
 def steps_by_cap(run: Run, question: Question, caps: Sequence[float]) -> pd.DataFrame:
     """The setting with each of these caps, in MiB.
 
-    Columns: `bucket_cap_mb` (float64), `step_ns` (the mean of all ranks' steps), on CPUs `buckets` (how many; both
-    int64).
+    Columns: `bucket_cap_mb` (float64), `step_ns` (the mean step), on CPUs `buckets` (how many; both int64).
     """
     columns, rows = ["bucket_cap_mb", "step_ns", "buckets"], []
     for cap in caps:
@@ -71,9 +69,8 @@ def steps_by_cap(run: Run, question: Question, caps: Sequence[float]) -> pd.Data
             rows.append([cap, answer(run, changed).step_ns])
         else:
             program, played = wide_answers.play_question(run, changed)
-            rows.append(
-                [cap, wide_answers.mean_step_ns(run, played, changed.setting), wide_answers.count_buckets(program)]
-            )
+            step_ns = wide_answers.mean_step_ns(run, played, changed.setting)
+            rows.append([cap, step_ns, wide_answers.count_buckets(program)])
     return pd.DataFrame(rows, columns=columns).astype({"bucket_cap_mb": "float64"})
 
 

@@ -10,21 +10,20 @@ from dataclasses import replace
 
 import pandas as pd
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.intervals import clip, intersect, subtract, union
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
-from overlaplab.simulate.player import End, Launch, StuckError
-from overlaplab.simulate.predictions.answer import Answer, LaneRow, Question, StepPlace, lane_table, median_step
+from overlaplab.simulate.player import End, StuckError, find_launches
+from overlaplab.simulate.predictions.answer import Answer, Question, StepPlace, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
 from overlaplab.traits import TRAITS
 
@@ -49,11 +48,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
 
 
 def play_question(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
-    """The run with another setting; ranks that were not recorded do what `draw_ranks` says.
-
-    Of a collective's T what it took beyond the recorded link's model is kept. Raises `OverlaplabError` where the run
-    cannot tell.
-    """
+    """The run with another setting and further ranks (`draw_ranks`). Raises `OverlaplabError` where it cannot tell."""
     return _play_recorded(run) if question == AS_RECORDED else _play(run, question)
 
 
@@ -70,16 +65,14 @@ def _play(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
     program = setting_program(run, replace(setting, link=None, ranks=program_ranks))
     link = run.manifest.link if run.manifest else None
     if link is not None:
-        recorded_ranks = program_ranks or len(run.traces)
-        before, after = (
-            replace(link, world_size=n) for link, n in ((link, recorded_ranks), (setting.link or link, ranks))
-        )
+        before = replace(link, world_size=program_ranks or len(run.traces))
+        after = replace(setting.link or link, world_size=ranks)
         if after != before or algorithm != "ring":
             program = retime_collectives(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
     elif setting.link is not None or setting.ranks is not None:
-        raise OverlaplabError("without a link no other link or number of ranks can be played", path=run.path)
+        raise refusal(run, "without a link no other link or number of ranks can be played")
     if ranks != program.ranks:
-        program = draw_ranks(program, ranks, skew=question.skew, seed=question.seed)
+        program = draw_ranks(program, ranks, skew=question.skew)
     return program, play_wide(program)
 
 
@@ -96,10 +89,7 @@ def mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:
-    """The mean step with the best buckets found behind the setting's link and ranks.
-
-    None where none are found (`bucket_search`), and for settings that change more than caps, the link and the ranks.
-    """
+    """The mean step with the best buckets found; None without any, or where more than caps, link and ranks change."""
     setting = question.setting
     changeable = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
     recorded = run.manifest.link if run.manifest else None
@@ -112,30 +102,25 @@ def best_found_ns(run: Run, question: Question) -> int | None:
         return None
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
-        program = draw_ranks(program, setting.ranks, skew=question.skew, seed=question.seed)
+        program = draw_ranks(program, setting.ranks, skew=question.skew)
     return mean_step_ns(run, play_wide(program), setting)
 
 
 def count_buckets(program: WideProgram) -> int:
     """How many buckets a step sends."""
     ends = sum(isinstance(move, End) for move in program.moves)
-    return sum(isinstance(move, Launch) and move.role == "bucket" for move in program.moves) // max(ends - 1, 1)
+    return len(find_launches(program.moves, "bucket")) // max(ends - 1, 1)
 
 
 def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFrame:
     """What one rank and the link did in a step: see `lane_table`."""
     begin, end = (int(played.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
-    works = clip(working_times(program, played, at.rank), begin, end)
-    rows: list[LaneRow] = [("rank", "", False, *stretch) for stretch in works.tolist()]
-    launches = [move for move in program.moves if isinstance(move, Launch)]
-    for launch, (start, stop) in zip(launches, played.carried_ns.tolist(), strict=True):
-        carried = clip(union([start], [stop]), begin, end)
-        if not len(carried):
-            continue  # another step's
-        for exposed, stretches in ((False, intersect(carried, works)), (True, subtract(carried, works))):
-            what = launch.what if launch.what is not None else launch.kind
-            rows += [("link", f"{launch.role} {what}".strip(), exposed, *stretch) for stretch in stretches.tolist()]
-    return lane_table(rows, begin)
+    names = [
+        f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()
+        for launch in find_launches(program.moves)
+    ]
+    carried = ((name, *span) for name, span in zip(names, played.carried_ns.tolist(), strict=True))
+    return lane_table(working_times(program, played, at.rank), carried, begin, end)
 
 
 @once_per_run
@@ -151,5 +136,5 @@ def setting_program(run: Run, setting: Setting) -> WideProgram:
         try:
             programs[setting] = widen(made_programs(run, setting))
         except StuckError as error:
-            raise OverlaplabError(str(error), path=run.path) from None
+            raise refusal(run, str(error)) from None
     return programs[setting]

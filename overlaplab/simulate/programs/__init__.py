@@ -11,17 +11,19 @@ update as large a part as the rank whose step they drew. Beside a server they ta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import TypeAlias
 
-from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
+from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
-from overlaplab.simulate.player import Program, StuckError
+from overlaplab.simulate.player import Mark, Program, StuckError, find_launches, split_steps
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
@@ -30,16 +32,19 @@ from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
 from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
-from overlaplab.simulate.programs.required import require_plain_steps, require_ranks, require_recorded
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
-from overlaplab.simulate.recorded import MOST_RANKS
+from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
+from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
+from overlaplab.vocabulary import Rule
 
-__all__ = ["is_served", "made_programs", "programs_of"]
+__all__ = ["made_programs", "programs_of"]
 
+Programs: TypeAlias = tuple[Program, ...]
+"""One of each rank."""
 _STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
     "per-param": PerParam,
@@ -55,11 +60,8 @@ _STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
-    """One program per rank, over all recorded steps; without changes those of the recorded run itself.
-
-    Raises `OverlaplabError` where the run cannot tell, or where the setting has an option that its strategy lacks.
-    """
+def programs_of(run: Run, setting: Setting) -> Programs:
+    """One program per rank, over all recorded steps. Raises `OverlaplabError` where the run cannot tell."""
     if run.manifest is not None and run.manifest.pipeline is not None:
         return pipeline_programs(run, setting)
     if run.manifest is not None and not run.manifest.axes.is_one_axis:
@@ -68,35 +70,26 @@ def programs_of(run: Run, setting: Setting) -> tuple[Program, ...]:
     if setting.ranks is None or len(programs) == setting.ranks:
         return programs
     if setting.ranks > MOST_RANKS:
-        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
+        raise refusal(run, f"no more than {MOST_RANKS} ranks are played one by one")
     try:
         return with_further(programs, setting.ranks)
     except StuckError as error:
-        raise OverlaplabError(str(error), path=run.path) from None
+        raise refusal(run, str(error)) from None
 
 
-def made_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
-    """The programs of the recorded ranks alone, or of the first of them, as they are among the setting's ranks.
-
-    Raises as `programs_of`, of which the further ranks draw from these; also where not all ranks launch the same.
-    """
+def made_programs(run: Run, setting: Setting) -> Programs:
+    """The programs of the recorded ranks alone, or the first of them, among the setting's. Raises as `programs_of`."""
     manifest = run.manifest
     if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
-        raise OverlaplabError(
-            f"its ranks share the model ({manifest.axes})",
-            path=run.path,
-            remedy="overlaplab predict takes --link of it, and no other change",
-        )
+        what = f"its ranks share the model ({manifest.axes})"
+        raise refusal(run, what, "overlaplab predict takes --link of it, and no other change")
     if is_served(run, setting) and not (manifest and manifest.asynchronous):
-        raise OverlaplabError(
-            "messages to a server are not played for many ranks at once",
-            path=run.path,
-            remedy="overlaplab predict takes --link and --ranks of a parameter server",
-        )
+        what = "messages to a server are not played for many ranks at once"
+        raise refusal(run, what, "overlaplab predict takes --link and --ranks of a parameter server")
     return _edited_programs(run, setting)
 
 
-def _edited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _edited_programs(run: Run, setting: Setting) -> Programs:
     """With the setting's edits, which come last."""
     programs = _unedited_programs(run, setting)
     if not setting.edits:
@@ -106,8 +99,8 @@ def _edited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     return apply_edits(run, programs, setting.edits, link and replace(link, world_size=ranks))
 
 
-def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
-    manifest, programs, displaced = require_recorded(run, setting)
+def _unedited_programs(run: Run, setting: Setting) -> Programs:
+    manifest, programs, displaced = _require_recorded(run, setting)
     if manifest.strategy is None:
         return _unnamed_programs(run, setting, manifest, programs)
     before, after = strategy_options(run, manifest, Setting()), strategy_options(run, manifest, setting)
@@ -115,14 +108,14 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
     if after.ranks != before.ranks:
-        require_ranks(run, manifest, after)
+        _require_ranks(run, manifest, after)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(each if link == manifest.link else retime_program(each, manifest.link, link) for each in chosen)
     if after != before:
         _require_strategy(run, manifest, after)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
-        require_plain_steps(run, programs)
+        _require_plain_steps(run, programs)
     served = is_served(run, Setting())
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
@@ -137,15 +130,12 @@ def _unedited_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     model = _model(run, manifest, profile, after)
     transfer = transfer_times(run, programs, link)
     make = _STRATEGIES[after.strategy]
-    return tuple(
-        tuple(make(after, model, profile, transfer, rank).program(steps))
-        for rank, steps in enumerate(ranks[: after.ranks])
-    )
+    ranks = ranks[: after.ranks]
+    makers = [make(after, model, profile, transfer, rank) for rank in range(len(ranks))]
+    return tuple(tuple(maker.program(steps)) for maker, steps in zip(makers, ranks, strict=True))
 
 
-def _unnamed_programs(
-    run: Run, setting: Setting, manifest: Manifest, programs: tuple[Program, ...]
-) -> tuple[Program, ...]:
+def _unnamed_programs(run: Run, setting: Setting, manifest: Manifest, programs: Programs) -> Programs:
     """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
     caps_mb = setting.caps_mb or ((setting.bucket_cap_mb,) if setting.bucket_cap_mb is not None else ())
     cut = find_recutting(run) if caps_mb else None
@@ -153,26 +143,20 @@ def _unnamed_programs(
         programs = tuple(map(tuple, cut.programs(cut.cut(*(int(cap * MIB) for cap in caps_mb)))))
         setting = replace(setting, caps_mb=None, bucket_cap_mb=None)
     if caps_mb and cut is None and all(map(bucket_labels, run.traces)):
-        raise OverlaplabError(
-            "which gradients its buckets send, or how long all-reduces of other sizes take, is not known",
-            path=run.path,
-            remedy="Record with record_shapes=True, and buckets of several sizes",
-        )
+        what = "which gradients its buckets send, or how long all-reduces of other sizes take, is not known"
+        raise refusal(run, what, "Record with record_shapes=True, and buckets of several sizes")
     if setting != Setting(link=setting.link, edits=setting.edits) or (setting.link and manifest.link is None):
-        raise OverlaplabError(
+        raise refusal(
+            run,
             "what its strategy is has not been recorded, so that its options are not predicted",
-            path=run.path,
-            remedy="overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
+            "overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
         )
     link = setting.link and replace(setting.link, world_size=manifest.world_size)
     return tuple(retime_program(each, manifest.link, link) for each in programs) if link else programs
 
 
 def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
-    """The recorded moves with other buckets, where the caps change and perhaps the ranks, and the run can be recut.
-
-    Raises `OverlaplabError` where a parameter cannot be left out.
-    """
+    """The recorded moves with other buckets, where the caps change or a parameter is left out, if that can be."""
     name, cut = setting.without_parameter, find_recutting(run)
     other_caps = after.caps != before.caps
     if replace(after, caps=before.caps, ranks=before.ranks) != before:
@@ -180,10 +164,10 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
     if name is None:
         return cut.programs(cut.cut(*after.caps)) if cut is not None and other_caps else None
     if cut is None or (not other_caps and cut.buckets is None):
-        raise OverlaplabError("which bucket sends which gradient is not known", path=run.path)
+        raise refusal(run, "which bucket sends which gradient is not known")
     if name not in cut.sizes:
         remedy = f"Known: {', '.join(cut.order[:5])}{' …' if len(cut.order) > 5 else ''}"
-        raise OverlaplabError(f"it sends no gradient of {name}", path=run.path, remedy=remedy)
+        raise refusal(run, f"it sends no gradient of {name}", remedy)
     buckets = cut.cut(*after.caps) if other_caps else cut.buckets or ()
     left = [[each for each in names if each != name] for names in buckets]
     return cut.programs([names for names in left if names])
@@ -192,20 +176,18 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
 def _each_in_turn(run: Run, ranks: Sequence[Sequence[StepProfile]], count: int) -> list[Sequence[StepProfile]]:
     """So many ranks' steps: those beyond the recorded ones work as these in turn, but none as the first, a server."""
     if count > MOST_RANKS:
-        raise OverlaplabError(f"no more than {MOST_RANKS} ranks are played one by one", path=run.path)
+        raise refusal(run, f"no more than {MOST_RANKS} ranks are played one by one")
     others = ranks[1:] or ranks
     return [*ranks, *(others[place % len(others)] for place in range(max(count - len(ranks), 0)))]
 
 
-def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
+def _behind_link(run: Run, setting: Setting) -> Programs:
     """The recorded moves of a mesh of several axes: a link changes T alone, by each group's own size."""
     assert run.manifest is not None  # who calls has seen its mesh
     if setting != Setting(link=setting.link):
-        raise OverlaplabError(
-            f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else",
-            path=run.path,
-        )
-    manifest, programs, _ = require_recorded(run, setting)
+        what = f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else"
+        raise refusal(run, what)
+    manifest, programs, _ = _require_recorded(run, setting)
     if setting.link is None or setting.link == manifest.link:
         return programs
     return tuple(retime_program(each, manifest.link, setting.link) for each in programs)
@@ -213,25 +195,21 @@ def _behind_link(run: Run, setting: Setting) -> tuple[Program, ...]:
 
 def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
-    require_ranks(run, manifest, options)
+    _require_ranks(run, manifest, options)
     if manifest.strategy not in _STRATEGIES:
-        raise OverlaplabError(
-            f"only the link can be changed of {manifest.strategy}, whose steps are not made anew", path=run.path
-        )
+        raise refusal(run, f"only the link can be changed of {manifest.strategy}, whose steps are not made anew")
     if not manifest.parameters or not manifest.units:
-        raise OverlaplabError("its run.json does not name the parameters and units", path=run.path)
+        raise refusal(run, "its run.json does not name the parameters and units")
 
 
 def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> RecordedModel:
     learnt = manifest.buckets if _traits(manifest) == TRAITS["torch-ddp"] else ()
     arrived = [name for bucket in learnt for name in bucket.parameters] or profile.order
     if TRAITS[options.strategy].gathers and not profile.uses:
-        raise OverlaplabError(
-            "its traces do not show where units' passes begin and end", path=run.path, remedy="Record it anew"
-        )
+        raise refusal(run, "its traces do not show where units' passes begin and end", "Record it anew")
     policy = (manifest.raw or {}).get("unit_policy") or "by_block"
     if TRAITS[options.strategy].gathers == "units" and policy != "by_block":
-        raise OverlaplabError(f"which units of the policy {policy} stay gathered is not known", path=run.path)
+        raise refusal(run, f"which units of the policy {policy} stay gathered is not known")
     return RecordedModel.from_manifest(manifest, profile.uses, arrived)
 
 
@@ -243,3 +221,54 @@ def is_served(run: Run, setting: Setting) -> bool:
 
 def _traits(manifest: Manifest) -> Traits:
     return strategy_traits(manifest) or Traits()
+
+
+def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, Displaced]:
+    """What must be there, of all ranks unless edits alone change. Raises `OverlaplabError` with the reason."""
+    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+        raise refusal(run, "only runs on a CPU are predicted")
+    if len(run.traces) > MOST_RANKS:
+        raise refusal(run, f"runs of more than {MOST_RANKS} ranks are not predicted")
+    world = max([trace.world_size or 1 for trace in run.traces], default=1)
+    manifest = run.manifest or Manifest(format_version=1, world_size=world)
+    if manifest.asynchronous:
+        what = "its workers do not wait for each other, which is not predicted"
+        raise refusal(run, what, "Predict from a run of the synchronous parameter-server")
+    if manifest.pipeline is not None:
+        what = "its ranks are stages of a pipeline"
+        raise refusal(run, what, "overlaplab predict takes --schedule, --microbatches, --stages and --link of it")
+    is_edited_alone = replace(setting, edits=()) == Setting()
+    if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size and not is_edited_alone:
+        what = f"{len(run.traces)} of {manifest.world_size} ranks are there"
+        raise refusal(run, what, "Of these overlaplab predict takes --edit; anything else needs all ranks' traces")
+    recorded = recorded_programs(run)
+    if recorded is None:
+        what = "its traces do not show what every rank launched and waited for, and in which order"
+        raise refusal(run, what, "Record it behind an emulated link (--link auto)")
+    return manifest, recorded.programs, recorded.displaced
+
+
+def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
+    """Raises `OverlaplabError` where so many ranks cannot be played."""
+    if manifest.phantom_ranks:
+        raise refusal(run, "its other ranks are phantoms, whose work is not known")
+    if options.ranks != manifest.world_size and manifest.link is None:
+        what = "how long collectives of other numbers of ranks take is not known without a link"
+        raise refusal(run, what, "Name one with --link")
+
+
+def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
+    """Raises `OverlaplabError` for a Recorder's loop whose steps do more than those that strategies make anew."""
+    for program in programs:
+        for moves in split_steps(program):
+            marks = Counter(move.word for move in moves if isinstance(move, Mark))
+            if marks["forward"] != 1:
+                reason = f"a step has {marks['forward']} forward passes"
+            elif marks["backward_end"] != 1:
+                reason = "in some steps no gradients are sent"
+            elif any(launch.role != "bucket" for launch in find_launches(moves)):
+                reason = "its steps have collectives beside those of gradients"
+            else:
+                continue
+            what = f"{reason}, so that only another link or cap is predicted"
+            raise refusal(run, what, "overlaplab predict takes --link and --bucket-cap-mb of it")

@@ -28,7 +28,7 @@ from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import without_launches
-from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -79,9 +79,7 @@ class Recutting:
         return tuple(map(tuple, assign(self.order, self.sizes, caps)))
 
     def cut_by_arrival(self) -> tuple[tuple[str, ...], ...] | None:
-        """The buckets that DDP makes once it has learnt in which order gradients arrive, with a first one of at most
-        1 MiB; None where the recorded ones are in that order, or are not DDP's.
-        """
+        """DDP's buckets once it has learnt how gradients arrive; None where they are as recorded, or not DDP's."""
         program = self.recorded.programs[0]
         arrived = dict.fromkeys(move.name for move in program if isinstance(move, Mark) and move.word == "gradient")
         if self.buckets is None or self.ddp_cap is None or set(arrived) != set(self.sizes):
@@ -124,9 +122,7 @@ class Recutting:
 
 @once_per_run
 def find_recutting(run: Run) -> Recutting | None:
-    """None unless all-reduces average the gradients, their names and sizes are known, no rank is missing, and the run
-    can be played.
-    """
+    """None unless all-reduces average known gradients, no rank is missing, and the run can be played."""
     if missing_ranks(run):
         return None
     recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _traits_seen(run)
@@ -141,7 +137,7 @@ def find_recutting(run: Run) -> Recutting | None:
         takes(0)
     except (StuckError, OverlaplabError):  # collectives of several groups; transfers that follow no line
         return None
-    launches = [launch for program in recorded.programs for launch in _buckets(program)]
+    launches = [launch for program in recorded.programs for launch in find_launches(program, "bucket")]
     sizes = [launch.bytes for launch in launches]
     return Recutting(
         recorded=recorded,
@@ -161,9 +157,7 @@ def find_recutting(run: Run) -> Recutting | None:
 
 
 def _traits_seen(run: Run) -> Traits | None:
-    """Where run.json has no strategy: those of torch's DDP, if it sends all gradients, or of a loop that averages each
-    by hand; else None.
-    """
+    """Those of torch's DDP, or of a loop that averages by hand, where run.json names no strategy; else None."""
     if run.manifest is not None and run.manifest.strategy is not None:
         return None
     if all(ddp_gradients(trace) for trace in run.traces):
@@ -219,13 +213,10 @@ class WithoutBuckets:
     """One rank's program without its buckets: what is the same whatever they are."""
 
     def __init__(self, program: Program) -> None:
-        self.moves = tuple(without_launches(program, {launch.key for launch in _buckets(program)}))
+        self.moves = tuple(without_launches(program, {launch.key for launch in find_launches(program, "bucket")}))
         self._unused = _unused_by_pass(program)
-        self._marks = [
-            place
-            for place, move in enumerate(self.moves)
-            if isinstance(move, Mark) and move.word in ("gradient", "backward_end")
-        ]
+        words = ("gradient", "backward_end")
+        self._marks = [place for place, move in enumerate(self.moves) if isinstance(move, Mark) and move.word in words]
 
     def add(self, buckets: Sequence[Launch], *, host_ns: int, wake_ns: int) -> list[Move]:
         """With these buckets, which are launched under a key of their own in each pass.
@@ -260,10 +251,6 @@ class WithoutBuckets:
         """How many each bucket waits for in this pass."""
         unused = self._unused[backward_pass] if backward_pass < len(self._unused) else frozenset()
         return [sum(name not in unused for name in bucket.parameters) for bucket in buckets]
-
-
-def _buckets(program: Program) -> list[Launch]:
-    return [move for move in program if isinstance(move, Launch) and move.role == "bucket"]
 
 
 def _unused_by_pass(program: Program) -> list[frozenset[str]]:

@@ -8,21 +8,30 @@ from functools import partial
 from typing import TypeAlias
 
 from overlaplab.analyses.late_rank import late_steps, latest_rank
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
-from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
+from overlaplab.simulate.edits.hosts import (
+    balance_rank,
+    even_out_work,
+    without_device_waits,
+    without_host_work,
+    without_launch_overhead,
+    without_pauses,
+)
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.player import Launch, Mark, Move, Program, Work
+from overlaplab.simulate.player import Mark, Move, Program, Work, find_launches
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
+from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]
 EditChoice: TypeAlias = tuple[str, str | None]
 """An edit's name, and its value."""
+_Apply: TypeAlias = Callable[[Run, Programs, str | None, Link | None], Programs | None]
+"""The programs with an edit of this value behind this link; None where it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +44,8 @@ class Edit:
     """Whether it needs one."""
     remedy: str = ""
     """The remedy that it is without a value; empty where it is none, or `remedies` gives it a value."""
-    apply: Callable[[Run, Programs, str | None, Link | None], Programs | None] | None = None
-    """The programs with it; None where it changes nothing. None itself where it is of GPUs alone."""
+    apply: _Apply | None = None
+    """None where it is of GPUs alone."""
     on_devices: Callable[[Run, DevicePrograms, str | None], Programs | None] | None = None
     """The same of runs on GPUs; None where it is not known of these."""
     into_the_next: bool = False
@@ -65,21 +74,17 @@ def move_into_the_next(edits: Sequence[EditChoice]) -> bool:
 
 
 def transfers_miss_ns(run: Run, edits: Sequence[EditChoice], link: Link | None) -> int:
-    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown; `link`:
-    another one than was recorded.
-    """
+    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown."""
     link = link or (run.manifest.link if run.manifest else None)
     return sum(units_apart_ns(run, int(value), link) for name, value in edits if name == "larger-units" and value)
 
 
 def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link: Link | None) -> tuple[Program, ...]:
-    """The programs, behind this link, with these edits in this order. Raises `OverlaplabError` for one that does not
-    apply.
-    """
+    """The programs, behind this link, with these edits. Raises `OverlaplabError` for one that does not apply."""
     for name, value in edits:
         apply = _edit(run, name, value).apply
         if apply is None:
-            raise OverlaplabError(f"edit {name} is of runs on GPUs alone", path=run.path)
+            raise refusal(run, f"edit {name} is of runs on GPUs alone")
         programs = _require_change(run, name, apply(run, programs, value, link))
     return tuple(programs)
 
@@ -91,7 +96,7 @@ def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditC
         if apply is None:
             playable = ", ".join(name for name, edit in EDITS.items() if edit.on_devices)
             what = f"edit {name} is not played of runs on GPUs"
-            raise OverlaplabError(what, path=run.path, remedy=f"Of these are played: {playable}")
+            raise refusal(run, what, f"Of these are played: {playable}")
         programs = replace(programs, programs=tuple(_require_change(run, name, apply(run, programs, value))))
     return programs
 
@@ -99,17 +104,17 @@ def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditC
 def _edit(run: Run, name: str, value: str | None) -> Edit:
     """The edit of a name that is asked for with this value."""
     if name not in EDITS:
-        raise OverlaplabError(f"no edit is called {name}", path=run.path, remedy=f"Known: {', '.join(EDITS)}")
+        raise refusal(run, f"no edit is called {name}", f"Known: {', '.join(EDITS)}")
     edit = EDITS[name]
     if bool(value) > bool(edit.value) or edit.required > bool(value):
         how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
-        raise OverlaplabError(f"edit {name} is asked for in another way", path=run.path, remedy=f"As in {how}")
+        raise refusal(run, f"edit {name} is asked for in another way", f"As in {how}")
     return edit
 
 
 def _require_change(run: Run, name: str, changed: Programs | None) -> list[Program]:
     if changed is None:
-        raise OverlaplabError(f"edit {name} does not apply: {EDITS[name].nothing}", path=run.path)
+        raise refusal(run, f"edit {name} does not apply: {EDITS[name].nothing}")
     return [tuple(moves) for moves in changed]
 
 
@@ -140,14 +145,14 @@ def _asked_rank(run: Run, value: str | None) -> int | None:
         return late_rank(run)
     ranks = [str(trace.rank) for trace in run.traces]
     if value not in ranks:
-        raise OverlaplabError(f"rank {value} is not there", path=run.path, remedy=f"Ranks: {', '.join(ranks)}")
+        raise refusal(run, f"rank {value} is not there", f"Ranks: {', '.join(ranks)}")
     return ranks.index(value)
 
 
 def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
     late = _asked_rank(run, value)
     if late is not None and late >= len(programs):
-        raise OverlaplabError(f"rank {run.traces[late].rank} is not among the predicted ranks", path=run.path)
+        raise refusal(run, f"rank {run.traces[late].rank} is not among the predicted ranks")
     return None if late is None or len(programs) < 2 else balance_rank(programs, late)
 
 
@@ -156,93 +161,86 @@ def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -
     return None if late is None or len(run.traces) < 2 else devices.balance(programs, late)
 
 
-def _without_pauses(_run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[list[Move]] | None:
+def _without_pauses(programs: Programs) -> list[list[Move]] | None:
     paused = any(move.paused_ns for program in programs for move in program if isinstance(move, Work))
     return [without_pauses(program) for program in programs] if paused else None
 
 
-def _without_host_work(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]]:
+def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[list[Move]]:
     works = host_works(programs)
     if value not in works or value is None:
         remedy = f"Known: {', '.join(works)}" if works else "None has a name: torch.profiler.record_function gives one"
-        raise OverlaplabError(f"no host work between its passes is called {value}", path=run.path, remedy=remedy)
+        raise refusal(run, f"no host work between its passes is called {value}", remedy)
     return [without_host_work(program, value) for program in programs]
 
 
-def _leave_out(_run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[list[Move]] | None:
-    return collectives.left_out(programs, value)
+def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
+    took = None if missing_ranks(run) else transfers(run, run.traces[0], link)
+    return collectives.merge_collectives(programs, partial(takes_ns, took) if took else lambda _kind, _bytes: None)
 
 
-def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
-    takes = (
-        (lambda _kind, _bytes: None) if missing_ranks(run) else partial(takes_ns, transfers(run, run.traces[0], link))
-    )
-    return collectives.merge_collectives(programs, takes)
-
-
-def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
     together = int(value) if value and value.isdecimal() else 0
-    if together < _FEWEST:
-        raise OverlaplabError(f"{value} units cannot be one", path=run.path, remedy="A number of 2 or more")
+    if together <= 1:
+        raise refusal(run, f"{value} units cannot be one", "A number of 2 or more")
     if missing_ranks(run):
-        raise OverlaplabError("how long larger gathers take is not known with ranks missing", path=run.path)
+        raise refusal(run, "how long larger gathers take is not known with ranks missing")
     return join_units(run, programs, together, link)
 
 
-_FEWEST = 2
-
-
 def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
-    cut = find_recutting(run)
-    buckets = None if cut is None else cut.cut_by_arrival()
-    if cut is None or buckets is None:
+    if (cut := find_recutting(run)) is None or (buckets := cut.cut_by_arrival()) is None:
         return None
     return replace(cut, alone=without_buckets(programs)).programs(buckets)
 
 
-def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if missing_ranks(run):
         return None
     took = transfers(run, run.traces[0], link)
-    kinds = {move.kind for program in programs for move in program if isinstance(move, Launch) and move.role}
-    return collectives.halve_bytes(
-        programs, {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
-    )
+    kinds = {launch.kind for program in programs for launch in find_launches(program) if launch.role}
+    takes_by_kind = {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
+    return collectives.halve_bytes(programs, takes_by_kind)
+
+
+def _programs_alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
+    """An edit that takes programs alone."""
+    return lambda _run, programs, _value, _link: edit(programs)
 
 
 EDITS = {
     "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
-        apply=lambda _run, programs, _value, _link: even_out_work(programs) if len(programs) > 1 else None,
+        apply=_programs_alone(lambda programs: even_out_work(programs) if len(programs) > 1 else None),
         on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
         nothing="it has one rank, or its ranks have different streams",
     ),
     "no-pause": Edit(
         remedy="no_pause",
-        apply=_without_pauses,
-        on_devices=lambda run, programs, _value: _without_pauses(run, programs.programs, None, None),
+        apply=_programs_alone(_without_pauses),
+        on_devices=lambda _run, programs, _value: _without_pauses(programs.programs),
         nothing="the host does not pause",
     ),
     "without-host-work": Edit(
         value="NAME",
         required=True,
-        apply=_without_host_work,
-        on_devices=lambda run, programs, value: _without_host_work(run, programs.programs, value, None),
+        apply=lambda run, programs, value, _link: _without_host_work(run, programs, value),
+        on_devices=lambda run, programs, value: _without_host_work(run, programs.programs, value),
         nothing="",
     ),
     "no-launch-overhead": Edit(
         remedy="launch_overhead",
-        on_devices=lambda _run, programs, _value: devices.no_launch_overhead(programs),
+        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_launch_overhead),
         nothing="",
     ),
     "no-device-waits": Edit(
         remedy="device_waits",
-        on_devices=lambda _run, programs, _value: devices.no_device_waits(programs),
+        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_device_waits),
         nothing="the host does not wait for its device",
     ),
     "last-pass": Edit(
         remedy="last_pass",
-        apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs),
+        apply=_programs_alone(collectives.last_pass_only),
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
@@ -251,39 +249,28 @@ EDITS = {
         apply=_cut_by_arrival,
         nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
-    "merge": Edit(
-        remedy="merge",
-        apply=_merge,
-        nothing="no such collectives follow each other between the passes",
-    ),
+    "merge": Edit(remedy="merge", apply=_merge, nothing="no such collectives follow each other between the passes"),
     "async": Edit(
         remedy="asynchronous",
-        apply=lambda _run, programs, _value, _link: collectives.wait_at_step_end(programs),
+        apply=_programs_alone(collectives.wait_at_step_end),
         nothing="no such collective is waited for between the passes",
     ),
     "background": Edit(
         remedy="background",
-        apply=lambda _run, programs, _value, _link: collectives.wait_a_step_later(programs),
+        apply=_programs_alone(collectives.wait_a_step_later),
         into_the_next=True,
         nothing="no such collective is launched after an optimizer step",
     ),
     "early": Edit(
-        remedy="earlier",
-        apply=lambda _run, programs, _value, _link: collectives.launch_early(programs),
-        nothing="no such collective takes long",
+        remedy="earlier", apply=_programs_alone(collectives.launch_early), nothing="no such collective takes long"
     ),
     "leave-out": Edit(
         remedy="leave_out",
         value="KIND",
-        apply=_leave_out,
+        apply=lambda _run, programs, value, _link: collectives.left_out(programs, value),
         nothing="there is no such collective",
     ),
-    "larger-units": Edit(
-        value="UNITS",
-        required=True,
-        apply=_larger_units,
-        nothing="it gathers no units, or too few",
-    ),
+    "larger-units": Edit(value="UNITS", required=True, apply=_larger_units, nothing="it gathers no units, or too few"),
     "half-bytes": Edit(
         remedy="half_the_bytes",
         apply=_halve_bytes,

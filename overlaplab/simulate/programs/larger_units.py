@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.manifest import Link
-from overlaplab.simulate.edits.units import larger_units
-from overlaplab.simulate.player import Move, Program, StuckError, play
+from overlaplab.simulate.edits.collectives import Takes
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
 from overlaplab.simulate.undisturbed import mean_step_ns
@@ -17,7 +18,7 @@ from overlaplab.simulate.undisturbed import mean_step_ns
 
 def join_units(
     run: Run, programs: Sequence[Program], together: int, link: Link | None, unknown: float = 0.5
-) -> list[list[Move]] | None:
+) -> list[Program] | None:
     """See `larger_units`; None also without FSDP2, and where ranks are missing, since T then contains their waits."""
     if missing_ranks(run) or not all(fsdp2_ranges(trace) for trace in run.traces):
         return None
@@ -25,9 +26,7 @@ def join_units(
 
 
 def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
-    """By how much the mean step with so many units as one may be off, as T of larger collectives is unknown: half of
-    what the least and the longest differ. 0 where T is known, or nothing can be played.
-    """
+    """By how much the mean step with so many as one may be off: half of what the least and the longest T give."""
     by_units = _apart_by_units(run)
     if (together, link) not in by_units:
         by_units[together, link] = _play_both(run, together, link)
@@ -52,3 +51,75 @@ def _play_both(run: Run, together: int, link: Link | None) -> int:
         except StuckError:
             return 0
     return round(abs(ends_ns[1] - ends_ns[0]) / 2)
+
+
+def unit_order(program: Program) -> list[str]:
+    """The units in the order of their first gather."""
+    return list(dict.fromkeys(launch.what for launch in find_launches(program, "gather") if launch.what is not None))
+
+
+def larger_units(
+    programs: Sequence[Program], together: int, takes: Takes, unknown: float = 0.5
+) -> list[Program] | None:
+    """With `together` units that follow each other as one unit: one gather in place of theirs, where the first is
+    launched and waited for, and one reduce-scatter, where the last is.
+
+    The host does between the others' gathers what computes, and no more. T of so many bytes lies between that of the
+    longest that it replaces and all of theirs: where it is unknown, it lies by this share of the way from the one to
+    the other. None where units are too few.
+    """
+    order = unit_order(programs[0])
+    if len(order) < 2 * together or any(unit_order(program) != order for program in programs):
+        return None
+    group_of = {unit: place // together for place, unit in enumerate(order)}
+    return [_merge_units(program, group_of, takes, unknown) for program in programs]
+
+
+def _merge_units(program: Program, group_of: dict[str, int], takes: Takes, unknown: float) -> list[Move]:
+    merged, absorbed = _merge_collectives(program, group_of, takes, unknown)
+    units = {launch.key: launch.what for launch in find_launches(program, "scatter")}
+    moves: list[Move] = []
+    spared: str | None = None  # the unit whose host work is left out
+    for move in program:
+        if isinstance(move, Launch) and move.role == "gather":
+            spared = move.what if move.key in absorbed else None
+        if isinstance(move, End | Mark) or (isinstance(move, Wait) and move.key in units and units[move.key] == spared):
+            spared = None
+        if isinstance(move, Launch | Wait) and move.key in absorbed:
+            continue
+        if isinstance(move, Launch) and move.key in merged:
+            moves.append(merged[move.key])
+        elif isinstance(move, Work) and spared is not None:
+            moves.append(Work(move.ns - move.idle_ns))
+        else:
+            moves.append(move)
+    return moves
+
+
+def _merge_collectives(
+    program: Program, group_of: dict[str, int], takes: Takes, unknown: float
+) -> tuple[dict[Hashable, Launch], set[Hashable]]:
+    """The collectives that carry others' bytes, by key, and those that are no longer launched."""
+    merged: dict[Hashable, Launch] = {}
+    absorbed: set[Hashable] = set()
+    for role in ("gather", "scatter"):
+        runs: list[list[Launch]] = []
+        for launch in find_launches(program, role):
+            group = group_of.get(launch.what or "")
+            units = {each.what for each in runs[-1]} if runs else set()
+            if runs and group == group_of.get(runs[-1][-1].what or "") and launch.what not in units:
+                runs[-1].append(launch)
+            else:
+                runs.append([launch])
+        for run in runs:
+            carries = run[0] if role == "gather" else run[-1]
+            size = sum(launch.bytes for launch in run)
+            each_ns = [launch.transfer_ns for launch in run]
+            longest_ns, sum_ns = max(each_ns), sum(each_ns)
+            took_ns = takes(carries.kind, size)
+            if took_ns is None:
+                took_ns = round(longest_ns + unknown * (sum_ns - longest_ns))
+            took_ns = min(max(took_ns, longest_ns), sum_ns)
+            merged[carries.key] = replace(carries, bytes=size, transfer_ns=took_ns)
+            absorbed |= {launch.key for launch in run if launch is not carries}
+    return merged, absorbed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import prod
 
 from overlaplab.costs.memory import element_bytes
@@ -15,6 +16,7 @@ from overlaplab.vocabulary import layer_number
 class RecordedModel:
     """The model of a recorded run."""
 
+    manifest: Manifest
     parameters: Mapping[str, Parameter]
     """In order of definition."""
     units: Mapping[str, tuple[str, ...]]
@@ -23,30 +25,24 @@ class RecordedModel:
     """Units in the order in which a forward pass uses them; one may be used twice."""
     order: Sequence[str]
     """The gradients in the order that buckets follow: rank 0's order of arrival."""
-    main_grad: bool
-    param_dtype: str | None
-    reduce_dtype: str | None
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, uses: Sequence[str], arrived: Sequence[str]) -> RecordedModel:
         """Read what run.json tells; `arrived` are gradients, those that did not arrive come last, in reverse order."""
         return cls(
+            manifest=manifest,
             parameters={parameter.name: parameter for parameter in manifest.parameters},
             units=_units(manifest, uses),
             uses=uses,
             order=[*arrived, *(p.name for p in reversed(manifest.parameters) if p.name not in set(arrived))],
-            main_grad=bool(manifest.main_grad),
-            param_dtype=manifest.param_dtype,
-            reduce_dtype=manifest.reduce_dtype,
         )
 
     def elements(self, name: str) -> int:
-        """The elements of a parameter."""
         return prod(self.parameters[name].shape)
 
     def gradient_item(self, name: str) -> int:
         """Bytes of an element of the parameter's gradient, as it is kept and sent."""
-        return element_bytes("float32") if self.main_grad else self.own_item(name)
+        return element_bytes("float32") if self.manifest.main_grad else self.own_item(name)
 
     def gradient_bytes(self, name: str) -> int:
         """The bytes of a parameter's gradient, as it is kept and sent."""
@@ -54,11 +50,11 @@ class RecordedModel:
 
     def gathered_item(self, name: str) -> int:
         """Bytes of an element of a parameter in units that are gathered."""
-        return element_bytes(self.param_dtype) if self.param_dtype else self.own_item(name)
+        return element_bytes(self.manifest.param_dtype) if self.manifest.param_dtype else self.own_item(name)
 
     def scattered_item(self, name: str) -> int:
         """Bytes of an element of a gradient in units that are gathered."""
-        reduced = self.reduce_dtype or self.param_dtype
+        reduced = self.manifest.reduce_dtype or self.manifest.param_dtype
         return element_bytes(reduced) if reduced else self.gradient_item(name)
 
     def own_item(self, name: str) -> int:
@@ -71,15 +67,11 @@ class RecordedModel:
         return [place for place, unit in enumerate(self.uses) if layer_number(unit) is not None]
 
     def stays_gathered(self, unit: str) -> bool:
-        """Whether the unit stays gathered into the backward pass: from the last layer on (`by_block` in
-        engine/overlaplab_engine/models/units.py).
-        """
+        """Whether it stays gathered into the backward pass (`by_block` in engine/overlaplab_engine/models/units.py)."""
         return not self.layers or unit in self.uses[self.layers[-1] :]
 
     def read_in_backward(self, place: int) -> bool:
-        """Whether the backward pass of the use at `place` reads parameters; an embedding's, before all layers, reads
-        none.
-        """
+        """Whether the backward pass of this use reads parameters; an embedding's reads none."""
         return not self.layers or place >= self.layers[0]
 
     def share(self, owned: Mapping[str, int], unit: str) -> float:
@@ -111,13 +103,6 @@ def owned_elements(model: RecordedModel, flats: Sequence[Sequence[str]], rank: i
     for names in flats:
         sizes = [model.elements(name) for name in names]
         chunk = padded_elements(sum(sizes), ranks) // ranks
-        for name, (begin, end) in zip(names, _places(sizes), strict=True):
+        for name, (begin, end) in zip(names, pairwise(accumulate(sizes, initial=0)), strict=True):
             elements[name] = max(min(end, (rank + 1) * chunk) - max(begin, rank * chunk), 0)
     return elements
-
-
-def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    at = 0
-    for size in sizes:
-        yield at, at + size
-        at += size

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 
 DDP_FIRST_MB = 1.0
@@ -49,7 +49,7 @@ def strategy_options(run: Run, manifest: Manifest, setting: Setting) -> Options:
     strategy = setting.strategy or manifest.strategy or ""
     traits = TRAITS.get(strategy) or (strategy_traits(manifest) if strategy == manifest.strategy else None)
     if traits is None:
-        raise OverlaplabError(f"no strategy {strategy} is known", path=run.path, remedy=f"Known: {', '.join(TRAITS)}")
+        raise refusal(run, f"no strategy {strategy} is known", f"Known: {', '.join(TRAITS)}")
     _require(run, setting, strategy, traits)
     options: dict[str, Any] = {"strategy": strategy}
     if traits.buckets:
@@ -73,7 +73,7 @@ def _clips(manifest: Manifest | None) -> bool:
 
 def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
     def refuse(problem: str) -> None:
-        raise OverlaplabError(f"{strategy} {problem}", path=run.path)
+        raise refusal(run, f"{strategy} {problem}")
 
     if traits.cuts_layers:
         refuse("cuts layers, of which another link is predicted from a recording of it, and nothing else: record it")
@@ -95,11 +95,11 @@ def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
     for name in ("bucket_cap_mb", "first_bucket_mb", "ranks", "accumulate"):
         value = getattr(setting, name)
         if value is not None and not 0 < value < inf:
-            raise OverlaplabError(f"{name} must be above 0, not {value}", path=run.path)
+            raise refusal(run, f"{name} must be above 0, not {value}")
     if not all(0 < cap < inf for cap in setting.caps_mb or ()):
-        raise OverlaplabError("caps must be above 0", path=run.path)
+        raise refusal(run, "caps must be above 0")
     if setting.prefetch is not None and setting.prefetch < 0:
-        raise OverlaplabError(f"prefetch must be 0 or more, not {setting.prefetch}", path=run.path)
+        raise refusal(run, f"prefetch must be 0 or more, not {setting.prefetch}")
 
 
 def _caps(manifest: Manifest, setting: Setting, strategy: str) -> tuple[int, ...]:

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from overlaplab.costs.pipeline import PER_RANK, ranks_of_stages
-from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
-from overlaplab.simulate.pipelines.layers import is_layer
 from overlaplab.simulate.pipelines.moves import Replica, pipeline_moves
-from overlaplab.simulate.pipelines.recorded import recorded_shapes
+from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
 from overlaplab.simulate.pipelines.shape import PLAYED, Shape
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.refusal import refusal
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""
@@ -35,12 +34,10 @@ def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     pipeline = changed_pipeline(run, run.manifest, setting)
     layers, before = _layers(pipeline), _layers(recorded_pipeline)
     if layers != before and not recorded[0][0].layers:
-        raise OverlaplabError("its traces do not show what a layer of each stage takes", path=run.path)
+        raise refusal(run, "its traces do not show what a layer of each stage takes")
     if recorded[0][0].buckets and pipeline.stages != recorded_pipeline.stages:
-        raise OverlaplabError(
-            "beside data parallelism the ranks keep their stages, as other buckets of gradients are not predicted",
-            path=run.path,
-        )
+        what = "beside data parallelism the ranks keep their stages, as other buckets of gradients are not predicted"
+        raise refusal(run, what)
     offsets = corrections(run)
     begins = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
     programs: dict[int, Program] = {}
@@ -68,10 +65,8 @@ def changed_pipeline(run: Run, manifest: Manifest, setting: Setting) -> Pipeline
     """What run.json says of the pipeline under the setting. Raises `OverlaplabError` for what no pipeline can be."""
     assert manifest.pipeline is not None
     recorded_pipeline = manifest.pipeline
-    schedule, microbatches = (
-        setting.schedule or recorded_pipeline.schedule,
-        setting.microbatches or recorded_pipeline.microbatches,
-    )
+    schedule = setting.schedule or recorded_pipeline.schedule
+    microbatches = setting.microbatches or recorded_pipeline.microbatches
     ranks = 1 + max(stage.rank for stage in recorded_pipeline.stages)
     _require_microbatches(run, schedule, microbatches, ranks)
     units = [unit for stage in recorded_pipeline.stages for unit in stage.units]
@@ -81,9 +76,7 @@ def changed_pipeline(run: Run, manifest: Manifest, setting: Setting) -> Pipeline
     fits = len(counts) == least or (schedule == _INTERLEAVED and len(counts) > least and len(counts) % ranks == 0)
     if not fits or min(counts) < 1 or sum(counts) != len(layers):
         text = ",".join(map(str, counts))
-        raise OverlaplabError(
-            f"--stages {text} does not share {len(layers)} layers out among {least} stages", path=run.path
-        )
+        raise refusal(run, f"--stages {text} does not share {len(layers)} layers out among {least} stages")
     first, last = units.index(layers[0]), units.index(layers[-1]) + 1
     cut = [layers[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in range(len(counts))]
     cut[0] = [*units[:first], *cut[0]]
@@ -100,37 +93,27 @@ def _counts(run: Run, recorded_pipeline: Pipeline, schedule: str, ranks: int, la
         return _layers(recorded_pipeline)
     number = PER_RANK[schedule] * ranks
     if layers % number:
-        raise OverlaplabError(
-            f"{number} stages do not divide {layers} layers",
-            path=run.path,
-            remedy="Say with --stages how many each has",
-        )
+        raise refusal(run, f"{number} stages do not divide {layers} layers", "Say with --stages how many each has")
     return (layers // number,) * number
 
 
 def _require_microbatches(run: Run, schedule: str, microbatches: int, ranks: int) -> None:
     if schedule == "1f1b" and microbatches < ranks:
         what = f"1f1b takes as many microbatches as stages or more: {microbatches} is less than {ranks}"
-        raise OverlaplabError(what, path=run.path)
+        raise refusal(run, what)
     if schedule == _INTERLEAVED and microbatches % max(1, microbatches // ranks):
         what = f"{schedule} takes rounds of {ranks} microbatches, which {microbatches} are not"
-        raise OverlaplabError(what, path=run.path)
+        raise refusal(run, what)
 
 
 def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
     for field in fields(setting):
         value = getattr(setting, field.name)
         if field.name not in _TAKES and value != field.default:
-            raise OverlaplabError(
-                f"of a pipeline schedule, microbatches, stages and link are predicted, not {field.name}", path=run.path
-            )
+            raise refusal(run, f"of a pipeline schedule, microbatches, stages and link are predicted, not {field.name}")
     if set(manifest.axes.axes) > {"pp", "dp", "tp"} or manifest.axes.axes["tp"] > 1:
-        raise OverlaplabError(f"pipelines on such a mesh are not predicted: {manifest.axes}", path=run.path)
+        raise refusal(run, f"pipelines on such a mesh are not predicted: {manifest.axes}")
     if setting.schedule is not None and setting.schedule not in PLAYED:
-        raise OverlaplabError(
-            f"the schedule {setting.schedule} is not predicted", path=run.path, remedy=f"Known: {', '.join(PLAYED)}"
-        )
+        raise refusal(run, f"the schedule {setting.schedule} is not predicted", f"Known: {', '.join(PLAYED)}")
     if setting.microbatches is not None and not 0 < setting.microbatches <= _MAX_MICROBATCHES:
-        raise OverlaplabError(
-            f"microbatches must be from 1 to {_MAX_MICROBATCHES}, not {setting.microbatches}", path=run.path
-        )
+        raise refusal(run, f"microbatches must be from 1 to {_MAX_MICROBATCHES}, not {setting.microbatches}")

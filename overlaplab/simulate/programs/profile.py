@@ -8,13 +8,12 @@ What collectives displace is left out as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import fmean, median_low
 
 from overlaplab.simulate.displaced import Displaced, without_displaced
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches, split_steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,23 +64,22 @@ def work_profile(programs: Sequence[Program], displaced: Displaced, *, sharded: 
 
     If they are `served`, the first rank alone updates; the others get its updates, as if each made them.
     """
-    moves = [move for program in programs for move in program]
-    launches = [move.host_ns for move in moves if isinstance(move, Launch) and move.host_ns]
-    host_ns = round(fmean(launches)) if launches else 0
-    ranks = tuple(tuple(_steps(_without_launches(without_displaced(program), host_ns))) for program in programs)
+    launching = [launch.host_ns for program in programs for launch in find_launches(program) if launch.host_ns]
+    host_ns = round(fmean(launching)) if launching else 0
+    works = (_without_launches(without_displaced(program), host_ns) for program in programs)
+    ranks = tuple(tuple(map(_step, split_steps(moves))) for moves in works)
     if sharded:
         for steps in zip(*ranks, strict=True):
-            _add_up(steps)
+            whole: Counter[str] = Counter()
+            for step in steps:
+                whole.update(step.updates_ns)
+            for step in steps:
+                step.updates_ns = dict(whole)
     if served:
         for server, *others in zip(*ranks, strict=True):
             for step in others:
                 step.updates_ns, step.overhead_ns = dict(server.updates_ns), server.overhead_ns
-    return Profile(
-        ranks=ranks,
-        host_ns=host_ns,
-        wake_ns=wake_ns(programs),
-        displaced=displaced,
-    )
+    return Profile(ranks=ranks, host_ns=host_ns, wake_ns=wake_ns(programs), displaced=displaced)
 
 
 def wake_ns(programs: Sequence[Program]) -> int:
@@ -94,15 +92,6 @@ def median_rank(programs: Sequence[Program]) -> int:
     """The place of the rank whose work is the median, the lower of two."""
     worked = [sum(move.ns for move in program if isinstance(move, Work)) for program in programs]
     return worked.index(median_low(worked))
-
-
-def _add_up(steps: Sequence[StepProfile]) -> None:
-    """Give each rank's step the updates of all ranks' parts."""
-    whole: Counter[str] = Counter()
-    for step in steps:
-        whole.update(step.updates_ns)
-    for step in steps:
-        step.updates_ns = dict(whole)
 
 
 def _without_launches(program: Program, host_ns: int) -> list[Move]:
@@ -133,13 +122,6 @@ def _without_launches(program: Program, host_ns: int) -> list[Move]:
                 moves.append(move)
                 last = None, 0
     return moves
-
-
-def _steps(moves: Sequence[Move]) -> Iterator[StepProfile]:
-    """The moves of each step, sorted into its parts."""
-    ends = [place for place, move in enumerate(moves) if isinstance(move, End)]
-    for begin, end in pairwise(ends):
-        yield _step(moves[begin + 1 : end])
 
 
 def _step(moves: Sequence[Move]) -> StepProfile:

@@ -96,10 +96,7 @@ class Tree(Bucketed):
 
 
 class ParameterServer(Strategy):
-    """After the backward pass all gradients go to rank 0, with a flag for each; it updates, and sends the parameters.
-
-    It adds the others' gradients in the order of their ranks, waiting for each.
-    """
+    """Gradients, with a flag for each, go to rank 0, which waits for one rank after another, and sends parameters."""
 
     def program(self, steps: Sequence[StepProfile]) -> Program:
         """See `Strategy`; ranks begin as far apart as they get the parameters of the step before."""
@@ -120,7 +117,6 @@ class ParameterServer(Strategy):
 
     @property
     def _values_bytes(self) -> int:
-        """The bytes of all parameters."""
         return sum(self.model.elements(name) * self.model.own_item(name) for name in self.model.parameters)
 
     @property

@@ -90,9 +90,8 @@ class Strategy:
 
     def launch_message(self, lane: tuple[int, int], num_bytes: int, gradients: Sequence[str] = ()) -> Hashable:
         """Launch a message from one rank to another, perhaps of these gradients; returns its key."""
-        message = Launch(
-            None, self._transfer(MESSAGE, num_bytes), MESSAGE, num_bytes, group=tuple(sorted(lane)), lane=lane
-        )
+        took_ns, group = self._transfer(MESSAGE, num_bytes), tuple(sorted(lane))
+        message = Launch(None, took_ns, MESSAGE, num_bytes, group=group, lane=lane)
         if gradients:
             own_bytes = sum(map(self.model.gradient_bytes, gradients))
             message = replace(message, role="bucket", what="0", parameters=tuple(gradients), gradient_bytes=own_bytes)
@@ -102,14 +101,12 @@ class Strategy:
         self._launched[launch.lane] += 1  # all ranks launch in the same order
         key = *(launch.lane or ()), self._launched[launch.lane]
         host_ns = self.profile.host_ns
-        keyed = replace(
-            launch, key=key, host_ns=host_ns, displaced_ns=self.profile.displaced(launch.kind, launch.bytes)
-        )
+        displaced_ns = self.profile.displaced(launch.kind, launch.bytes)
+        keyed = replace(launch, key=key, host_ns=host_ns, displaced_ns=displaced_ns)
         self.moves += [Work(host_ns), keyed, Work(host_ns)]
         return key
 
     def wait(self, *keys: Hashable) -> None:
-        """Wait for collectives in turn."""
         self.moves += [Wait(key, self.profile.wake_ns) for key in keys]
 
     def usage(self) -> Hashable:
@@ -119,14 +116,15 @@ class Strategy:
     # The walk
 
     def program(self, steps: Sequence[StepProfile]) -> Program:
-        """The moves over these steps."""
         self.moves.append(End())
         for self.step, step in enumerate(steps):
             self.moves += step.lead
             last = self.options.accumulate - 1
             for self.microbatch in range(last + 1):
                 self._sends = self.sends_every_microbatch or self.microbatch == last
-                self._pass(_recorded_microbatch(step.passes, self.microbatch, last))
+                recorded = -1 if self.microbatch == last else self.microbatch % max(len(step.passes) - 1, 1)
+                for move in step.passes[recorded]:  # the last for the last, the others in turn
+                    self._meet(move)
             if self.options.clips:
                 self.wait(self.launch("all_reduce", NORM_BYTES))
             self._update(step.updates_ns, step.overhead_ns)
@@ -137,40 +135,31 @@ class Strategy:
             self.moves.append(End())
         return with_displaced(self.moves)
 
-    def _pass(self, moves: Sequence[Move]) -> None:
-        """A microbatch."""
-        for move in moves:
-            if isinstance(move, Mark):
-                self._meet(move)
-            else:
-                self.moves.append(move)
-
-    def _meet(self, mark: Mark) -> None:
-        match mark.word:
-            case "use" | "last_use":
-                unit, _, phase = mark.name.rsplit(" ", 2)
-                mark = Mark(mark.word, f"{unit} {self.microbatch} {phase}")
-                if mark.word == "use":
+    def _meet(self, move: Move) -> None:
+        match move:
+            case Mark("use" | "last_use" as word, name):
+                unit, _, phase = name.rsplit(" ", 2)
+                if word == "use":
                     self.before_forward(unit) if phase == "forward" else self.before_backward(unit)
-                self.moves.append(mark)
-                if mark.word == "last_use":
+                self.moves.append(Mark(word, f"{unit} {self.microbatch} {phase}"))
+                if word == "last_use":
                     self.after_forward(unit) if phase == "forward" else self.after_backward(unit)
-            case "forward":
+            case Mark("forward"):
                 self.moves.append(Mark("forward", str(self.microbatch)))
                 self.begin_forward()
-            case "backward":
+            case Mark("backward"):
                 self.moves.append(Mark("backward", str(self.microbatch)))
                 self.begin_backward()
-            case "gradient" if self._sends:
-                self.moves.append(mark)
-                self.after_gradient(mark.name)
-            case "backward_end" if self._sends:
-                self.moves.append(mark)
-                self.finish()
-            case "gradient" | "backward_end":
-                self.moves.append(Mark({"gradient": "kept_gradient"}.get(mark.word, "kept_end"), mark.name))
+            case Mark("gradient", name):
+                self.moves.append(move if self._sends else Mark("kept_gradient", name))
+                if self._sends:
+                    self.after_gradient(name)
+            case Mark("backward_end", name):
+                self.moves.append(move if self._sends else Mark("kept_end", name))
+                if self._sends:
+                    self.finish()
             case _:
-                self.moves.append(mark)
+                self.moves.append(move)
 
     def _update(self, updates_ns: Mapping[str, int], overhead_ns: int) -> None:
         self.moves += [Mark("optimizer"), Work(overhead_ns)]
@@ -179,8 +168,3 @@ class Strategy:
             if own_ns:
                 self.moves += [Mark("update", unit), Work(own_ns), Mark("update_end", unit)]
         self.moves.append(Mark("optimizer_end"))
-
-
-def _recorded_microbatch(passes: Sequence[list[Move]], microbatch: int, last: int) -> list[Move]:
-    """The recorded microbatch that stands for this one: the last for the last, the others in turn."""
-    return passes[-1] if microbatch == last else passes[microbatch % max(len(passes) - 1, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -12,7 +13,7 @@ from overlaplab.costs.link import MESSAGE, ROUNDS
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Link
-from overlaplab.simulate.player import Launch, Move, Program
+from overlaplab.simulate.player import Launch, Move, Program, change_launches, find_launches
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.transfers import transfers
 
@@ -38,25 +39,20 @@ def transfer_times(run: Run, programs: Sequence[Program], link: Link | None) -> 
         def measured_ns(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
             times_by_size = took.times_by_size(kind) if hops is None else None
             if times_by_size is None:
-                raise OverlaplabError(
-                    f"how long its {kind} of other sizes take is not known",
-                    path=path,
-                    remedy="Name a link with --link",
-                )
+                what = f"how long its {kind} of other sizes take is not known"
+                raise OverlaplabError(what, path=path, remedy="Name a link with --link")
             return times_by_size(num_bytes)
 
         return measured_ns
     recorded_link = run.manifest.link if run.manifest else None
-    usual_ns, message_late_ns, hop_late_ns = (_late_ns(programs[0], recorded_link, what) for what in _CATEGORIES)
-    if usual_ns is None:
-        usual_ns = 0.0
-    if hop_late_ns is None:
-        hop_late_ns = usual_ns + wake_ns(programs)
+    beyond_ns = _late_ns(programs[0], recorded_link) if recorded_link else {}
+    usual_ns = beyond_ns.get("collectives", 0.0)
+    message_ns, hop_ns = beyond_ns.get("messages", usual_ns), beyond_ns.get("hops", usual_ns + wake_ns(programs))
 
     def formula_ns(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
-        late_ns = usual_ns if kind != MESSAGE or message_late_ns is None else message_late_ns
+        late_ns = message_ns if kind == MESSAGE else usual_ns
         if hops is not None:
-            late_ns = hop_late_ns * hop_count(link.world_size, hops)
+            late_ns = hop_ns * hop_count(link.world_size, hops)
         return transfer_ns(kind, num_bytes, link, hops) + round(late_ns)
 
     return formula_ns
@@ -68,13 +64,9 @@ def retime_program(program: Program, recorded: Link | None, link: Link | None) -
     Work stays as recorded, with what collectives displaced of it. To displace it anew was worse where it was tried: off
     by 1.6 and 1.9 % on average, not 1.4 and 1.7, in two series of 54 predictions each.
     """
-    return tuple(_retime_move(move, recorded, link) for move in program)
-
-
-def _retime_move(move: Move, recorded: Link | None, link: Link | None) -> Move:
-    if not isinstance(move, Launch) or link is None:
-        return move
-    return replace(move, transfer_ns=elsewhere_ns(move, recorded, link))
+    if link is None:
+        return tuple(program)
+    return change_launches(program, lambda launch: replace(launch, transfer_ns=elsewhere_ns(launch, recorded, link)))
 
 
 def elsewhere_ns(launch: Launch, recorded: Link | None, link: Link, algorithm: Algorithm = "ring") -> int:
@@ -100,26 +92,13 @@ def elsewhere_ns(launch: Launch, recorded: Link | None, link: Link, algorithm: A
     return max(model_ns + beyond_ns, 0)
 
 
-_CATEGORIES = ("collectives", "messages", "hops")
-
-
-def _late_ns(program: Program, link: Link | None, what: str) -> float | None:
-    """What collectives, messages, or hops of those by hand took beyond their link's formula, the median.
-
-    None where there are none, or no formula.
-    """
-    if link is None:
-        return None
-    late = [
-        (move.transfer_ns - transfer_ns(move.kind, move.bytes, link, move.hops))
-        / (max(hop_count(link.world_size, move.hops), 1) if move.hops else 1)
-        for move in program
-        if isinstance(move, Launch) and move.kind in (*ROUNDS, MESSAGE) and _category(move) == what
-    ]
-    return max(median(late), 0) if late else None
-
-
-def _category(launch: Launch) -> str:
-    if launch.kind == MESSAGE:
-        return "messages"
-    return "collectives" if launch.hops is None else "hops"
+def _late_ns(program: Program, link: Link) -> dict[str, float]:
+    """What `collectives`, `messages`, and each of `hops` took beyond their link's formula, the median."""
+    late_ns: dict[str, list[float]] = defaultdict(list)
+    for launch in find_launches(program):
+        if launch.kind in (*ROUNDS, MESSAGE):
+            what = "messages" if launch.kind == MESSAGE else "hops" if launch.hops else "collectives"
+            count = max(hop_count(link.world_size, launch.hops), 1) if launch.hops else 1
+            beyond_ns = launch.transfer_ns - transfer_ns(launch.kind, launch.bytes, link, launch.hops)
+            late_ns[what].append(beyond_ns / count)
+    return {what: max(median(each), 0) for what, each in late_ns.items()}

@@ -25,11 +25,9 @@ class Units(Strategy):
         self._owned = self.owned_elements()
 
     def owned_elements(self) -> dict[str, int]:
-        """Elements of each parameter that this rank owns."""
         return owned_elements(self.model, list(self.model.units.values()), self.rank, self.options.ranks)
 
     def members(self, unit: str) -> Sequence[str]:
-        """The unit's parameters."""
         return self.model.units[unit]
 
     def elements(self, unit: str) -> int:
@@ -46,13 +44,11 @@ class Units(Strategy):
             self._held[unit] = self.launch("all_gather", num_bytes, "gather", f"{unit} {self.microbatch} {phase}")
 
     def wait_for_unit(self, unit: str) -> None:
-        """Wait for its gather, if that was not done."""
         key, self._held[unit] = self._held[unit], None
         if key is not None:
             self.wait(key)
 
     def free(self, unit: str) -> None:
-        """It is no longer held."""
         self._held.pop(unit, None)
 
     def scatter(self, unit: str) -> Hashable:
@@ -132,9 +128,8 @@ class TorchFSDP2(Units):
     def members(self, unit: str) -> Sequence[str]:
         if unit != FSDP2_ROOT:
             return self.model.units[unit]
-        return [
-            name for each_unit, names in self.model.units.items() if layer_number(each_unit) is None for name in names
-        ]
+        others = [names for each, names in self.model.units.items() if layer_number(each) is None]
+        return [name for names in others for name in names]
 
     def elements(self, unit: str) -> int:
         """See `Units`: each parameter is padded to equal numbers of rows."""

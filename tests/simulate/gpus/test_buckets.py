@@ -110,7 +110,7 @@ def test_of_one_size_the_default_cap_is_played_alone(made: Make) -> None:
     assert is_of_one_size(run)
     assert not is_of_one_size(truth)
     (found,) = device_settings(run)
-    assert found.setting == Setting(bucket_cap_mb=25.0)
+    assert (found.option, found.value) == ("cap", 25.0)
     assert found.spans_ns == pytest.approx(np.array(spans(truth)), rel=0.01)
     best = gains(run).set_index("remedy").loc["cap"]
     assert best["setting"] == 25

@@ -12,8 +12,7 @@ from overlaplab.costs.pipeline import PER_RANK, bubble, order, starts
 from overlaplab.manifest import Link
 from overlaplab.simulate import pipeline_remedies
 from overlaplab.simulate.pipelines.moves import play_pipeline, step_ns
-from overlaplab.simulate.pipelines.shape import Host, Labelled, Shape
-from overlaplab.simulate.pipelines.times import UPDATE
+from overlaplab.simulate.pipelines.shape import UPDATE, Host, Labelled, Shape
 
 
 def ranks_of(schedule: str, took: tuple[dict[str, int], ...]) -> int:

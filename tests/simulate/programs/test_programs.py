@@ -17,7 +17,7 @@ from samples import TRACES, sample_run, unlabelled, with_recorders_labels
 import overlaplab
 from overlaplab.costs import hops_ns, transfer_ns
 from overlaplab.errors import OverlaplabError
-from overlaplab.manifest import Link, Parameter
+from overlaplab.manifest import Link, Manifest, Parameter
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
 from overlaplab.simulate.programs import made_programs, programs_of
 from overlaplab.simulate.programs.model import RecordedModel, owned_elements
@@ -219,13 +219,11 @@ def test_what_a_rank_owns_of_flat_buffers() -> None:
         name: Parameter(name=name, shape=(count,), dtype="float32", bytes=4 * count) for name, count in sizes.items()
     }
     model = RecordedModel(
+        manifest=Manifest(format_version=1, world_size=3),
         parameters=parameters,
         units={"u": ("a", "b"), "v": ("c",)},
         uses=["u", "v"],
         order=list(sizes),
-        main_grad=False,
-        param_dtype=None,
-        reduce_dtype=None,
     )
     parts = [owned_elements(model, [["a", "b"], ["c"]], rank, 3) for rank in range(3)]
     assert parts == [{"a": 3, "b": 1, "c": 1}, {"a": 0, "b": 4, "c": 1}, {"a": 0, "b": 2, "c": 1}]

@@ -1,4 +1,6 @@
-"""Caps of runs that reduce-scatter gradients, against what `predict` says of them and against recordings of zero1."""
+"""Settings that are tried: caps of runs that reduce-scatter gradients against what `predict` says of them and against
+recordings of zero1, and prefetch depths.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from situations import LINK, SLEEP, record
 
 import overlaplab
 from overlaplab.simulate import advise, best_cap_mb, remedies
-from overlaplab.simulate.advice.scattered import best_scattered_cap, scattered_caps
+from overlaplab.simulate.advice.tried import best_setting, depths_played, scattered_caps
+from overlaplab.simulate.predictions import what_if
+from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_ns
 
 ZERO1 = "course/zero1"
 
@@ -36,29 +41,52 @@ def test_each_cap_takes_what_predict_says(first_mb: float | None) -> None:
 
 def test_all_caps_send_all_gradients_and_buckets_become_fewer() -> None:
     played = scattered_caps(sample_run(ZERO1))
-    counts = [len(each.bucket_sizes) for each in played]
+    counts = [len(each.sizes) for each in played]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 1
-    assert len({sum(each.bucket_sizes) for each in played}) == 1
+    assert len({sum(each.sizes) for each in played}) == 1
 
 
 def test_the_best_is_the_shortest_but_for_a_tie() -> None:
     run = sample_run(ZERO1)
-    took = {each.cap_mb: float(np.mean(each.spans_ns)) for each in scattered_caps(run)}
-    best = best_scattered_cap(run)
+    took = {each.value: float(np.mean(each.spans_ns)) for each in scattered_caps(run)}
+    best = best_setting(run, scattered_caps(run))
     assert best is not None
-    assert took[best.cap_mb] <= 1.01 * min(took.values())
+    assert took[best.value] <= 1.01 * min(took.values())
     table = advise(run)
-    assert table[table["best"]]["bucket_cap_mb"].tolist() == [best.cap_mb]
-    assert best_cap_mb(run) == best.cap_mb
+    assert table[table["best"]]["bucket_cap_mb"].tolist() == [best.value]
+    assert best_cap_mb(run) == best.value
     rows = remedies(run)
-    assert rows[rows["remedy"] == "cap"]["setting"].unique().tolist() == [best.cap_mb]
+    assert rows[rows["remedy"] == "cap"]["setting"].unique().tolist() == [best.value]
 
 
 @pytest.mark.parametrize("sample", ["bucketed", "zero3", "zero2"])  # this zero2 labels no passes of units
 def test_other_runs_have_none(sample: str) -> None:
     assert scattered_caps(sample_run(sample)) == ()
-    assert best_scattered_cap(sample_run(sample)) is None
+
+
+def test_a_deeper_prefetch_gains_where_gathers_were_late() -> None:
+    late, ahead = (sample_run(name) for name in ("zero3-serial", "zero3"))
+    best = best_setting(late, depths_played(late))
+    assert best is not None
+    assert best.value >= 1
+    gained = {run.path: _gain(run) for run in (late, ahead)}
+    assert gained[late.path] > 5 * max(gained[ahead.path], 0.001)
+    assert depths_played(sample_run("bucketed")) == ()
+
+
+def test_a_depth_takes_as_long_as_what_if_says() -> None:
+    run = sample_run("zero3-serial")
+    depths = depths_played(run)
+    assert len(depths) == 4
+    expected = what_if.steps_by_depth(run, Question(setting=Setting()), [int(depth.value) for depth in depths])
+    assert [round(mean_step_ns(run, depth.spans_ns)) for depth in depths] == expected["step_ns"].tolist()
+
+
+def _gain(run: overlaplab.Run) -> float:
+    """Of a step, by the best depth."""
+    spans = overlaplab.summary(run)["span_ns"].sum()
+    return max((1 - own.spans_ns.sum() / spans for own in depths_played(run)), default=0.0)
 
 
 @pytest.mark.alone
@@ -67,12 +95,12 @@ def test_the_cap_gains_what_was_said(tmp_path: Path) -> None:
     """All gradients of zero1 in one bucket, and the cap that is advised instead."""
     options = ("--strategy", "zero1", "--link", LINK, *SLEEP, "--attempts", "3")
     run = overlaplab.load_run(record(tmp_path / "one", *options, "--bucket-cap-mb", "25"))
-    best = best_scattered_cap(run)
+    best = best_setting(run, scattered_caps(run))
     assert best is not None
     rows = remedies(run)
     said_ns = rows[rows["remedy"] == "cap"].drop_duplicates(["rank", "step"])["gain_ns"].mean()
-    other = overlaplab.load_run(record(tmp_path / "best", *options, "--bucket-cap-mb", f"{best.cap_mb:g}"))
+    other = overlaplab.load_run(record(tmp_path / "best", *options, "--bucket-cap-mb", f"{best.value:g}"))
     before_ns, after_ns = (float(overlaplab.summary(each)["span_ns"].mean()) for each in (run, other))
     gained_ns = before_ns - after_ns
-    print(f"{best.cap_mb:g} MiB: {said_ns / 1e6:.1f} ms predicted, {gained_ns / 1e6:.1f} ms recorded")
+    print(f"{best.value:g} MiB: {said_ns / 1e6:.1f} ms predicted, {gained_ns / 1e6:.1f} ms recorded")
     assert abs(said_ns - gained_ns) <= max(0.2 * abs(gained_ns), 0.02 * before_ns)

@@ -1,0 +1,172 @@
+"""Settings of runs on CPUs that are tried: prefetch depths, caps of reduce-scattered buckets, larger units of FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import hypot
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.costs.memory import prefetched_bytes
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.manifest import strategy_traits
+from overlaplab.simulate.assign import MIB, assign
+from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
+from overlaplab.simulate.player import Program, StuckError, find_launches, play
+from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
+from overlaplab.simulate.programs import made_programs, programs_of
+from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
+from overlaplab.simulate.programs.options import strategy_options
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.recorded import plain_programs
+from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns
+
+_MAX_FURTHER_UNITS = 4
+"""Units further ahead than recorded: each is held in full, so few have the memory for more."""
+_MAX_CAPS = 8
+"""Caps that are tried: programs of zero1 and zero2 are made anew for each."""
+_TOGETHER = (2, 4, 8)
+"""Units as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingPlayed:
+    """What a setting would have given."""
+
+    option: Literal["cap", "prefetch", "larger_units"]
+    value: float
+    """The cap in MiB, the units gathered ahead, or those as one."""
+    spans_ns: npt.NDArray[np.int64]
+    """How long the steps take, of shape (ranks, steps)."""
+    half_ns: int | None
+    """By how much a recorded gain may differ."""
+    caps_mb: tuple[float, ...] = ()
+    """The caps, with the first bucket's own, where it has one."""
+    sizes: tuple[int, ...] = ()
+    """The bytes of each bucket's gradients, in order of launch; none of other options."""
+    memory_bytes: int | None = 0
+    """What each rank holds more at most; None where unknown."""
+
+
+def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | None:
+    """The one with the fewest buckets, units ahead or units as one, of those as good as the shortest."""
+    took_ns = [mean_step_ns(run, each.spans_ns) for each in played]
+    good = [each for each, ns in zip(played, took_ns, strict=True) if ns <= min(took_ns) * (1 + TIE)]
+    return min(good, key=lambda each: (len(each.sizes), each.value), default=None)
+
+
+@once_per_run
+def gains_miss_ns(run: Run) -> int | None:
+    """Half of the 95 % interval of a gain that was played, see `gain_half_ns`; None where nothing can be played."""
+    try:
+        table = replay_steps(run)
+    except StuckError:
+        return None
+    if table.empty:
+        return None
+    played = table["replayed_ns"].to_numpy().reshape(len(run.traces), -1).mean(axis=0)
+    step_ns = mean_step_ns(run, recorded_spans_ns(run))
+    return gain_half_ns(step_ns, replay_interval(run, step_ns, list(played)))
+
+
+@once_per_run
+def depths_played(run: Run) -> tuple[SettingPlayed, ...]:
+    """Each prefetch depth beyond the recorded one, the smallest first, until nothing more changes."""
+    recorded, traits, manifest = plain_programs(run), strategy_traits(run.manifest), run.manifest
+    if recorded is None or traits is None or traits.gathers != "units":
+        return ()
+    if manifest is None or manifest.prefetch is None:
+        return ()
+    played: list[SettingPlayed] = []
+    programs: Sequence[Program] = recorded.programs
+    for further in range(1, _MAX_FURTHER_UNITS + 1):
+        try:
+            deeper = made_programs(run, Setting(prefetch=manifest.prefetch + further))
+            spans_ns = play(deeper).all_spans_ns()
+        except (OverlaplabError, StuckError):
+            break
+        if all(list(moves) == list(before) for moves, before in zip(deeper, programs, strict=True)):
+            break
+        each = SettingPlayed(
+            option="prefetch",
+            value=manifest.prefetch + further,
+            spans_ns=spans_ns,
+            half_ns=gains_miss_ns(run),
+            memory_bytes=prefetched_bytes(manifest, further),
+        )
+        played.append(each)
+        programs = deeper
+    return tuple(played)
+
+
+@once_per_run
+def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
+    """The caps that were tried, the smallest first; none without a link, since T of other sizes is not known then."""
+    recorded, traits, manifest = plain_programs(run), strategy_traits(run.manifest), run.manifest
+    if recorded is None or traits is None or traits.gradients != "reduce_scatter" or not traits.buckets:
+        return ()
+    if manifest is None or manifest.link is None:
+        return ()
+    sizes = {name: size for name, (size, _) in recorded.gradients.items()}
+    buckets = [launch.parameters for launch in find_launches(recorded.programs[0], "bucket")]
+    order = list(dict.fromkeys(name for parameters in buckets for name in parameters))
+    if set(order) != set(sizes):
+        return ()
+    played: list[SettingPlayed] = []
+    tried = _spread(list(cap_ranges(order, sizes)))
+    for each in tried:
+        setting = Setting(bucket_cap_mb=each.cap_mb)
+        with suppress(OverlaplabError, StuckError):
+            spans_ns = play(programs_of(run, setting)).all_spans_ns()
+            caps = strategy_options(run, manifest, setting).caps
+            cap_played = SettingPlayed(
+                option="cap",
+                value=each.cap_mb,
+                spans_ns=spans_ns,
+                half_ns=gains_miss_ns(run),
+                caps_mb=tuple(cap / MIB for cap in caps),
+                sizes=tuple(sum(sizes[name] for name in names) for names in assign(order, sizes, caps)),
+            )
+            played.append(cap_played)
+    return tuple(played) if len(played) == len(tried) else ()  # else at most the recorded one could be
+
+
+def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:
+    """At most `_MAX_CAPS`, smallest and largest cap among them, evenly by the logarithm of their number of buckets."""
+    if len(ranges) <= _MAX_CAPS:
+        return list(ranges)
+    counts = np.log([len(each.buckets) for each in ranges])
+    wanted = np.linspace(counts[0], counts[-1], _MAX_CAPS)
+    places = {int(np.abs(counts - count).argmin()) for count in wanted}
+    return [ranges[place] for place in sorted(places)]
+
+
+@once_per_run
+def units_played(run: Run) -> tuple[SettingPlayed, ...]:
+    """Two, four and eight units as one, as far as there are enough; none without FSDP2.
+
+    Where all recorded collectives are of one size, T of more bytes is unknown: steps are played with the middle of what
+    it could be, and the gain may be off by `units_apart_ns`.
+    """
+    recorded, link = plain_programs(run), run.manifest.link if run.manifest else None
+    if recorded is None:
+        return ()
+    played: list[SettingPlayed] = []
+    for together in _TOGETHER:
+        joined = join_units(run, recorded.programs, together, link)
+        if joined is None:
+            break
+        try:
+            spans_ns = play(joined).all_spans_ns()
+        except StuckError:
+            break
+        doubt_ns = gains_miss_ns(run)
+        half_ns = None if doubt_ns is None else round(hypot(doubt_ns, units_apart_ns(run, together, link)))
+        played.append(SettingPlayed(option="larger_units", value=together, spans_ns=spans_ns, half_ns=half_ns))
+    return tuple(played)
