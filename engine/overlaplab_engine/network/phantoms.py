@@ -150,7 +150,7 @@ class Phantoms:
     def _receive(self, output: torch.Tensor, begin: int, end: int) -> None:
         """Fill elements `begin` to `end` of a gather's output, which are other ranks' parts."""
         for block in self._blocks(output.data.view(-1)[begin:end]):
-            block.copy_(_lend(self._scratch, block, _small_values))
+            block.copy_(self._peers(block))
 
     def _send(self, tensor: torch.Tensor) -> None:
         for block in self._blocks(tensor.data.reshape(-1)):
@@ -177,6 +177,9 @@ class Phantoms:
 
     def _stage(self, block: torch.Tensor) -> torch.Tensor:
         return _lend(self._staging, block, torch.empty).copy_(block)
+
+    def _peers(self, block: torch.Tensor) -> torch.Tensor:
+        return _lend(self._scratch, block, _small_values)
 
 
 def _lend(memory: dict[tuple[torch.device, torch.dtype], torch.Tensor], block: torch.Tensor, make: Any) -> torch.Tensor:
