@@ -206,7 +206,10 @@ class Waits:
                 work = original(group, *args, **kwargs)
             finally:
                 self._launching = False
-            self._note(name, group, work, at_ns, stream_start)
+            try:
+                self._note(name, group, work, at_ns, stream_start)
+            except Exception as error:
+                self._failed(error)
             return work
 
         return launch
@@ -220,7 +223,6 @@ class Waits:
         )
         return self._clock.mark() if in_stream else None
 
-    @guard
     def _note(self, name: str, group: Any, work: Any, at_ns: int, stream_start: Any) -> None:
         number = None
         if name == "allreduce":
