@@ -19,7 +19,6 @@ class Alarm:
     """Wakes a thread on time."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
-        """`now_ns` is the clock."""
         self._now_ns = now_ns
         self._late_ns = 0.0  # running mean of how late sleeps end
 

@@ -1,12 +1,11 @@
-"""Checkpoints: a run's whole state, saved full or sharded, from which another run continues bit for bit.
+"""Checkpoints: a run's whole state, saved sharded, from which another run continues bit for bit.
 
 The state consists of parameters, buffers, AdamW's fp32 masters and moments, and each parameter's number of updates. All
 go by the parameters' names, so a state can be loaded with another strategy, bucket size or world size. Buffers are
 rank 0's. Gradients are not saved, since a checkpoint lies between two updates.
 
-Full: one file, in which each tensor has its shape. Sharded: a directory that the ranks write and read with
-torch.distributed.checkpoint, each rank only the parts that it owns. There tensors are flattened, because a rank's part
-of a flat shard may begin and end in the middle of a row.
+A checkpoint is a directory that the ranks write and read with torch.distributed.checkpoint, each rank only the parts
+that it owns. Tensors are flattened there, because a rank's part of a flat shard may begin and end amid a row.
 
 [Note: one order of addition]
 Floating-point sums of three or more numbers depend on the order of addition. A ring all-reduce adds in an order that
@@ -40,16 +39,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
-from overlaplab_engine.recording.trace_file import atomic_path, write_json
+from overlaplab_engine.recording.trace_file import write_json
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.sharding.sharded import Sharded
+from overlaplab_engine.strategies.sharding.sharded import OwnedPart, Sharded
 
 FORMAT_VERSION = 1
 HEADER = "checkpoint.json"
-"""The engine's own file in a sharded checkpoint, beside torch.distributed.checkpoint's; written last."""
+"""The engine's own file in a checkpoint, beside torch.distributed.checkpoint's; written last."""
 PARAMETERS, BUFFERS, MASTERS = "parameters", "buffers", "masters"
-KINDS = (PARAMETERS, BUFFERS, MASTERS, *MOMENTS)
-"""A tensor's key is `kind.name`."""
+"""With `MOMENTS` the kinds of tensors; a tensor's key is `kind.name`."""
 REMEDY = "resume with the model options that it was saved with"
 
 T = TypeVar("T")
@@ -73,9 +71,9 @@ class _Spec:
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
-    def zeros(self, count: int, device: torch.device | None = None) -> torch.Tensor:
+    def zeros(self, count: int) -> torch.Tensor:
         """`count` of its elements, flat, as zeros."""
-        return torch.zeros(count, dtype=getattr(torch, self.dtype), device=device)
+        return torch.zeros(count, dtype=getattr(torch, self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,112 +100,12 @@ class _Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Owned:
-    """This rank's part of one parameter or buffer."""
-
-    kind: str
-    name: str
-    begin: int
-    """The part's offset in the flattened tensor."""
-    values: torch.Tensor
-    """In the memory that training uses."""
-    optimized: torch.Tensor | None
-    """The tensor that the optimizer updates; None if it is not trained."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Slice:
     """Elements of a flattened tensor of the state."""
 
     begin: int
     values: torch.Tensor
     """(elements,)"""
-
-
-# Full
-
-
-def full_state(strategy: Strategy, optimizer: AdamW, step: int) -> dict[str, Any] | None:
-    """The state after `step` training steps, on the CPU of rank 0; None on other ranks. Every rank must call it.
-
-    Keys are `step`, `updates` {parameter: count}, and dicts of tensors by name: `parameters`, `buffers`, fp32 `masters`
-    of parameters in lower precision, and `exp_avg` and `exp_avg_sq` of updated parameters.
-    """
-    progress, specs = _describe(strategy, optimizer, step)
-    mine = _slices(strategy, optimizer)
-    state: dict[str, Any] = progress.document() | {kind: {} for kind in KINDS}
-    sharded = _sharded_names(strategy)
-    for key, spec in specs.items():
-        kind, _, name = key.partition(".")
-        full = spec.zeros(spec.numel, strategy.comm.device)
-        if key in mine:
-            full[mine[key].begin :][: mine[key].values.numel()] = mine[key].values
-        if name in sharded and full.numel():  # each byte comes from one rank and is zero on the others
-            strategy.comm.all_reduce_sum(full.view(torch.uint8)).wait()
-        if strategy.comm.rank == 0:
-            state[kind][name] = full.view(spec.shape).cpu()
-    return state if strategy.comm.rank == 0 else None
-
-
-def load_full_state(
-    state: Mapping[str, Any], strategy: Strategy, optimizer: AdamW, *, source: str = "the state"
-) -> int:
-    """Load what `full_state` returned, which every rank must have; returns the number of training steps done.
-
-    If it is no such state or belongs to another model, EngineError is raised on all ranks, and nothing is changed.
-    """
-    _require_ours(strategy)
-
-    def check() -> tuple[_Progress, dict[str, _Spec]]:
-        try:
-            progress = _Progress.read(state)
-            offered = {
-                f"{kind}.{name}": _Spec.from_tensor(tensor) for kind in KINDS for name, tensor in state[kind].items()
-            }
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise EngineError(f"{source} is not a full state: {_one_line(error)}; name what save_full wrote") from None
-        return progress, _match_specs(strategy, progress, offered, source)
-
-    progress, specs = _run_on_all_ranks(strategy.comm, check)
-    slices = _room(strategy, specs)
-    for key, part in slices.items():
-        kind, _, name = key.partition(".")
-        part.values.copy_(state[kind][name].reshape(-1)[part.begin :][: part.values.numel()])
-    _adopt(strategy, optimizer, progress, slices)
-    return progress.step
-
-
-def save_full(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> None:
-    """Write `full_state` to one file, complete or absent. EngineError on all ranks if it cannot be written."""
-    state = full_state(strategy, optimizer, step)
-
-    def write() -> None:
-        if state is not None:
-            with _explain_write_errors(path), atomic_path(path) as temporary:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                torch.save(state, temporary)
-
-    _run_on_all_ranks(strategy.comm, write)
-
-
-def load_full(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
-    """Load a file that `save_full` wrote; returns the number of training steps done.
-
-    EngineError on all ranks if that is impossible.
-    """
-
-    def read() -> Any:
-        if not path.is_file():
-            raise EngineError(f"{path} does not exist; name a file that contains a full state")
-        try:
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except Exception as error:  # from zip, pickle or the file system
-            raise EngineError(f"{path} is damaged: {_one_line(error)}; resume from another") from None
-
-    return load_full_state(_run_on_all_ranks(strategy.comm, read), strategy, optimizer, source=str(path))
-
-
-# Sharded
 
 
 def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) -> None:
@@ -261,7 +159,7 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
 
     def check() -> tuple[_Progress, dict[str, _Spec]]:
         progress, offered = _read(path)
-        return progress, _match_specs(strategy, progress, offered, str(path))
+        return progress, _match_specs(strategy, progress, offered, path)
 
     progress, specs = _run_on_all_ranks(strategy.comm, check)
     slices = _room(strategy, specs)
@@ -287,7 +185,7 @@ def require_place(path: Path) -> None:
 
 
 def require_checkpoint(path: Path) -> None:
-    """EngineError if there is no sharded checkpoint, or if its table of contents cannot be read."""
+    """EngineError if there is no checkpoint, or if its table of contents cannot be read."""
     _read(path)
 
 
@@ -296,8 +194,7 @@ class _Saver(DefaultSavePlanner):
 
     def __init__(self, slices: Mapping[str, _Slice], specs: Mapping[str, _Spec]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._slices = slices
-        self._specs = specs
+        self._slices, self._specs = slices, specs
 
     def create_local_plan(self) -> SavePlan:
         self.plan = SavePlan([self._item(key, part) for key, part in self._slices.items()])
@@ -318,8 +215,7 @@ class _Loader(DefaultLoadPlanner):
 
     def __init__(self, slices: Mapping[str, _Slice], specs: Mapping[str, _Spec]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._slices = slices
-        self._specs = specs
+        self._slices, self._specs = slices, specs
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
@@ -362,7 +258,7 @@ def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progres
     """The run's progress, and all tensors of its state by key; the same on all ranks."""
     _require_ours(strategy)
     strategy.settle()
-    mine = {o.name: optimizer.updates_of(o.optimized) for o in _owned_parts(strategy) if o.optimized is not None}
+    mine = {o.name: optimizer.updates_of(o.optimized) for _, o in _owned_parts(strategy) if o.optimized is not None}
     updates: dict[str, int] = {}
     for theirs in strategy.comm.gather_objects({name: count for name, count in mine.items() if count}):
         updates |= theirs
@@ -383,20 +279,17 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
     return specs | {f"{BUFFERS}.{name}": _Spec.from_tensor(buffer) for name, buffer in strategy.model.named_buffers()}
 
 
-def _owned_parts(strategy: Strategy) -> list[_Owned]:
-    """This rank's parts of all parameters and buffers."""
+def _owned_parts(strategy: Strategy) -> list[tuple[str, OwnedPart]]:
+    """This rank's parts of all parameters and buffers, each with its kind."""
     sharded, optimized = _sharded_names(strategy), dict(strategy.named_optimized())
-    parts = [
-        _Owned(PARAMETERS, name, 0, p.detach(), optimized.get(name))
+    parts = strategy.parts() if isinstance(strategy, Sharded) else []
+    parts += [
+        OwnedPart(name, 0, p.detach(), optimized.get(name))
         for name, p in strategy.model.named_parameters()
         if name not in sharded
     ]
-    if isinstance(strategy, Sharded):
-        parts += [
-            _Owned(PARAMETERS, part.name, part.begin, part.values, None if part.piece is None else part.piece.tensor)
-            for part in strategy.parts()
-        ]
-    return parts + [_Owned(BUFFERS, name, 0, buffer, None) for name, buffer in strategy.model.named_buffers()]
+    buffers = [OwnedPart(name, 0, buffer, None) for name, buffer in strategy.model.named_buffers()]
+    return [(PARAMETERS, part) for part in parts] + [(BUFFERS, part) for part in buffers]
 
 
 def _sharded_names(strategy: Strategy) -> set[str]:
@@ -408,9 +301,9 @@ def _slices(strategy: Strategy, optimizer: AdamW) -> dict[str, _Slice]:
     """The slices that this rank saves, by key. Rank 0 saves what all ranks have, as its buffers are the valid ones."""
     sharded = _sharded_names(strategy)
     slices: dict[str, _Slice] = {}
-    for o in _owned_parts(strategy):
+    for owned_kind, o in _owned_parts(strategy):
         if o.name in sharded or strategy.comm.rank == 0:
-            tensors = {o.kind: o.values} | ({} if o.optimized is None else optimizer.state_of(o.optimized))
+            tensors = {owned_kind: o.values} | ({} if o.optimized is None else optimizer.state_of(o.optimized))
             slices |= {f"{kind}.{o.name}": _Slice(o.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
     return {key: part for key, part in slices.items() if part.values.numel()}
 
@@ -419,8 +312,8 @@ def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
     """Empty slices for this rank's parts of these tensors; on the CPU, so that a GPU does not hold them twice."""
     return {
         key: _Slice(o.begin, specs[key].zeros(o.values.numel()))
-        for o in _owned_parts(strategy)
-        for key in (f"{kind}.{o.name}" for kind in ((o.kind,) if o.optimized is None else (o.kind, MASTERS, *MOMENTS)))
+        for owned_kind, o in _owned_parts(strategy)
+        for key in (f"{kind}.{o.name}" for kind in (owned_kind, *(() if o.optimized is None else (MASTERS, *MOMENTS))))
         if key in specs
     }
 
@@ -430,8 +323,8 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
     """Make the loaded slices the state; gradients are discarded."""
     strategy.settle()
     strategy.zero_grad()
-    for o in _owned_parts(strategy):
-        o.values.copy_(slices[f"{o.kind}.{o.name}"].values.view(o.values.shape))
+    for owned_kind, o in _owned_parts(strategy):
+        o.values.copy_(slices[f"{owned_kind}.{o.name}"].values.view(o.values.shape))
         if o.optimized is not None:
             keys = {kind: f"{kind}.{o.name}" for kind in (MASTERS, *MOMENTS)}
             state = {kind: slices[key].values for kind, key in keys.items() if key in slices}
@@ -443,7 +336,7 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
 
 
 def _match_specs(
-    strategy: Strategy, progress: _Progress, offered: Mapping[str, _Spec], source: str
+    strategy: Strategy, progress: _Progress, offered: Mapping[str, _Spec], source: Path
 ) -> dict[str, _Spec]:
     """Return the tensors that this model needs. EngineError if the offered ones differ."""
     needed = _specs(strategy, progress.updates)
@@ -483,7 +376,7 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the file system into EngineError."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError
+    except OSError as error:
         raise EngineError(f"{path} cannot be written: {_one_line(error)}") from None
 
 

@@ -67,7 +67,6 @@ class _Record(TyperCommand):
     """A command whose help groups the options, and shows no type of Python's beside switches and whole numbers."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options."""
         panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
         parameters: list[Any] = super().get_params(ctx)
         for parameter in parameters:

@@ -24,13 +24,7 @@ def gpus(device: Device) -> int:
 
     count = torch.cuda.device_count()
     if device is Device.CUDA and count == 0:
-        reason = no_gpu(
-            nvidia(),
-            torch_version=torch.__version__,
-            built_for=torch.version.cuda,
-            error=cuda_error(),
-            visible=visible_devices(),
-        )
+        reason = no_gpu_here(nvidia(), cuda_error())
         remedy = f", or {reason.remedy}" if reason.remedy else ""
         raise EngineError(f"--device cuda: {reason.why}; use --device cpu{remedy}")
     return count
@@ -41,6 +35,14 @@ def should_use_gpus(device: Device, ranks_here: int, world_size: int) -> bool:
     if device is not Device.AUTO:
         return device is Device.CUDA
     return world_size >= 2 and gpus(device) >= ranks_here
+
+
+def no_gpu_here(machine: Nvidia, error: str | None) -> NoGpu:
+    """Why this process's torch has no GPU; `error` is CUDA's message when it starts."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return no_gpu(machine, torch_version=torch.__version__, built_for=torch.version.cuda, error=error, visible=visible)
 
 
 def no_gpu(
@@ -77,11 +79,6 @@ def cuda_error() -> str | None:
     except (AssertionError, RuntimeError) as error:
         return " ".join(str(error).split())
     return None
-
-
-def visible_devices() -> str | None:
-    """The environment variable CUDA_VISIBLE_DEVICES."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def _install(driver: str | None) -> str:

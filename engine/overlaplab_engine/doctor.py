@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from overlaplab_engine.devices import cuda_error, no_gpu, visible_devices
+from overlaplab_engine.devices import cuda_error, no_gpu_here
 from overlaplab_engine.nvidia import Nvidia, nvidia
 from overlaplab_engine.recording.device_events import cause, probe
 
@@ -33,20 +33,13 @@ def _torch(machine: Nvidia) -> dict[str, Any] | None:
         return {"error": _one_line(error)}
     error_of_cuda = cuda_error()
     usable = torch.cuda.device_count() if error_of_cuda is None else 0
-    reason = no_gpu(
-        machine,
-        torch_version=torch.__version__,
-        built_for=torch.version.cuda,
-        error=error_of_cuda,
-        visible=visible_devices(),
-    )
     cupti = probe("cuda:0") if usable else None
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "gpus": usable,
-        "no_gpu": None if usable else asdict(reason),
+        "no_gpu": None if usable else asdict(no_gpu_here(machine, error_of_cuda)),
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": _nccl() if dist.is_available() and dist.is_nccl_available() else None,
         "cupti": None if cupti is None else {"seen": cupti.seen, "cause": None if cupti.seen else cause(cupti)},

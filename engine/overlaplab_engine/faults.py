@@ -80,8 +80,7 @@ def _describe(error: BaseException) -> str:
 
 def _write(message: str, lost_peer: bool = False) -> None:
     """Write the message to the launcher's file, and print it unless the launcher does."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         data = {"message": message, "timestamp": int(time.time()), "time_ns": time.time_ns(), "lost_peer": lost_peer}
         with open(path, "w") as file:
             json.dump(data, file)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, cast
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from torch._C._profiler import _RecordFunctionFast
 
@@ -18,85 +18,58 @@ Span = _RecordFunctionFast
 
 
 class Word(StrEnum):
-    """The kind of a label, its name after `engine::`."""
+    """The kind of a label, its name after `engine::`; each with the keys of its label, in the order of the text."""
 
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    STAGE_FORWARD = "stage_forward"
-    STAGE_BACKWARD = "stage_backward"
-    STAGE_BACKWARD_INPUT = "stage_backward_input"
-    STAGE_BACKWARD_WEIGHT = "stage_backward_weight"
+    keys: tuple[str, ...]
+
+    def __new__(cls, word: str, keys: str = "") -> "Word":
+        """A member: its name in labels, and their keys."""
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.keys = tuple(keys.split())
+        return member
+
+    FORWARD = "forward", "microbatch"
+    BACKWARD = "backward", "microbatch sync"
+    STAGE_FORWARD = "stage_forward", "stage microbatch"
+    STAGE_BACKWARD = "stage_backward", "stage microbatch"
+    STAGE_BACKWARD_INPUT = "stage_backward_input", "stage microbatch"
+    STAGE_BACKWARD_WEIGHT = "stage_backward_weight", "stage microbatch"
     OPTIMIZER = "optimizer"
-    UPDATE = "update"
-    GRADIENT_READY = "gradient_ready"
-    BUCKET_READY = "bucket_ready"
-    BUCKET_LAUNCH = "bucket_launch"
-    BUCKET_DONE = "bucket_done"
-    PARAM_GATHER_LAUNCH = "param_gather_launch"
-    PARAM_GATHER_WAIT = "param_gather_wait"
-    GATHER_LAUNCH = "gather_launch"
-    GATHER_WAIT = "gather_wait"
-    FIRST_USE = "first_use"
-    LAST_USE = "last_use"
-    FREE = "free"
-    SCATTER_LAUNCH = "scatter_launch"
-    SCATTER_DONE = "scatter_done"
-    RECOMPUTE = "recompute"
-    SERVE = "serve"
-    REPLICA_LAUNCH = "replica_launch"
-    ACTIVATION_LAUNCH = "activation_launch"
+    UPDATE = "update", "unit"
+    GRADIENT_READY = "gradient_ready", "parameter"
+    BUCKET_READY = "bucket_ready", "bucket bytes parameters"
+    BUCKET_LAUNCH = "bucket_launch", "bucket"
+    BUCKET_DONE = "bucket_done", "bucket"
+    PARAM_GATHER_LAUNCH = "param_gather_launch", "bucket bytes"
+    PARAM_GATHER_WAIT = "param_gather_wait", "bucket"
+    GATHER_LAUNCH = "gather_launch", "unit phase microbatch bytes"
+    GATHER_WAIT = "gather_wait", "unit phase microbatch"
+    FIRST_USE = "first_use", "unit phase microbatch"
+    LAST_USE = "last_use", "unit phase microbatch"
+    FREE = "free", "unit phase microbatch bytes"
+    SCATTER_LAUNCH = "scatter_launch", "unit microbatch bytes"
+    SCATTER_DONE = "scatter_done", "unit microbatch"
+    RECOMPUTE = "recompute", "module"
+    SERVE = "serve", "worker staleness"
+    REPLICA_LAUNCH = "replica_launch", "unit microbatch bytes"
+    ACTIVATION_LAUNCH = "activation_launch", "module phase microbatch"
     WAIT = "wait"
-    COLLECTIVE = "collective"
-    LAUNCH = "launch"
-    COMM = "comm"
-    COPY = "copy"
-    HOP = "hop"
-    PROCESSOR = "processor"
+    COLLECTIVE = "collective", "seq kind dtype bytes group"
+    LAUNCH = "launch", "seq group"
+    COMM = "comm", "seq kind dtype bytes group link modelled_ns"
+    COPY = "copy", "way bytes link modelled_ns"
+    HOP = "hop", "bucket kind hop bytes sends to receives source"
+    PROCESSOR = "processor", "ran_ns delayed_ns unit phase"
 
 
-KEYS: dict[Word, tuple[str, ...]] = {
-    Word.FORWARD: ("microbatch",),
-    Word.BACKWARD: ("microbatch", "sync"),
-    Word.STAGE_FORWARD: ("stage", "microbatch"),
-    Word.STAGE_BACKWARD: ("stage", "microbatch"),
-    Word.STAGE_BACKWARD_INPUT: ("stage", "microbatch"),
-    Word.STAGE_BACKWARD_WEIGHT: ("stage", "microbatch"),
-    Word.OPTIMIZER: (),
-    Word.UPDATE: ("unit",),
-    Word.GRADIENT_READY: ("parameter",),
-    Word.BUCKET_READY: ("bucket", "bytes", "parameters"),
-    Word.BUCKET_LAUNCH: ("bucket",),
-    Word.BUCKET_DONE: ("bucket",),
-    Word.PARAM_GATHER_LAUNCH: ("bucket", "bytes"),
-    Word.PARAM_GATHER_WAIT: ("bucket",),
-    Word.GATHER_LAUNCH: ("unit", "phase", "microbatch", "bytes"),
-    Word.GATHER_WAIT: ("unit", "phase", "microbatch"),
-    Word.FIRST_USE: ("unit", "phase", "microbatch"),
-    Word.LAST_USE: ("unit", "phase", "microbatch"),
-    Word.FREE: ("unit", "phase", "microbatch", "bytes"),
-    Word.SCATTER_LAUNCH: ("unit", "microbatch", "bytes"),
-    Word.SCATTER_DONE: ("unit", "microbatch"),
-    Word.RECOMPUTE: ("module",),
-    Word.SERVE: ("worker", "staleness"),
-    Word.REPLICA_LAUNCH: ("unit", "microbatch", "bytes"),
-    Word.ACTIVATION_LAUNCH: ("module", "phase", "microbatch"),
-    Word.WAIT: (),
-    Word.COLLECTIVE: ("seq", "kind", "dtype", "bytes", "group"),
-    Word.LAUNCH: ("seq", "group"),
-    Word.COMM: ("seq", "kind", "dtype", "bytes", "group", "link", "modelled_ns"),
-    Word.COPY: ("way", "bytes", "link", "modelled_ns"),
-    Word.HOP: ("bucket", "kind", "hop", "bytes", "sends", "to", "receives", "source"),
-    Word.PROCESSOR: ("ran_ns", "delayed_ns", "unit", "phase"),
-}
-"""The keys of each label, in the order in which they are written."""
-
+KEYS = {word: word.keys for word in Word}
 OPTIONAL = {
     Word.COMM: frozenset({"link", "modelled_ns"}),
     Word.COPY: frozenset({"link", "modelled_ns"}),
     Word.HOP: frozenset({"sends", "to", "receives", "source"}),
     Word.PROCESSOR: frozenset({"unit", "phase"}),
 }
-LISTS = frozenset({"parameters"})
 
 
 def label(word: Word, **values: str | int | Sequence[str]) -> str:
@@ -104,23 +77,10 @@ def label(word: Word, **values: str | int | Sequence[str]) -> str:
 
     Raises ValueError for keys that the grammar does not have for this word.
     """
-    keys = [key for key in KEYS[word] if key in values]
-    if len(keys) != len(values) or any(key not in values and key not in OPTIONAL.get(word, ()) for key in KEYS[word]):
-        raise ValueError(f"engine::{word} takes the keys {KEYS[word]}, not {tuple(values)}")
+    keys = [key for key in word.keys if key in values]
+    if len(keys) != len(values) or any(key not in values and key not in OPTIONAL.get(word, ()) for key in word.keys):
+        raise ValueError(f"engine::{word} takes the keys {word.keys}, not {tuple(values)}")
     return " ".join([PREFIX + word, *(f"{key}={_encode(values[key])}" for key in keys)])
-
-
-def parse(text: str) -> tuple[Word, dict[str, str | list[str]]]:
-    """The word and values of a label, the inverse of `label`; numbers stay text. ValueError for anything else."""
-    head, *pairs = text.split(" ")
-    if not head.startswith(PREFIX):
-        raise ValueError(f"not a label: {text!r}")
-    word = Word(head.removeprefix(PREFIX))
-    values: dict[str, str | list[str]] = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        values[key] = [unquote(v) for v in value.split(",") if v] if key in LISTS else unquote(value)
-    return word, values
 
 
 def span(word: Word, **values: str | int | Sequence[str]) -> Span:

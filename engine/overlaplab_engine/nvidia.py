@@ -68,7 +68,6 @@ def _from_nvidia_smi() -> Nvidia | None:
 
 
 def _module_version() -> str | None:
-    """The version of the loaded kernel module."""
     try:
         text = (_KERNEL_MODULE / "version").read_text()
     except OSError:

@@ -42,7 +42,7 @@ class AdamW:
         self.took_ns: dict[str, int] = {}
         """How long the update of each unit took at least, in ns."""
         self._unit_of = {id(master): unit for unit, masters in masters_of_unit.items() for master in masters}
-        self._number = {id(p): i for i, p in enumerate(self._parameters)}
+        self._master_of = {id(p): master for p, master in zip(self._parameters, self._masters, strict=True)}
 
     @staticmethod
     def exact(dtype: torch.dtype) -> torch.dtype:
@@ -53,26 +53,23 @@ class AdamW:
         """All fp32 masters and moments that exist so far."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         states = [state for part in self._parts.values() for state in part.state.values()]
-        moments = [t for state in states for t in state.values()]
-        return masters + [t for t in moments if t.dim()]
+        return masters + [t for state in states for t in state.values() if t.dim()]
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's fp32 `masters`, if any, and its moments `exp_avg` and `exp_avg_sq`, once it was updated."""
-        master = self._masters[self._number[id(parameter)]]
+        master = self._master_of[id(parameter)]
         masters = {} if master is parameter else {"masters": master}
         state = self._state(master)
         return masters | {name: state[name] for name in MOMENTS if name in state}
 
     def updates_of(self, parameter: torch.Tensor) -> int:
         """How often a parameter was updated; AdamW's bias correction depends on it."""
-        master = self._masters[self._number[id(parameter)]]
-        state = self._state(master)
-        return int(state["step"]) if "step" in state else 0
+        return int(self._state(self._master_of[id(parameter)]).get("step", 0))
 
     @torch.no_grad()
     def restore(self, parameter: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
         """Restore what `state_of` and `updates_of` returned for a parameter; its own values stay as they are."""
-        master = self._masters[self._number[id(parameter)]]
+        master = self._master_of[id(parameter)]
         if master is not parameter:
             master.copy_(state["masters"].view(master.shape))
         states = self._parts[self._unit_of[id(master)]].state

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -26,19 +26,17 @@ from overlaplab_engine.models.sleeping import SleepClock, put_to_sleep, unit_tim
 from overlaplab_engine.models.transformer import Transformer, initial_values
 from overlaplab_engine.models.units import Unit, UnitPolicy, policy, reads_parameters_in_backward
 from overlaplab_engine.network.calibration import choose_link, next_slower
-from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator, Place, connect
-from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
 from overlaplab_engine.options import Option, declarations
 from overlaplab_engine.recording import processor
-from overlaplab_engine.recording.attained import LinkStep, attained_steps, link_step
+from overlaplab_engine.recording.attained import attained_steps, link_step
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import idle_collectives, probe_ns, unit_passes
 from overlaplab_engine.recording.device_events import nothing_seen
 from overlaplab_engine.recording.facts import hardware_of_rank
-from overlaplab_engine.recording.machine import MachineStep, Reading, machine_step, usable_cores
-from overlaplab_engine.recording.manifest import Before, Outcome, manifest, sleeps_on_schedule
+from overlaplab_engine.recording.machine import Reading, machine_step, usable_cores
+from overlaplab_engine.recording.manifest import Before, Outcome, Recorded, manifest, sleeps_on_schedule
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
@@ -85,13 +83,11 @@ def record(config: Config, argv: list[str]) -> None:
         if config.trace:
             ranks = comm.world_size - len(comm.phantom_ranks)
             outcome = Outcome(
-                losses=best.losses,
-                carried=best.carried,
+                recorded=best,
                 held=held_bytes(strategy, optimizer),
                 peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm, held),
                 scratch=comm.scratch_bytes,
                 counts=processor.tells(),
-                machine=best.machine,
                 before=before,
                 probe_after_ns=probe_ns() if before is not None else None,
                 updates=optimizer.took_ns,
@@ -104,9 +100,6 @@ def record(config: Config, argv: list[str]) -> None:
                     comm,
                     strategy,
                     outcomes,
-                    best.link_steps,
-                    link=best.link,
-                    attempt=best.attempt,
                     attempts=attempts,
                     floor_ns=floor_ns,
                     command=shlex.join(["overlaplab", "record", *argv]),
@@ -135,12 +128,7 @@ def _within_limit(config: Config, comm: Communicator) -> tuple[Config, int | Non
     if config.largest_batch:
         batch, peak = largest_batch(measure_peak, limit)
         config = replace(config, batch=batch)
-        if comm.rank == 0:
-            print(
-                f"overlaplab record: the largest batch within {limit} is {batch} per rank, "
-                f"with a peak of {Bytes(peak)}",
-                file=sys.stderr,
-            )
+        comm.say(f"the largest batch within {limit} is {batch} per rank, with a peak of {Bytes(peak)}")
     elif (peak := measure_peak(config.batch)) > limit:
         raise EngineError(f"--memory-limit {limit}: --batch {config.batch} takes {Bytes(peak)} at its peak")
     return config, peaks[config.batch]
@@ -286,40 +274,16 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     return update
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recorded:
-    """One recording of the steps."""
-
-    attempt: int
-    """Its number, from 1."""
-    link: Link | None
-    """The emulated link."""
-    losses: list[float]
-    """One per recorded step; none on a rank that computes none."""
-    carried: list[list[Carried]]
-    """The link's collectives on this rank, by the recorded step that launched them."""
-    link_steps: list[LinkStep]
-    """Those of all ranks; empty without an emulated link."""
-    machine: list[MachineStep]
-    """Those of this rank."""
-
-    @property
-    def quality(self) -> tuple[int, int]:
-        """The higher, the better the link was attained: by steps, then by how late it was in all."""
-        late_ns = sum(row.occupied_ns - row.modelled_ns for row in self.link_steps)
-        return len(attained_steps(self.link_steps)), -late_ns
-
-
 def _record_steps(
     config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
-) -> tuple[_Recorded, int]:
+) -> tuple[Recorded, int]:
     """Record until the emulated link was attained in all steps, or for the last time; the best is in the trace file.
 
     Each recording trains on from the one before, the first from `done` steps. With `--link auto`, the next is behind a
     slower link if no more than half the steps were attained. Returns the best, and how many were made.
     """
     again = comm.link is not None and comm.device.type == "cpu" and config.trace and config.save is None
-    best: _Recorded | None = None
+    best: Recorded | None = None
     for attempt in range(1, (config.attempts if again else 1) + 1):
         recorder, recorded = _run(config, comm, strategy, optimizer, attempt, done)
         done += config.warmup + config.steps
@@ -340,18 +304,14 @@ def _record_steps(
         elif link.auto and 2 * good <= config.steps:
             comm.set_link(next_slower(link))
             then += f" behind {comm.link}"
-        if comm.rank == 0:
-            print(
-                f"overlaplab record: the link {link} was attained in {good} of {config.steps} steps; {then}",
-                file=sys.stderr,
-            )
+        comm.say(f"the link {link} was attained in {good} of {config.steps} steps; {then}")
     assert best is not None
     return best, attempt
 
 
 def _run(
     config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, attempt: int, done: int
-) -> tuple[TraceFile | None, _Recorded]:
+) -> tuple[TraceFile | None, Recorded]:
     """Warm-up and recorded steps, after `done` earlier ones; this rank's recorder holds what it recorded."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = _trace_file(config, comm, strategy) if config.traces(comm.rank) else None
@@ -386,7 +346,7 @@ def _run(
         for i, (launched, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))
     ]
     ranks = comm.world_size - len(comm.phantom_ranks)
-    return recorder, _Recorded(
+    return recorder, Recorded(
         attempt=attempt,
         link=comm.link,
         losses=[float(loss) for loss in losses[config.warmup :]],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from overlaplab_engine.checkpoint import full_state, load_full, load_full_state, load_sharded, save_full, save_sharded
+from overlaplab_engine.checkpoint import load_sharded, save_sharded
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
@@ -24,6 +24,7 @@ from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import BATCHES, SHARDED, Branches, transformer
+from ranks.full_states import full_state
 from ranks.warm_ranks import run_launcher, run_warm
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -149,7 +150,7 @@ CASES = ("float32 on 1", "float32 on 2", "float32 on 3", "bfloat16 on 2", "main_
 
 AGAIN = (
     r"resume\[(zero1 (float32 on [12]|main_grad)|zero2 (float32|bfloat16)|zero3 float32 on [23]"
-    r"|(naive|per-param) )|resume_a_transformer\[zero[12]|hand_on\[(sharded main_grad|full float32)"
+    r"|(naive|per-param) )|resume_a_transformer\[zero[12]|hand_on\[main_grad"
 )
 """What repeats others: zero1 and zero2 are saved by the same code, and parameters that are whole by one, too."""
 LINKED = r"behind_a_link"
@@ -162,7 +163,7 @@ LINKED = r"behind_a_link"
     "torch-ddp float32 on 3",
 )
 def resume(comm: Communicator, name: str) -> None:
-    """Never stopped; saved and gone on; loaded by parts; loaded in full."""
+    """Never stopped; saved and gone on; loaded."""
     strategy, case, _, n = name.split()
     world = first(comm, int(n))
     if world is None:
@@ -171,17 +172,15 @@ def resume(comm: Communicator, name: str) -> None:
     want = never_stopped.steps(0, 8)
     saved = Run(world, strategy, case)
     assert saved.steps(0, 4) == want[:4]
-    sharded, full = folder(f"resume {name}"), folder(f"resume {name}.pt")
-    save_sharded(sharded, saved.strategy, saved.optimizer, 4)
-    save_full(full, saved.strategy, saved.optimizer, 4)
+    path = folder(f"resume {name}")
+    save_sharded(path, saved.strategy, saved.optimizer, 4)
     assert saved.steps(4, 8) == want[4:]
     end = never_stopped.state()
-    for load, path in ((load_sharded, sharded), (load_full, full)):
-        loaded = Run(world, strategy, case, fresh=True)
-        loaded.steps(7, 8)  # it may have trained before
-        assert load(path, loaded.strategy, loaded.optimizer) == 4
-        assert loaded.steps(4, 8) == want[4:]
-        loaded.has(end)
+    loaded = Run(world, strategy, case, fresh=True)
+    loaded.steps(7, 8)  # it may have trained before
+    assert load_sharded(path, loaded.strategy, loaded.optimizer) == 4
+    assert loaded.steps(4, 8) == want[4:]
+    loaded.has(end)
 
 
 @scenario(*SHARDED, "bucketed")
@@ -230,15 +229,14 @@ def before_the_first_step(comm: Communicator) -> None:
 # Others go on
 
 
-@scenario(*(f"{form} {case}" for form in ("sharded", "full") for case in ("float32", "main_grad")))
-def hand_on(comm: Communicator, name: str) -> None:
+@scenario("float32", "main_grad")
+def hand_on(comm: Communicator, case: str) -> None:
     """From one strategy and world size to the next: each has the state of the one before."""
-    form, case = name.split()
     first_run = Run(comm, BUCKETED, case)
     first_run.steps(0, 5)
     state = first_run.state(5)
-    path = folder(f"hand {name} 0")
-    (save_sharded if form == "sharded" else save_full)(path, first_run.strategy, first_run.optimizer, 5)
+    path = folder(f"hand {case} 0")
+    save_sharded(path, first_run.strategy, first_run.optimizer, 5)
     chain = [
         (ZERO3, 2),
         (ZERO3, 3),
@@ -254,12 +252,12 @@ def hand_on(comm: Communicator, name: str) -> None:
         world = first(comm, n)
         if world is not None:
             run = Run(world, strategy, case, fresh=True, cap=0.0002 * number)
-            assert (load_sharded if form == "sharded" else load_full)(path, run.strategy, run.optimizer) == 5
+            assert load_sharded(path, run.strategy, run.optimizer) == 5
             run.has(state, 5)
-            path = folder(f"hand {name} {number}")
-            (save_sharded if form == "sharded" else save_full)(path, run.strategy, run.optimizer, 5)
+            path = folder(f"hand {case} {number}")
+            save_sharded(path, run.strategy, run.optimizer, 5)
         comm.barrier()
-        path = folder(f"hand {name} {number}")
+        path = folder(f"hand {case} {number}")
 
 
 @scenario()
@@ -270,9 +268,9 @@ def training_handed_on(comm: Communicator) -> None:
     for number, name in enumerate((BUCKETED, ZERO3, ZERO1, ZERO2)):
         run = Run(comm, name, "float64", fresh=number > 0)
         if number:
-            assert load_full(folder(f"training {number}.pt"), run.strategy, run.optimizer) == 2 * number
+            assert load_sharded(folder(f"training {number}"), run.strategy, run.optimizer) == 2 * number
         got += run.steps(2 * number, 2 * number + 2)
-        save_full(folder(f"training {number + 1}.pt"), run.strategy, run.optimizer, 2 * number + 2)
+        save_sharded(folder(f"training {number + 1}"), run.strategy, run.optimizer, 2 * number + 2)
     assert torch.allclose(torch.tensor(got, dtype=torch.float64), torch.tensor(losses, dtype=torch.float64), rtol=1e-12)
     parameters = want.strategy.full_parameters()
     for name, tensor in run.strategy.full_parameters().items():
@@ -384,12 +382,12 @@ def mutant_order_forgotten(comm: Communicator) -> None:
 
 
 @contextmanager
-def untouched(run: Run) -> Iterator[Callable[[Callable[..., int], Path, str], None]]:
+def untouched(run: Run) -> Iterator[Callable[[Path, str], None]]:
     """Loads that must fail, on all ranks in the same words, and leave the run as it was."""
 
-    def refused(load: Callable[..., int], path: Path, message: str) -> None:
+    def refused(path: Path, message: str) -> None:
         with pytest.raises(EngineError) as raised:
-            load(path, run.strategy, run.optimizer)
+            load_sharded(path, run.strategy, run.optimizer)
         told = str(raised.value)
         assert message in told.replace(str(path), "PATH"), told
         assert "\n" not in told
@@ -412,9 +410,8 @@ def damaged(path: Path, name: str) -> Path:
 def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
     run = Run(comm, ZERO3)
     run.steps(0, 3)
-    path, full = folder("whole"), folder("whole.pt")
+    path = folder("whole")
     save_sharded(path, run.strategy, run.optimizer, 3)
-    save_full(full, run.strategy, run.optimizer, 3)
     if comm.rank == 0:
         (damaged(path, "no header") / "checkpoint.json").unlink()
         (damaged(path, "header cut") / "checkpoint.json").write_text("{")
@@ -431,9 +428,6 @@ def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
         (damaged(path, "mixed") / "checkpoint.json").write_text(json.dumps(document))
         document["tensors"]["exp_avg_sq.maps.d.bias"] = document["tensors"]["exp_avg.maps.a.bias"]
         (damaged(path, "mixed more") / "checkpoint.json").write_text(json.dumps(document))
-        full.with_name("cut.pt").write_bytes(full.read_bytes()[:1000])
-        torch.save({"weight": torch.ones(3)}, full.with_name("foreign.pt"))
-        torch.save([1, 2], full.with_name("list.pt"))
     comm.barrier()
     with untouched(run) as refused:
         for name, message in {
@@ -447,12 +441,8 @@ def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
             "mixed": f"PATH lacks the model's exp_avg_sq.maps.d.bias; {FITS_NOT}",
             "mixed more": "ValueError: its parts do not add up to exp_avg.maps.d.bias; resume from another",
         }.items():
-            refused(load_sharded, path.with_name(f"whole {name}"), message)
-        refused(load_sharded, full, "PATH does not exist; name a directory that --save wrote")
-        refused(load_full, full.with_name("cut.pt"), "PATH is damaged: RuntimeError: ")
-        refused(load_full, full.with_name("foreign.pt"), "PATH is not a full state: KeyError: 'format_version'")
-        refused(load_full, full.with_name("list.pt"), "PATH is not a full state: TypeError: ")
-        refused(load_full, path, "PATH does not exist; name a file that contains a full state")
+            refused(path.with_name(f"whole {name}"), message)
+        refused(path / ".metadata", "PATH does not exist; name a directory that --save wrote")
 
 
 class Other(Uneven):
@@ -474,28 +464,26 @@ class More(Uneven):
 @scenario()
 def another_models_checkpoint(comm: Communicator) -> None:
     saved = Run(comm, ZERO2)
-    path, full = folder("mine"), folder("mine.pt")
+    path = folder("mine")
     save_sharded(path, saved.strategy, saved.optimizer, 3)
-    save_full(full, saved.strategy, saved.optimizer, 3)
     shape = f"PATH has maps.a.weight [6, 6] float32, the model has [7, 6] float32; {FITS_NOT}"
     with untouched(Run(comm, ZERO3, model=Other())) as refused:
-        refused(load_sharded, path, shape)
-        refused(load_full, full, shape)
+        refused(path, shape)
     with untouched(Run(comm, ZERO1, model=More())) as refused:
-        refused(load_sharded, path, f"PATH lacks the model's e; {FITS_NOT}")
+        refused(path, f"PATH lacks the model's e; {FITS_NOT}")
     with untouched(Run(comm, NAIVE, "bfloat16")) as refused:
-        refused(load_full, full, f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}")
+        refused(path, f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}")
     more = Run(comm, BUCKETED, model=More())
     save_sharded(path, more.strategy, more.optimizer, 3)
     with untouched(saved) as refused:
-        refused(load_sharded, path, f"PATH has e, which the model lacks; {FITS_NOT}")
+        refused(path, f"PATH has e, which the model lacks; {FITS_NOT}")
 
 
 @scenario()
 def no_checkpoint_of_fsdp2(comm: Communicator) -> None:
     strategy = make(StrategyName.TORCH_FSDP2, transformer(), comm, Options())
     optimizer = AdamW(strategy.optimized(), lr=1e-3)
-    for act in (lambda: full_state(strategy, optimizer, 0), lambda: load_full_state({}, strategy, optimizer)):
+    for act in (lambda: full_state(strategy, optimizer, 0), lambda: load_sharded(folder("none"), strategy, optimizer)):
         with pytest.raises(EngineError, match="do not support torch-fsdp2, which has its own state dicts; use zero3"):
             act()
 
@@ -520,8 +508,6 @@ def saved_again_and_elsewhere(comm: Communicator) -> None:
         save_sharded(folder("there"), run.strategy, run.optimizer, 3)
     with pytest.raises(EngineError, match="notes/below cannot be written: FileExistsError"):
         save_sharded(folder("there") / "notes" / "below", run.strategy, run.optimizer, 3)
-    with pytest.raises(EngineError, match=r"notes/below\.pt cannot be written: "):
-        save_full(folder("there") / "notes" / "below.pt", run.strategy, run.optimizer, 3)
     assert folder("there").joinpath("notes").read_text() == "mine"
 
 

@@ -12,6 +12,7 @@ from overlaplab_engine.collectives import ring, tree
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from ranks.engine_ranks import Scenarios
+from ranks.label_texts import parse
 
 from overlaplab.costs import hops_ns
 from overlaplab.manifest import Link
@@ -83,7 +84,7 @@ def every_hop_is_labelled(comm: Communicator, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(labels, "span", kept)
         BY_HAND[name].all_reduce(comm, torch.ones(16 * n), bucket=3)
-    fields = [labels.parse(text)[1] for text in texts]
+    fields = [parse(text)[1] for text in texts]
     assert {field["bucket"] for field in fields} == {"3"}
     sent = [sum(int(field["bytes"]) for field in own) for own in comm.gather_objects(fields)]
     assert sum(sent) == 2 * (n - 1) * 64 * n

@@ -95,13 +95,13 @@ def test_a_collective_takes_its_time_within_2_percent(beside: str, tmp_path: Pat
 
         communicate()
         torch.cuda.synchronize()
-        first = comm.launched
+        first = comm.group.launched
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             torch.cuda._sleep(LEAD_CYCLES)
             for _ in range(10):
                 communicate()
             torch.cuda.synchronize()
-        carried = comm.carried[first:]
+        carried = comm.group.log[first:]
     trace = tmp_path / "trace.json.gz"
     profiler.export_chrome_trace(str(trace))
     found = collectives(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])

@@ -27,11 +27,6 @@ class Batches:
         text = torch.randint(self.vocab, (self.batch, self.seq + 1), generator=generator)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
-    def global_batch(self, step: int, microbatch: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ranks' batches, concatenated in rank order: what one process would train on."""
-        shards = [self.rank_batch(step, microbatch, rank) for rank in range(world_size)]
-        return torch.cat([s[0] for s in shards]), torch.cat([s[1] for s in shards])
-
 
 def place(tensors: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """The tensors on `device`; to a GPU from pinned memory, so that the host does not wait for the copies."""

@@ -39,6 +39,5 @@ def defer(
 
 def materialise(parameter: nn.Parameter) -> None:
     """Give a deferred parameter memory and values; others have them."""
-    values = parameter.__dict__.pop(_VALUES, None)
-    if values is not None:
+    if (values := parameter.__dict__.pop(_VALUES, None)) is not None:
         parameter.data = values().to(parameter.dtype)

@@ -17,7 +17,6 @@ class Attention(nn.Module):
     """Causal self-attention over heads."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """`width` features split over `heads`."""
         super().__init__()
         self.head_width = width // heads
         self.qkv = nn.Linear(width, 3 * width)
@@ -37,7 +36,6 @@ class Layer(nn.Module):
     """Attention and a perceptron of four times the width, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """`width` features, `heads` attention heads."""
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
@@ -56,7 +54,6 @@ class Embedding(nn.Module):
     """Tokens and their positions."""
 
     def __init__(self, vocab: int, seq: int, width: int) -> None:
-        """Tables of `vocab` and `seq` rows."""
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(seq, width)
@@ -72,7 +69,6 @@ class Head(nn.Module):
     """The final norm and the output projection."""
 
     def __init__(self, width: int, vocab: int) -> None:
-        """`width` features to `vocab` logits."""
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocab, bias=False)

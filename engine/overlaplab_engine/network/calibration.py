@@ -5,7 +5,6 @@ compute while they measure: first how long a small collective takes with no time
 candidates, from the fastest that is above the floor, keep their model.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,11 +43,7 @@ def choose_link(comm: Communicator) -> int:
         if all(comm.gather_objects(keeps(_carry(comm)))) or link.latency_us == LATENCIES_US[-1]:
             break
         link = next_slower(link)
-    if comm.rank == 0:
-        print(
-            f"overlaplab record: the link is {link}; a small collective takes {floor / 1e6:.2f} ms on this machine",
-            file=sys.stderr,
-        )
+    comm.say(f"the link is {link}; a small collective takes {floor / 1e6:.2f} ms on this machine")
     return floor
 
 
@@ -83,7 +78,7 @@ def _carry(comm: Communicator) -> list[Carried]:
     a = b = torch.ones(ELEMENTS, ELEMENTS)
     full, shard = torch.ones(64 * comm.world_size), torch.ones(64)
     comm.barrier()
-    since = comm.launched
+    since = comm.place()
     works = [
         work
         for _ in range(ROUNDS)
@@ -94,4 +89,4 @@ def _carry(comm: Communicator) -> list[Carried]:
         a /= ELEMENTS
     for work in works:
         work.wait()
-    return list(comm.carried[since : comm.launched])
+    return comm.carried_between(since, comm.place())

@@ -75,7 +75,7 @@ class Carried:
         return self.modelled_ns > 0 and self.occupied_ns > TOLERANCE * self.modelled_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Request:
     seq: int
     kind: Kind
@@ -127,18 +127,7 @@ class Carrier:
         seq = self.launched
         self.launched += 1
         with labels.span(Word.LAUNCH, seq=seq, group=self.group_name):
-            self._requests.put(
-                _Request(
-                    seq=seq,
-                    kind=kind,
-                    tensors=tensors,
-                    work=work,
-                    outputs=outputs,
-                    future=future,
-                    queued_ns=self.now_ns(),
-                    ready=self.ready,
-                )
-            )
+            self._requests.put(_Request(seq, kind, tensors, work, outputs, future, self.now_ns(), self.ready))
         return create_work_from_future(future)
 
     def modelled_ns(self, kind: Kind, tensors: Sequence[torch.Tensor]) -> int:
@@ -177,7 +166,6 @@ class Carrier:
         return self.wire.agree(key, arrived_ns, modelled_ns, ways, latest, self._offset_ns)
 
     def correct_booking(self, key: Hashable, begin_ns: int, end_ns: int, ways: int) -> None:
-        """Correct a booking to the time that was really needed."""
         self.wire.correct_booking(key, begin_ns - self._offset_ns, end_ns - self._offset_ns, ways)
 
     def _carry_all(self) -> None:
@@ -243,7 +231,6 @@ class Carrier:
         return int(begin_ns), max(moved_at_ns - int(begin_ns), 0)
 
     def _maximum_over_ranks(self, ns: int) -> int:
-        """The greatest of the ranks' numbers."""
         if self._clock is None:
             return ns
         self._stamp[0] = ns
@@ -284,10 +271,7 @@ class ClockExchange(NamedTuple):
 
 
 def clock_offset_ns(exchanges: Sequence[ClockExchange]) -> int:
-    """Rank 0's clock minus this rank's, in ns.
-
-    0 if the difference is within the measurement's error.
-    """
+    """Rank 0's clock minus this rank's, in ns; 0 if the difference is within the measurement's error."""
     if not exchanges:
         return 0
     fastest = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)

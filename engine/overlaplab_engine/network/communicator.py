@@ -22,8 +22,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.carrier import Carried, urgent_threads
-from overlaplab_engine.network.host_link import HostLink
-from overlaplab_engine.network.host_streams import HostStreams
+from overlaplab_engine.network.host_link import HostLink, HostStreams
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.network.streams import CommStreams
@@ -108,7 +107,6 @@ class Communicator:
         self._streams = CommStreams() if streams is None and device.type == "cuda" else streams
         self.rank = group.rank()
         self.world_size = group.size()
-        self.backend = str(dist.get_backend(group))
         # NCCL can average, except with one rank (see _get_gradient_divide_factors in torch's FSDP2), and so can
         # phantoms on a GPU. Gloo only sums, so there gradients are divided beforehand, as torch's DDP does.
         averages = device.type == "cuda" and self.world_size > 1
@@ -163,16 +161,6 @@ class Communicator:
         """Emulate another link from now on, between CPUs; all ranks, while nothing is under way."""
         assert isinstance(self.group, process_group.EmulatedLinkGroup)
         self.group.set_link(link)
-
-    @property
-    def launched(self) -> int:
-        """How many collectives were launched on an emulated link so far."""
-        return self.group.launched if isinstance(self.group, process_group.EmulatedLinkGroup) else 0
-
-    @property
-    def carried(self) -> Sequence[Carried]:
-        """The collectives that an emulated link has carried; empty without one. On a GPU this waits for the link."""
-        return self.group.log if isinstance(self.group, process_group.EmulatedLinkGroup) else ()
 
     def place(self) -> Place:
         """What was launched so far on an emulated link, for `carried_between`; no message may be under way."""
@@ -339,8 +327,12 @@ class Communicator:
         """
         return self.group if self.link is None else dist.new_group(backend="gloo")
 
+    def say(self, text: str) -> None:
+        """Tell the user of `overlaplab record`, on rank 0's stderr."""
+        if self.rank == 0:
+            print(f"overlaplab record: {text}", file=sys.stderr)
+
     def barrier(self) -> None:
-        """Wait until every rank is here."""
         dist.barrier(group=self.group)
         self._check()
 

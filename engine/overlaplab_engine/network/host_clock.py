@@ -132,8 +132,7 @@ class HostClock:
         return address.value
 
     def _call(self, name: str, *arguments: Any) -> None:
-        error = getattr(self._driver, name)(*arguments)
-        if error:
+        if error := getattr(self._driver, name)(*arguments):
             raise RuntimeError(f"CUDA error {error} from {name}")
 
 

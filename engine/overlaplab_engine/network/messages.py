@@ -24,18 +24,12 @@ import torch
 from overlaplab_engine import labels
 from overlaplab_engine.alarm import Alarm, note_wait, wake_on_time
 from overlaplab_engine.labels import Word
-from overlaplab_engine.network.carrier import (
-    Carried,
-    Carrier,
-    comm_span,
-    create_work_from_future,
-    urgent_threads,
-)
+from overlaplab_engine.network.carrier import Carried, Carrier, comm_span, create_work_from_future, urgent_threads
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.wire import OUT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Message:
     seq: int
     tensors: Sequence[torch.Tensor]
@@ -48,7 +42,6 @@ class _NotedWork(torch._C._distributed_c10d.Work):
     """A message under way; see [Note: who waits for messages]."""
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:
-        """`future` gets the tensors, or the exception."""
         super().__init__()
         self._future = future
         self._work = create_work_from_future(future)
@@ -61,7 +54,6 @@ class _NotedWork(torch._C._distributed_c10d.Work):
         return bool(self._future.done())
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The future of the tensors."""
         return self._future
 
 
@@ -70,30 +62,19 @@ class Messages:
 
     def __init__(self, carrier: Carrier, clock: Any, rank: int) -> None:
         """`clock` is the gloo group for arrival times, in which this is rank `rank`; `carrier` carries collectives."""
-        self._carrier, self._clock, self._rank = carrier, clock, rank
+        self.carrier, self.clock, self.rank = carrier, clock, rank
         self._lanes: dict[tuple[int, int, int], _Lane] = {}
         self.log: list[Carried] = []
         """The messages carried so far, in order of their ends."""
 
     def submit(self, way: int, peer: int, tag: int, tensors: Sequence[torch.Tensor], post: Callable[[], Any]) -> Any:
         """Queue a message that `post` begins; returns its work. `way` is `OUT` to the peer, or `IN` from it."""
-        self._carrier.check()
+        self.carrier.check()
         lane = self._lanes.get((peer, way, tag))
         if lane is None:
             with urgent_threads():
-                lane = self._lanes[peer, way, tag] = _Lane(self, self._carrier, way, peer, tag)
+                lane = self._lanes[peer, way, tag] = _Lane(self, way, peer, tag)
         return lane.submit(tensors, post)
-
-    def exchange(self, way: int, peer: int, tag: int, mine: torch.Tensor, theirs: torch.Tensor) -> list[Any]:
-        """Begin to tell the peer a number, and to be told its."""
-        upwards = (self._rank < peer) == (way == OUT)
-        slot = 2 * tag + int(upwards)
-        return [self._clock.send([mine], peer, slot), self._clock.recv([theirs], peer, slot)]
-
-    def lane_name(self, way: int, peer: int, tag: int) -> str:
-        """The group, the sender and the receiver, and the tag unless it is 0."""
-        sender, receiver = (self._rank, peer) if way == OUT else (peer, self._rank)
-        return f"{self._carrier.group_name}:{sender}-{receiver}" + (f":{tag}" if tag else "")
 
     def close(self) -> None:
         """Carry what is queued, then end the threads."""
@@ -104,8 +85,9 @@ class Messages:
 class _Lane:
     """The thread that carries the messages of one direction, peer and tag, and its queue."""
 
-    def __init__(self, owner: Messages, carrier: Carrier, way: int, peer: int, tag: int) -> None:
-        self._owner, self._carrier, self._way, self._peer, self._tag = owner, carrier, way, peer, tag
+    def __init__(self, owner: Messages, way: int, peer: int, tag: int) -> None:
+        self._owner, self._way, self._peer, self._tag = owner, way, peer, tag
+        self._carrier = carrier = owner.carrier
         self._alarm = Alarm(carrier.now_ns)
         self._messages: SimpleQueue[_Message | None] = SimpleQueue()
         self._posted = 0
@@ -115,16 +97,16 @@ class _Lane:
 
     @property
     def _group(self) -> str:
-        """A name for labels: the messages of a lane are numbered for themselves."""
-        return self._owner.lane_name(self._way, self._peer, self._tag)
+        """A name for labels, as messages of a lane are numbered for themselves: group, sender, receiver, tag if any."""
+        here, peer = self._owner.rank, self._peer
+        sender, receiver = (here, peer) if self._way == OUT else (peer, here)
+        return f"{self._carrier.group_name}:{sender}-{receiver}" + (f":{self._tag}" if self._tag else "")
 
     def submit(self, tensors: Sequence[torch.Tensor], post: Callable[[], Any]) -> Any:
         future: torch.futures.Future[Any] = torch.futures.Future()
         with labels.span(Word.LAUNCH, seq=self._posted, group=self._group):
             queued_ns = self._carrier.now_ns()
-            self._messages.put(
-                _Message(seq=self._posted, tensors=tensors, post=post, queued_ns=queued_ns, future=future)
-            )
+            self._messages.put(_Message(self._posted, tensors, post, queued_ns, future))
         self._posted += 1
         return _NotedWork(future)
 
@@ -148,7 +130,7 @@ class _Lane:
 
     def _carry(self, message: _Message) -> None:
         carrier = self._carrier
-        self._carrier.check()
+        carrier.check()
         modelled_ns = carrier.modelled_ns(Kind.SEND_RECV, message.tensors)
         key = (id(self), message.seq)
         span = comm_span(carrier.link, self._group, message.seq, Kind.SEND_RECV, message.tensors, modelled_ns)
@@ -175,7 +157,9 @@ class _Lane:
 
     def _later_of_both(self, ns: int, tag: int) -> int:
         """The greater of the two ends' numbers; `tag` tells exchanges of different purposes apart."""
+        clock, upwards = self._owner.clock, (self._owner.rank < self._peer) == (self._way == OUT)
+        slot = 2 * tag + int(upwards)
         mine, theirs = torch.tensor([ns]), torch.zeros(1, dtype=torch.int64)
-        for work in self._owner.exchange(self._way, self._peer, tag, mine, theirs):
+        for work in (clock.send([mine], self._peer, slot), clock.recv([theirs], self._peer, slot)):
             work.wait()
         return max(ns, int(theirs))

@@ -36,14 +36,12 @@ class Phantoms:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        """All ranks except `rank` are phantoms."""
         self._rank, self._size = rank, size
         self._scratch: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._staging: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that phantoms use."""
         return sum(t.nbytes for t in (*self._scratch.values(), *self._staging.values()))
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> "_Done":
@@ -119,7 +117,6 @@ class Phantoms:
         return _Done()
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "_Done":
-        """The tensors get a phantom's values."""
         for tensor in tensors:
             self._receive(tensor, 0, tensor.numel())
         return _Done()
@@ -179,11 +176,9 @@ class Phantoms:
         return iter(torch.split(flat, BLOCK_ELEMENTS[flat.device.type]))
 
     def _stage(self, block: torch.Tensor) -> torch.Tensor:
-        """A copy of the block in staging memory."""
         return _lend(self._staging, block, torch.empty).copy_(block)
 
     def _peers(self, block: torch.Tensor) -> torch.Tensor:
-        """Values that phantoms send for this block."""
         return _lend(self._scratch, block, _small_values)
 
 

@@ -50,12 +50,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     """A process group behind an emulated link; DDP, FSDP2 and functional collectives can use it too."""
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        mover: Any,
-        carrier: Carrier | StreamCarrier,
-        messages: Messages | None = None,
+        self, rank: int, size: int, mover: Any, carrier: Carrier | StreamCarrier, messages: Messages | None = None
     ) -> None:
         """`mover` has the methods of ProcessGroupGloo that this class calls; `messages` is None among phantoms."""
         super().__init__(rank, size)
@@ -71,7 +66,6 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that phantoms use on this rank's device."""
         return self._mover.scratch_bytes if isinstance(self._mover, Phantoms) else 0
 
     @property
@@ -98,7 +92,6 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         return self._messages.log if self._messages is not None else ()
 
     def check(self) -> None:
-        """Raise the error of a collective that failed, if any."""
         self._carrier.check()
 
     @contextmanager

@@ -54,7 +54,6 @@ class _LinkWork(torch._C._distributed_c10d.Work):
         self._outputs = outputs
 
     def wait(self, timeout: Any = None) -> bool:
-        """Make the current stream wait."""
         if self._event is not None:
             self._cuda.current_stream(self._stream.device).wait_event(self._event)
         return True

@@ -65,7 +65,6 @@ class Wire:
             return begin
 
     def correct_booking(self, key: Hashable, begin_ns: int, end_ns: int, ways: int = BOTH_WAYS) -> None:
-        """What `key` booked lasted from `begin_ns` to `end_ns`."""
         with self._lock:
             self._put(key, begin_ns, end_ns, ways)
 

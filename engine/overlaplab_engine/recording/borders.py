@@ -111,7 +111,6 @@ class UnitBorders:
         self._inner_ns.pop()
 
     def _begin(self, unit: Unit) -> None:
-        """The backward pass of the unit begins."""
         if self._open is not None and self._open[0] is unit:
             return
         self._end()

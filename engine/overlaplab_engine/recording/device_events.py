@@ -64,8 +64,7 @@ def cause(result: Probe) -> str:
             "an operation in a separate process is seen, so either nothing ran there in the recorded steps, "
             "or another profiler was active in the recording process"
         )
-    error = _ERROR.search(result.stderr)
-    if error is not None:
+    if error := _ERROR.search(result.stderr):
         explanation = _CAUSES.get(
             error[1], "CUPTI reports {error}; check that LD_LIBRARY_PATH has no other CUDA's libcupti"
         )

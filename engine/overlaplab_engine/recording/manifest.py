@@ -12,7 +12,7 @@ from overlaplab_engine.models.units import policy
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
-from overlaplab_engine.recording.attained import LinkStep, is_attained
+from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained
 from overlaplab_engine.recording.calibration import Idle, calibration
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
 from overlaplab_engine.recording.machine import MachineStep, mark_busy
@@ -30,14 +30,35 @@ class Before:
     idle: list[Idle]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One recording of the steps."""
+
+    attempt: int
+    """Its number, from 1."""
+    link: Link | None
+    """The emulated link."""
+    losses: list[float]
+    """One per recorded step; none on a rank that computes none."""
+    carried: list[list[Carried]]
+    """The link's collectives on this rank, by the recorded step that launched them."""
+    link_steps: list[LinkStep]
+    """Those of all ranks; empty without an emulated link."""
+    machine: list[MachineStep]
+    """Those of this rank, not marked yet."""
+
+    @property
+    def quality(self) -> tuple[int, int]:
+        """The higher, the better the link was attained: by steps, then by how late it was in all."""
+        late_ns = sum(row.occupied_ns - row.modelled_ns for row in self.link_steps)
+        return len(attained_steps(self.link_steps)), -late_ns
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The results of one rank's training."""
 
-    losses: list[float]
-    """One per recorded step; none on a rank that computes none."""
-    carried: list[list[Carried]]
-    """The link's collectives, by the recorded step that launched them."""
+    recorded: Recorded
     held: dict[str, int]
     """Bytes of parameters, gradients and optimizer states, see `overlaplab_engine.recording.memory`."""
     peak_allocated: int | None
@@ -47,8 +68,6 @@ class Outcome:
     """Bytes that phantoms use."""
     counts: bool
     """Whether its kernel counts how long threads wait for a core, see `overlaplab_engine.recording.processor`."""
-    machine: list[MachineStep]
-    """Its machine in each recorded step, not marked yet."""
     before: Before | None
     """None on a GPU."""
     probe_after_ns: int | None
@@ -64,19 +83,18 @@ def manifest(
     comm: Communicator,
     strategy: Strategy,
     outcomes: Sequence[Outcome],
-    link_steps: Sequence[LinkStep],
     *,
-    link: Link | None,
-    attempt: int,
     attempts: int,
     floor_ns: int | None,
     command: str,
     started_at: str,
 ) -> dict[str, Any]:
-    """The manifest of a run, the `attempt`-th of `attempts` recordings; `outcomes` are in order of rank.
+    """The manifest of a run, the best of `attempts` recordings; `outcomes` are in order of rank.
 
-    `link` is the emulated one; `floor_ns` was measured for `--link auto`.
+    `floor_ns` was measured for `--link auto`.
     """
+    recorded = outcomes[0].recorded
+    link, link_steps = recorded.link, recorded.link_steps
     emulated, on_cpu = link is not None, comm.device.type == "cpu"
     return {
         "format_version": FORMAT_VERSION,
@@ -96,7 +114,7 @@ def manifest(
         "link_wait": config.link_wait if emulated and comm.device.type == "cuda" else None,
         "link_attained": is_attained(link_steps) if emulated else None,
         "link_steps": [asdict(row) | {"attained": row.attained} for row in link_steps] if emulated else None,
-        "attempt": attempt,
+        "attempt": recorded.attempt,
         "attempts": attempts,
         "link_floor_ns": floor_ns,
         "versions": versions(),
@@ -114,9 +132,11 @@ def manifest(
         "buckets": _buckets(strategy),
         "unit_policy": config.units,
         "units": named_units(strategy.units(), strategy.options.param_dtype),
-        "losses": [_mean(losses) for losses in zip(*(o.losses for o in outcomes if o.losses), strict=True)],
+        "losses": [
+            _mean(losses) for losses in zip(*(o.recorded.losses for o in outcomes if o.recorded.losses), strict=True)
+        ],
         "memory": [{"rank": rank, **_memory_row(outcome)} for rank, outcome in enumerate(outcomes)],
-        "collectives": collectives([o.carried for o in outcomes], config.warmup) if emulated else None,
+        "collectives": collectives([o.recorded.carried for o in outcomes], config.warmup) if emulated else None,
     }
 
 
@@ -158,7 +178,6 @@ def _buckets(strategy: Strategy) -> list[dict[str, Any]]:
 
 
 def _memory_row(outcome: Outcome) -> dict[str, Any]:
-    """What a rank held in memory, in bytes."""
     return {
         **outcome.held,
         "activations": outcome.before and outcome.before.saved_bytes,
@@ -212,7 +231,7 @@ def collectives(carried: Sequence[Sequence[Sequence[Carried]]], first_step: int)
 
 def _machine(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     hosts = {rank: str(o.hardware["hostname"]) for rank, o in enumerate(outcomes)}
-    return [asdict(row) for row in mark_busy([row for o in outcomes for row in o.machine], hosts)]
+    return [asdict(row) for row in mark_busy([row for o in outcomes for row in o.recorded.machine], hosts)]
 
 
 def _calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
@@ -236,7 +255,6 @@ def sleeps_on_schedule(config: Config) -> bool:
 
 
 def _sleep_document(config: Config, strategy: Strategy) -> dict[str, Any]:
-    """What a sleeping device took."""
     assert config.compute is not None
     times = unit_times(config.compute, policy(config.units)(strategy.model), config.batch * config.seq)
     return {

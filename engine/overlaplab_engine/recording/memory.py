@@ -21,7 +21,6 @@ class SavedTensors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, each storage once."""
         return sum(self._storages.values())
 
     def add(self, tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:

@@ -40,7 +40,6 @@ class RecordingRequest:
         self._got = True
 
     def stop(self) -> None:
-        """Listen no more."""
         if self._listening and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._former or signal.SIG_DFL)
             self._listening = False

@@ -70,7 +70,6 @@ class Peak(TorchDispatchMode):
                 self.now -= seen.nbytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operator, and count what it returns."""
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented  # its own dispatch calls operators on the tensors in it
         out = func(*args, **(kwargs or {}))

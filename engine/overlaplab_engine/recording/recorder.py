@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from math import inf
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -114,9 +113,8 @@ class Recorder:
         self._trigger = None if record_when is None else Trigger(record_when)
         self._times = times
         self._reason: str | None = None  # why this rank asks for a recording
-        watch = watch or record_when is not None
-        watched = os.environ.get(WATCH_OUT) or (self._out / "watch" if watch and self._out is not None else None)
-        self._watch_out = watched
+        is_watched = watch or record_when is not None
+        self._watch_out = os.environ.get(WATCH_OUT) or (self._out / "watch" if self._out and is_watched else None)
         self._watch: Watch | None = None
         self._recording: Recording | None = None
         self._started, self._closed, self._steps_done, self._pauses = False, False, 0, 0
@@ -126,9 +124,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def start(self) -> Self:
@@ -227,7 +223,6 @@ class Recorder:
             )
 
     def _end(self) -> None:
-        """The recording is over; there may be more."""
         assert self._recording is not None
         self.done = self._recording.done and not self._records_repeatedly
         self._recording = None
@@ -247,7 +242,6 @@ class Recorder:
         return self._every is not None or self._request is not None
 
     def _is_due(self) -> bool:
-        """Whether a recording begins now."""
         requested = self._request is not None and self._request.is_due(self._steps_done)
         if requested and self._trigger is not None:
             self._follow()

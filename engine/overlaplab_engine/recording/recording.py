@@ -21,17 +21,10 @@ from torch.nn.parameter import is_lazy
 
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.process_group import BACKEND
+from overlaplab_engine.recording import facts
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import probe_ns
 from overlaplab_engine.recording.device_events import cause, probe
-from overlaplab_engine.recording.facts import (
-    FORMAT_VERSION,
-    hardware,
-    named_parameters,
-    named_units,
-    versions,
-    whole_shape,
-)
 from overlaplab_engine.recording.machine import Reading, machine_step, mark_busy
 from overlaplab_engine.recording.subject import Root, Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
@@ -132,9 +125,9 @@ class Recording:
         self._fault: str | None = None  # why a label could not be written
         self._reported = False  # whether that was said
         gpu = device if device.type == "cuda" else None
-        traced = ranks is None or self._rank in ranks
-        self._trace = (
-            TraceFile(
+        self._trace: TraceFile | None = None
+        if ranks is None or self._rank in ranks:
+            self._trace = TraceFile(
                 out,
                 self._rank,
                 warmup=warmup,
@@ -144,9 +137,6 @@ class Recording:
                 all_threads=gpu is None and _behind_a_link(),
                 most_bytes=most_bytes,
             )
-            if traced
-            else None
-        )
         with ExitStack() as opening:
             self._label(opening)
             if self._trace is not None:
@@ -155,19 +145,18 @@ class Recording:
         self._probe_ns = probe_ns() if device.type == "cpu" else None
 
     def _begin_manifest(self, warmup: int, ranks: Sequence[int] | None) -> dict[str, Any]:
-        """What run.json says when a recording begins."""
         subject, device = self._subject, self._device
         strategy = subject.strategy
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": facts.FORMAT_VERSION,
             "strategy": strategy.name if strategy else None,
             "traits": asdict(strategy.traits) if strategy else None,
             "device": device.type,
             "backend": _backend(device) if dist.is_initialized() else None,
             "world_size": self._world_size,
             "link": None,
-            "versions": versions(),
-            "hardware": hardware(device),
+            "versions": facts.versions(),
+            "hardware": facts.hardware(device),
             "warmup": warmup,
             "trace_ranks": None if ranks is None else sorted(ranks),
             "command": shlex.join(["python", *sys.argv]),
@@ -176,7 +165,6 @@ class Recording:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, done or not."""
         return self._opened is None
 
     @_close_on_error
@@ -431,8 +419,7 @@ class Recording:
     def _label_buckets(self, root: Root, opening: ExitStack) -> None:
         if root.ddp is None:
             return
-        why = unnamed_because(root.ddp)
-        if why is not None:
+        if (why := unnamed_because(root.ddp)) is not None:
             warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=8)
             return
         labels = BucketLabels(root.parameters, self._numbers)
@@ -468,10 +455,10 @@ def _facts(subject: Subject) -> dict[str, Any]:
         return {}
     caps = {round(ddp.bucket_bytes_cap / MIB, 3) for ddp in subject.ddps}
     return {
-        "model": {"parameters": sum(whole_shape(p).numel() for p in subject.parameters.values())},
+        "model": {"parameters": sum(facts.whole_shape(p).numel() for p in subject.parameters.values())},
         "bucket_cap_mb": caps.pop() if len(caps) == 1 else None,
-        "parameters": named_parameters(subject.parameters.items(), subject.units),
-        "units": named_units(subject.units),
+        "parameters": facts.named_parameters(subject.parameters.items(), subject.units),
+        "units": facts.named_units(subject.units),
     }
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.device_events import holds_device_events
-from overlaplab_engine.recording.shorten import shorten_trace
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 TRACE = "rank{rank}.pt.trace.json.gz"
@@ -33,6 +31,11 @@ NO_STEP = "overlaplab::next_step"
 MEANWHILE = "another profiler was started meanwhile, and torch allows only one"
 _RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(overlaplab)?(\d+)(?=\")")
 """The name of a step's range, before it is numbered; without the middle word another profiler's, which idles now."""
+
+
+_TS = re.compile(rb'^    "ts": ([\d.]+)', re.MULTILINE)
+_UNTIMED = re.compile(rb'"ph": "M"|"cat": "(?:kernel|gpu_mem\w+)"')
+"""Names of threads; and what runs on a GPU, which may be later than the step that launched it."""
 
 
 def experimental_config(all_threads: bool, gpu: bool) -> Any:
@@ -93,9 +96,7 @@ class TraceFile:
         self._advance()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Write what was recorded, even after an error."""
         self._hold = self._hold and kind is None
         if self._range is not None:
@@ -106,7 +107,6 @@ class TraceFile:
             self._profiler.stop_trace()
 
     def step(self) -> None:
-        """End a step and begin the next."""
         self._ended += 1
         self._advance()
 
@@ -119,7 +119,6 @@ class TraceFile:
         self._range.__enter__()  # type: ignore[no-untyped-call]
 
     def write(self) -> None:
-        """Write what was recorded and held back."""
         self._export(self._profiler)
 
     def discard(self) -> None:
@@ -195,7 +194,7 @@ class TraceFile:
         if fitting < len(steps):
             end = steps[fitting]
             self.numbers[end:] = [None for _ in self.numbers[end:]]
-            yield shorten_trace(plain, b"ProfilerStep#overlaplab%d" % end)
+            yield _shorten_trace(plain, b"ProfilerStep#overlaplab%d" % end)
         else:
             with plain.open("rb") as lines:
                 yield iter(lambda: b"".join(lines.readlines(1 << 20)), b"")
@@ -208,6 +207,41 @@ class TraceFile:
         written.add(place)
         number = self.numbers[place]
         return b"%b#%d" % (NO_STEP.encode(), place) if number is None else b"ProfilerStep#%d" % number
+
+
+def _shorten_trace(trace: Path, end: bytes) -> Iterator[bytes]:
+    """Yield the text of the trace, as Kineto writes it, up to where the range called `end` begins, and that range."""
+    name = b'"name": "%b"' % end
+    with trace.open("rb") as lines:
+        cut_us = next(_start_us(piece) for piece, is_event in _pieces(lines) if is_event and name in piece)
+    with trace.open("rb") as lines:
+        between = b""
+        for piece, is_event in _pieces(lines):
+            if not is_event:
+                yield (b"\n" if between else b"") + piece
+            elif _UNTIMED.search(piece) or _start_us(piece) < cut_us or name in piece:
+                yield between + piece
+                between = b",\n"
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """The text, each piece with whether it is one event; these come without the comma after them."""
+    piece: list[bytes] = []
+    for line in lines:
+        if line == b"  {\n" and piece:
+            yield b"".join(piece), False
+            piece = []
+        piece.append(line)
+        if piece[0] == b"  {\n" and line in (b"  },\n", b"  }\n"):
+            yield b"".join([*piece[:-1], b"  }"]), True
+            piece = []
+    if piece:
+        yield b"".join(piece), False
+
+
+def _start_us(event: bytes) -> float:
+    match = _TS.search(event)
+    return 0.0 if match is None else float(match[1])
 
 
 def label_gradients(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any, ClassVar, TypeVar
@@ -27,7 +27,7 @@ from overlaplab_engine.options import (
     declarations,
 )
 from overlaplab_engine.options import Traits as Traits
-from overlaplab_engine.strategies.gradients.buckets import Bucket, Gradients
+from overlaplab_engine.strategies.gradients.buckets import Bucket, Gradients, assign
 
 MIB = 1 << 20
 
@@ -71,6 +71,8 @@ class Strategy(ABC):
     waits_within_torch: ClassVar[bool] = False
     """Whether torch's own code waits for collectives, and not `Work.wait`."""
     _buckets: Sequence[Bucket] = ()
+    _local: Sequence[torch.Tensor] = ()
+    """What the optimizer updates of each of the `parameters`, where that is a tensor of its own."""
     keeps_last: bool | None = None
     """Whether the last layer stays gathered from its forward into its backward; None if units are not gathered."""
 
@@ -97,6 +99,7 @@ class Strategy(ABC):
         self.microbatch = 0
         """Number of the microbatch, for labels."""
         self._sync = True
+        self._wait = labels.span(Word.WAIT)
         self._assembling = False  # `state_dict`
         for module in model.modules():
             module.register_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
@@ -168,6 +171,9 @@ class Strategy(ABC):
                 loss.backward()  # type: ignore[no-untyped-call]
         except BaseException as error:
             self.on_error(error)
+            if self._sync:
+                with suppress(Exception), torch.no_grad():  # a lost peer: the exception on its way says more
+                    self._match_others()
             self._abandon()
             self.zero_grad()
             raise
@@ -185,7 +191,7 @@ class Strategy(ABC):
         parts = [grad for name, grad in grads if self._holds_part(name)]
         square = self._square(parts)
         if (among := self._parts_among()) is not None:
-            with labels.span(Word.WAIT):
+            with self._wait:
                 among.all_reduce_sum(square).wait()
         square += self._square([grad for name, grad in grads if not self._holds_part(name)])
         norm = square.sqrt().squeeze()
@@ -221,14 +227,13 @@ class Strategy(ABC):
 
     def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
         """What the optimizer updates, by the parameters' names, for parameter groups: here all parameters."""
-        return list(zip(self.names, self.parameters, strict=True))
+        return list(zip(self.names, self._local or self.parameters, strict=True))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or fill them with zeros; call it before the passes of each update."""
         for tensor in {id(t): t for t in self._with_gradients()}.values():
             for name in ("grad", "main_grad"):
-                old = getattr(tensor, name, None)
-                if old is not None:
+                if (old := getattr(tensor, name, None)) is not None:
                     setattr(tensor, name, None if set_to_none else old.zero_())
 
     def _with_gradients(self) -> list[torch.Tensor]:
@@ -277,6 +282,14 @@ class Strategy(ABC):
     def units(self) -> list[Unit]:
         """The model's units by `options.units`; zero3 gathers and frees them one by one."""
         return form_units(self.model, self.options.units)
+
+    def _form_buckets(self, order: Iterable[int], keys: Sequence[object], caps: Sequence[int]) -> list[Bucket]:
+        """Buckets of the trained parameters in this order, see `assign`."""
+        assigned = assign(order, [self.gradients.nbytes(p) for p in self.parameters], keys, caps)
+        return [
+            Bucket.make(index, members, self.parameters, self.names, self.gradients.dtype(self.parameters[members[0]]))
+            for index, members in enumerate(assigned)
+        ]
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give every rank rank 0's values of these parameters, which may be deferred."""
@@ -331,9 +344,12 @@ class Strategy(ABC):
     def _finish(self) -> None:
         """After a synchronised backward pass: wait until every gradient is the mean."""
 
+    def _match_others(self) -> None:  # noqa: B027
+        """After an exception, on a rank that was to send: launch what the other ranks' collectives wait for, as NaN."""
+
     @abstractmethod
     def _abandon(self) -> None:
-        """After an exception: drain what is in flight and expect a new backward pass."""
+        """Then: drain what is in flight and expect a new backward pass."""
 
 
 S = TypeVar("S", bound=Strategy)
@@ -353,28 +369,14 @@ def register(strategy: type[S]) -> type[S]:
 
 def require_same_model(model: nn.Module, comm: Communicator) -> None:
     """EngineError on all ranks if the ranks' parameters or buffers differ in anything but their values."""
-    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    mine += [(f"buffer {name}", tuple(b.shape), str(b.dtype), True) for name, b in model.named_buffers()]
-    reference = comm.broadcast_object(mine)
-    verdicts = comm.gather_objects(_first_difference(mine, reference))
-    for rank, verdict in enumerate(verdicts):
-        if verdict is not None:
-            raise EngineError(f"the models differ: rank 0 has {verdict[0]}, rank {rank} has {verdict[1]}")
+    mine = [_describe(name, p) + ("" if p.requires_grad else " frozen") for name, p in model.named_parameters()]
+    mine += [_describe(f"buffer {name}", buffer) for name, buffer in model.named_buffers()]
+    pairs = zip_longest(comm.broadcast_object(mine), mine, fillvalue="nothing more")
+    first_difference = next(((theirs, ours) for theirs, ours in pairs if theirs != ours), None)
+    for rank, difference in enumerate(comm.gather_objects(first_difference)):
+        if difference is not None:
+            raise EngineError(f"the models differ: rank 0 has {difference[0]}, rank {rank} has {difference[1]}")
 
 
-Signature = tuple[str, tuple[int, ...], str, bool]
-
-
-def _first_difference(mine: list[Signature], reference: list[Signature]) -> tuple[str, str] | None:
-    """What the reference and this rank have where they first differ."""
-    for theirs, ours in zip_longest(reference, mine):
-        if ours != theirs:
-            return _describe(theirs), _describe(ours)
-    return None
-
-
-def _describe(signature: Signature | None) -> str:
-    if signature is None:
-        return "nothing more"
-    name, shape, dtype, requires_grad = signature
-    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if requires_grad else ' frozen'}"
+def _describe(name: str, tensor: torch.Tensor) -> str:
+    return f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -4,14 +4,12 @@ The baseline that Li et al. 2020 (arXiv 2006.15704, §2.2) start from: nothing o
 """
 
 from collections.abc import Collection
-from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import nn
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.gradients.buckets import Marks
@@ -28,13 +26,11 @@ class Naive(Strategy):
         super().__init__(model, comm, options)
         self._marks = [Marks.for_bucket(i, nbytes, names) for i, (nbytes, names) in enumerate(self.buckets)]
         self._missing = set(range(len(self.parameters)))
-        self._wait = labels.span(Word.WAIT)
         for i, parameter in enumerate(self.parameters):
             after_accumulation(parameter, partial(self._take_gradient, i))
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
-        """Each parameter for itself."""
         return [(self.gradients.nbytes(p), [name]) for p, name in zip(self.parameters, self.names, strict=True)]
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
@@ -72,12 +68,10 @@ class Naive(Strategy):
             work.wait()
         labels.instant(marks.done)
 
-    @torch.no_grad()
+    def _match_others(self) -> None:
+        for i in self._used_somewhere(range(len(self.parameters))):
+            p = self.parameters[i]
+            self.comm.all_reduce_mean(torch.full_like(p, torch.nan, dtype=self.gradients.dtype(p))).wait()
+
     def _abandon(self) -> None:
         self._missing = set(range(len(self.parameters)))
-        if self._sync:
-            with suppress(Exception):  # a lost peer: the exception on its way says more
-                for i in self._used_somewhere(range(len(self.parameters))):  # keep the ranks' collectives matched
-                    p = self.parameters[i]
-                    nans = torch.full_like(p, torch.nan, dtype=self.gradients.dtype(p))
-                    self.comm.all_reduce_mean(nans).wait()

@@ -17,7 +17,6 @@ With n − 1, the least that is possible, the workers take turns.
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
+from overlaplab_engine.strategies.gradients.buckets import Bucket
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.shards import Layout
 
@@ -47,15 +46,10 @@ class ParameterServer(Strategy):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._wait = labels.span(Word.WAIT)
         self._serves = comm.rank == 0
         self._prescale = comm.prescale
-        nbytes = [self.gradients.nbytes(p) for p in self.parameters]
         keys = [(p.device, p.dtype) for p in self.parameters]
-        self._buckets = [
-            Bucket.make(index, members, self.parameters, self.names, self.gradients.dtype(self.parameters[members[0]]))
-            for index, members in enumerate(assign(range(len(keys)), nbytes, keys, [sys.maxsize]))
-        ]
+        self._buckets = self._form_buckets(range(len(keys)), keys, [sys.maxsize])
         self._values = [_move_to_flat([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
         if self.gradients.main:
             for parameter in self.parameters:
@@ -119,13 +113,13 @@ class ParameterServer(Strategy):
                     sent.wait()
             labels.instant(bucket.marks.done)
 
-    @torch.no_grad()
+    def _match_others(self) -> None:
+        for bucket in self._buckets:
+            bucket.flat.fill_(torch.nan)
+        self._add_up()
+
     def _abandon(self) -> None:
-        if self._sync:
-            with suppress(Exception):  # a lost peer: the exception on its way says more
-                for bucket in self._buckets:  # keep the ranks' messages matched
-                    bucket.flat.fill_(torch.nan)
-                self._add_up()
+        """Nothing is under way in a backward pass."""
 
 
 class AsynchronousServer(ParameterServer):
@@ -212,8 +206,8 @@ class AsynchronousServer(ParameterServer):
         for parameter in self.parameters:
             self.gradients.set(parameter, None)
 
-    def _abandon(self) -> None:
-        """Nothing is under way in a backward pass."""
+    def _match_others(self) -> None:
+        """No rank waits for another one's backward pass."""
 
 
 _MORE, _NO_MORE = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
@@ -254,7 +248,6 @@ class _Server:
             thread.start()
 
     def use(self, step: Callable[[], None]) -> None:
-        """Update by `step`."""
         if self._step == step:  # asking for the turn would wait for an update under way
             return
         with self._turn:

@@ -4,14 +4,12 @@ Everything that can overlap does, at one message per parameter: Li et al. 2020 (
 small messages are slow.
 """
 
-from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import nn
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Strategy, register
 from overlaplab_engine.strategies.gradients.buckets import InOrder, Marks
@@ -30,7 +28,6 @@ class PerParam(Strategy):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._wait = labels.span(Word.WAIT)
         self._arrivals: list[int] | None = []  # None once the order is learnt
         self._zeros: dict[int, torch.Tensor] = {}  # what is sent for a parameter without a gradient
         self._arrange(list(reversed(range(len(self.parameters)))))
@@ -49,7 +46,6 @@ class PerParam(Strategy):
         self._launcher: InOrder[Work] = InOrder(len(order), self._launch)
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
-        """Autograd has accumulated the gradient of parameter `i`."""
         self.gradients.place(parameter, None, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:
@@ -79,7 +75,7 @@ class PerParam(Strategy):
         for i, zeros in self._zeros.items():
             if i not in nowhere:  # else the gradient stays untouched
                 self.gradients.set(self.parameters[i], zeros)
-        self._reset()
+        self._abandon()
         self._learn_order()
 
     def _learn_order(self) -> None:
@@ -100,23 +96,18 @@ class PerParam(Strategy):
                 grad.mul_(self.comm.prescale)
             self._mark_ready(i)
 
-    def _reset(self) -> None:
+    def _match_others(self) -> None:
+        for number in self._launcher.waiting:
+            i = self._order[number]
+            parameter = self.parameters[i]
+            self._zeros[i] = torch.full_like(parameter, torch.nan, dtype=self.gradients.dtype(parameter))
+            self.gradients.set(parameter, None)
+            self._launcher.mark_ready(number)
+        self._ask_usage(())()
+        for work in self._launcher.handles:
+            work.wait()
+        self._learn_order()  # other ranks may have come through
+
+    def _abandon(self) -> None:
         self._zeros = {}
         self._launcher.reset()
-
-    @torch.no_grad()
-    def _abandon(self) -> None:
-        if self._sync:
-            with suppress(Exception):  # a lost peer: the exception on its way says more
-                for number in self._launcher.waiting:  # keep the ranks' collectives matched
-                    i = self._order[number]
-                    self._zeros[i] = torch.full_like(
-                        self.parameters[i], torch.nan, dtype=self.gradients.dtype(self.parameters[i])
-                    )
-                    self.gradients.set(self.parameters[i], None)
-                    self._launcher.mark_ready(number)
-                self._ask_usage(())()
-                for work in self._launcher.handles:
-                    work.wait()
-                self._learn_order()  # other ranks may have come through
-        self._reset()

@@ -17,13 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch._C._profiler import _RecordFunctionFast as Span
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
@@ -35,13 +29,12 @@ from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.schedules import Schedule, cut, require_microbatches, stages_of_rank
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
-from overlaplab_engine.strategies.gradients.buckets import Bucket, assign
 
 _SCHEDULES: dict[Schedule, Any] = {
-    Schedule.GPIPE: ScheduleGPipe,
-    Schedule.ONE_F_ONE_B: Schedule1F1B,
-    Schedule.INTERLEAVED: ScheduleInterleaved1F1B,
-    Schedule.ZBV: ScheduleZBVZeroBubble,
+    Schedule.GPIPE: schedules.ScheduleGPipe,
+    Schedule.ONE_F_ONE_B: schedules.Schedule1F1B,
+    Schedule.INTERLEAVED: schedules.ScheduleInterleaved1F1B,
+    Schedule.ZBV: schedules.ScheduleZBVZeroBubble,
 }
 
 
@@ -132,8 +125,8 @@ class Pipeline(Strategy):
         ids = {id(p) for stage in self._stage_modules.values() for p in stage.parameters()}
         named = [(name, p) for name, p in zip(self.names, self.parameters, strict=True) if id(p) in ids]
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
-        self._buckets = self._build() if comm.world_size > 1 else []
-        self._wait = labels.span(Word.WAIT)
+        order, keys = reversed(range(len(self.parameters))), [(p.device, p.dtype) for p in self.parameters]
+        self._buckets = self._form_buckets(order, keys, options.caps) if comm.world_size > 1 else []
         self._runs: dict[tuple[int, ...], Any] = {}  # torch's schedules by the shape of a step's batch
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -207,15 +200,6 @@ class Pipeline(Strategy):
         return stage
 
     # Data parallelism
-
-    def _build(self) -> list[Bucket]:
-        order = list(reversed(range(len(self.parameters))))
-        keys = [(p.device, p.dtype) for p in self.parameters]
-        assigned = assign(order, [p.nbytes for p in self.parameters], keys, self.options.caps)
-        return [
-            Bucket.make(index, members, self.parameters, self.names, self.parameters[members[0]].dtype)
-            for index, members in enumerate(assigned)
-        ]
 
     @torch.no_grad()
     def _average(self) -> None:

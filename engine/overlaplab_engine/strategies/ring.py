@@ -3,8 +3,6 @@
 See `overlaplab_engine.collectives.ring`.
 """
 
-import torch
-
 from overlaplab_engine.collectives import ring
 from overlaplab_engine.strategies.averaging.by_hand import ByHand
 from overlaplab_engine.strategies.base import Traits, register
@@ -16,6 +14,4 @@ class Ring(ByHand):
 
     name = "ring"
     traits = Traits(buckets=True, hops="ring")
-
-    def _sum(self, flat: torch.Tensor, bucket: int) -> None:
-        ring.all_reduce(self.comm, flat, bucket=bucket)
+    hops = ring

@@ -37,15 +37,7 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.bucketed import Bucketed
 from overlaplab_engine.strategies.sharding.optimizers import mark_part
-from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers
-from overlaplab_engine.strategies.tensor_parallel.layers import (
-    COLUMNS,
-    ROWS,
-    cut_parameters,
-    reduce_together,
-    shared_layers,
-    tensor_group,
-)
+from overlaplab_engine.strategies.tensor_parallel import layers
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 
@@ -72,7 +64,6 @@ class _Operators:
         self._wait = labels.span(Word.WAIT)
 
     def identity(self, x: torch.Tensor) -> torch.Tensor:
-        """All of it stays as it is."""
         return x.view_as(x)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +86,6 @@ class _Operators:
         return self._result(x, part.transpose(0, 1))
 
     def local_part(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sequence."""
         if self._shape is not None:
             return x.view_as(x)
         return x.chunk(self._comm.world_size, dim=1)[self._comm.rank].contiguous()
@@ -117,7 +107,7 @@ class _Operators:
 
 
 @register
-class TensorParallel(CutsLayers, Bucketed):
+class TensorParallel(layers.CutsLayers, Bucketed):
     """Megatron's layers over one axis of the mesh, `bucketed` over the other. `cut` comes first.
 
     It takes this package's `Transformer`, whose heads and sequence the group's size divides.
@@ -130,17 +120,16 @@ class TensorParallel(CutsLayers, Bucketed):
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Keep this rank's columns and rows; the group's rank 0 gives the values. EngineError for another model."""
-        shared_layers(cls.name, model, comm)
-        tensor = tensor_group(cls.name, comm)
-        for name, axis in cut_parameters(model).items():
+        layers.shared_layers(cls.name, model, comm)
+        tensor = layers.tensor_group(cls.name, comm)
+        for name, axis in layers.cut_parameters(model).items():
             parameter = model.get_parameter(name)
             parameter.data = parameter.detach().chunk(tensor.world_size, axis)[tensor.rank].clone()
             mark_part(parameter)
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`; the model has been `cut`."""
-        self._tensor = tensor_group(self.name, comm)
-        self._cut = cut_parameters(model)
+        self._tensor = layers.tensor_group(self.name, comm)
+        self._cut = layers.cut_parameters(model)
         super().__init__(model, comm, options)
         self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
@@ -153,11 +142,11 @@ class TensorParallel(CutsLayers, Bucketed):
 
     def _hook_layer(self, name: str, layer: nn.Module) -> None:
         parallel = self.options.sequence_parallel
-        for column in COLUMNS:
+        for column in layers.COLUMNS:
             do = self._operators(f"{name}.{column}")
             enter = (do.gather, do.scatter) if parallel else (do.identity, do.sum)
             layer.get_submodule(column).register_forward_pre_hook(partial(_transform_input, enter))
-        for row in ROWS:
+        for row in layers.ROWS:
             do, module = self._operators(f"{name}.{row}"), layer.get_submodule(row)
             leave = (do.scatter, do.gather) if parallel else (do.sum, do.identity)
             module.register_forward_hook(partial(_transform_output, leave))
@@ -200,13 +189,12 @@ class TensorParallel(CutsLayers, Bucketed):
     def _finish(self) -> None:
         if self.comm.world_size > 1:
             super()._finish()
-        grads = [p.grad for p in self._summed if p.grad is not None]
-        if grads:
-            reduce_together(grads, self._tensor.all_reduce_sum)
+        if grads := [p.grad for p in self._summed if p.grad is not None]:
+            layers.reduce_together(grads, self._tensor.all_reduce_sum)
 
-    def _abandon(self) -> None:
+    def _match_others(self) -> None:
         if self.comm.world_size > 1:
-            super()._abandon()
+            super()._match_others()
 
     @torch.no_grad()
     def full_parameters(self) -> dict[str, torch.Tensor]:

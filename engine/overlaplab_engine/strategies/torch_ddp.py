@@ -67,11 +67,6 @@ class TorchDDP(Strategy):
         """Bytes and parameter names of each bucket, as DDP launched them last."""
         return list(self._labels.buckets.values())
 
-    @property
-    def logging_data(self) -> dict[str, Any]:
-        """DDP's own account of its buckets."""
-        return {} if self._ddp is None else dict(self._ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._broken:  # only now: if this rank is to end, it must not call collectives that nobody joins
             self._wrap()

@@ -14,7 +14,7 @@ for each gather of a unit and one for its gradients, where torch copies paramete
 (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `all_gather_inputs`; _fsdp_collectives.py, `foreach_reduce`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,18 +27,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import hollow_like
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_all_gather import HostAllGather
-from overlaplab_engine.network.host_link import HostLink
+from overlaplab_engine.network.host_link import Copy, HostLink, Way, host_memory
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 from overlaplab_engine.strategies.sharding.absent import read_early
-from overlaplab_engine.strategies.sharding.fsdp2_copies import GradientCopies
 from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
 
 
@@ -62,8 +59,7 @@ class TorchFSDP2(Strategy):
     refuses: ClassVar[Mapping[str, str]] = {
         "main_grad": "torch-fsdp2 has no fp32 main_grad; leave --main-grad out",
         **dict.fromkeys(
-            ("save", "resume"),
-            "torch-fsdp2 has state dicts of its own: --save and --resume are not for it; use zero3",
+            ("save", "resume"), "torch-fsdp2 has state dicts of its own: --save and --resume are not for it; use zero3"
         ),
     }
 
@@ -90,8 +86,7 @@ class TorchFSDP2(Strategy):
         self._full: list[nn.Parameter] = []
         """What autograd sees of trained parameters; they keep what `no_sync` has added up."""
         self._move(hooks)
-        self._wait = labels.span(Word.WAIT)
-        self._gradient_copies: list[GradientCopies] = []
+        self._gradient_copies: list[_GradientCopies] = []
         """Each unit's gradients on their way to the host."""
         if options.offload and comm.device.type == "cpu":
             self._copy_over(HostLink(options.host_link))
@@ -130,7 +125,7 @@ class TorchFSDP2(Strategy):
             parameters = [p for p in cast(nn.Module, unit).parameters() if id(p) not in seen]
             seen.update(map(id, parameters))
             if trained := [cast(DTensor, p) for p in parameters if p.requires_grad]:
-                self._gradient_copies.append(GradientCopies(link, trained))
+                self._gradient_copies.append(_GradientCopies(link, trained))
 
     def _move(self, hooks: dict[str, list[Any]]) -> None:
         """Let what was hooked to a parameter, such as its label, see the gradients of the one that autograd uses."""
@@ -187,10 +182,6 @@ class TorchFSDP2(Strategy):
         for parameter in self._full:  # what was added up without being sent
             parameter.grad = None
 
-    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
-        """This rank's part of each trained parameter."""
-        return list(zip(self.names, self._local, strict=True))
-
     def updated(self) -> None:
         """What a forward pass without a backward pass has left gathered is stale now."""
         for unit in self._wrapped:
@@ -224,6 +215,48 @@ class TorchFSDP2(Strategy):
                     f"torch-fsdp2 wraps layer by layer, and {unit.name} shares a parameter with another unit"
                 )
         return layers
+
+
+class _GradientCopies:
+    """One unit's reduced gradients, which go down to the host; see [Note: offloading on the CPU]."""
+
+    def __init__(self, link: HostLink, parameters: Sequence[DTensor]) -> None:
+        """`parameters` are this rank's parts of those that the unit trains, in FSDP2's order."""
+        self._link = link
+        self._last = parameters[-1]
+        self._reduced: list[DTensor] = []
+        """Gradients that are still on the device."""
+        self._copies: list[Copy] = []
+        for parameter in parameters:
+            after_accumulation(parameter, self._take_gradient)
+
+    def finish(self) -> None:
+        self._begin()
+        for copy in self._copies:
+            copy.wait()
+        self._copies = []
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        assert isinstance(parameter.grad, DTensor)
+        self._reduced.append(parameter.grad)
+        if parameter is self._last:
+            self._begin()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Begin to copy the storages that they share; from now on they lie in the host's memory."""
+        host_storages: dict[int, torch.Tensor] = {}
+        for gradient in self._reduced:
+            part = gradient._local_tensor
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in host_storages:
+                whole = part.new_empty(0).set_(storage)
+                host_storages[storage.data_ptr()] = host_memory(whole)
+                self._copies.append(self._link.copy(Way.DOWN, host_storages[storage.data_ptr()], whole))
+            gradient._local_tensor = host_storages[storage.data_ptr()].as_strided(
+                part.size(), part.stride(), part.storage_offset()
+            )
+        self._reduced = []
 
 
 def _require_offloadable(comm: Communicator, options: Options) -> None:

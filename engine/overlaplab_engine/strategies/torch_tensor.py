@@ -11,32 +11,17 @@ from typing import ClassVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
 
 from overlaplab_engine.models.units import Unit
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
-from overlaplab_engine.strategies.tensor_parallel.base import CutsLayers
-from overlaplab_engine.strategies.tensor_parallel.layers import (
-    cut_parameters,
-    reduce_together,
-    shared_layers,
-    tensor_group,
-)
+from overlaplab_engine.strategies.tensor_parallel import layers
 
 
 @register
-class TorchTensorParallel(CutsLayers):
+class TorchTensorParallel(layers.CutsLayers):
     """DTensors in the place of the parameters that are cut; the optimizer gets plain tensors that share their memory.
 
     `cut` comes first.
@@ -52,19 +37,18 @@ class TorchTensorParallel(CutsLayers):
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Replace what is cut by DTensors; the group's rank 0 gives the values. EngineError for another model."""
-        layers = shared_layers(cls.name, model, comm)
-        mesh = DeviceMesh.from_group(tensor_group(cls.name, comm).group, comm.device.type)
-        for layer in layers:
-            parallelize_module(layer, mesh, _plan(options.sequence_parallel))
+        to_cut = layers.shared_layers(cls.name, model, comm)
+        mesh = DeviceMesh.from_group(layers.tensor_group(cls.name, comm).group, comm.device.type)
+        for layer in to_cut:
+            parallel.parallelize_module(layer, mesh, _plan(options.sequence_parallel))
         if options.sequence_parallel:
-            parallelize_module(model, mesh, _ends())
+            parallel.parallelize_module(model, mesh, _ends())
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """See `Strategy`; the model has been `cut`."""
         super().__init__(model, comm, options)
-        self._tensor = tensor_group(self.name, comm)
-        self._cut = cut_parameters(model)
-        self._optimized_parts = [make_part(local_part(p)) if isinstance(p, DTensor) else p for p in self.parameters]
+        self._tensor = layers.tensor_group(self.name, comm)
+        self._cut = layers.cut_parameters(model)
+        self._local = [make_part(local_part(p)) if isinstance(p, DTensor) else p for p in self.parameters]
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """See `Strategy`; of each this rank's part."""
@@ -80,20 +64,16 @@ class TorchTensorParallel(CutsLayers):
             replace(u, parameters={name: nn.Parameter(parts[name]) for name in u.parameters}) for u in super().units()
         ]
 
-    def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
-        """See `Strategy`; of each parameter this rank's part."""
-        return list(zip(self.names, self._optimized_parts, strict=True))
-
     @torch.no_grad()
     def _finish(self) -> None:
-        for parameter, part in zip(self.parameters, self._optimized_parts, strict=True):
+        for parameter, part in zip(self.parameters, self._local, strict=True):
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
                 # with sequence parallelism it may be a term of a sum still
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 part.grad = local_part(parameter.grad).detach()
-        grads = [part.grad for part in self._optimized_parts if part.grad is not None]
+        grads = [part.grad for part in self._local if part.grad is not None]
         if self.comm.world_size > 1 and grads:
-            reduce_together(grads, self.comm.all_reduce_mean, self.comm.prescale)
+            layers.reduce_together(grads, self.comm.all_reduce_mean, self.comm.prescale)
 
     def _abandon(self) -> None:
         """Nothing is in flight: every collective was waited for."""
@@ -109,27 +89,27 @@ def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _plan(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+def _plan(sequence_parallel: bool) -> dict[str, parallel.ParallelStyle]:
     """How the modules of a layer are cut."""
     if not sequence_parallel:
-        columns, rows = ColwiseParallel(), RowwiseParallel()
+        columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
         return {"attention.qkv": columns, "attention.output": rows, "up": columns, "down": rows}
     return {
-        "attention_norm": SequenceParallel(),
-        "attention": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "attention.qkv": ColwiseParallel(),
-        "attention.output": RowwiseParallel(output_layouts=Shard(1)),
-        "mlp_norm": SequenceParallel(),
-        "up": ColwiseParallel(input_layouts=Shard(1)),
-        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "attention_norm": parallel.SequenceParallel(),
+        "attention": parallel.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "attention.qkv": parallel.ColwiseParallel(),
+        "attention.output": parallel.RowwiseParallel(output_layouts=Shard(1)),
+        "mlp_norm": parallel.SequenceParallel(),
+        "up": parallel.ColwiseParallel(input_layouts=Shard(1)),
+        "down": parallel.RowwiseParallel(output_layouts=Shard(1)),
     }
 
 
-def _ends() -> dict[str, ParallelStyle]:
+def _ends() -> dict[str, parallel.ParallelStyle]:
     """Between the embedding and the head each rank has a part of the sequence."""
     return {
-        "embedding": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
-        "head": PrepareModuleInput(
+        "embedding": parallel.PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
+        "head": parallel.PrepareModuleInput(
             input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
         ),
     }

@@ -3,8 +3,6 @@
 See `overlaplab_engine.collectives.tree`.
 """
 
-import torch
-
 from overlaplab_engine.collectives import tree
 from overlaplab_engine.strategies.averaging.by_hand import ByHand
 from overlaplab_engine.strategies.base import Traits, register
@@ -16,6 +14,4 @@ class Tree(ByHand):
 
     name = "tree"
     traits = Traits(buckets=True, hops="tree")
-
-    def _sum(self, flat: torch.Tensor, bucket: int) -> None:
-        tree.all_reduce(self.comm, flat, bucket=bucket)
+    hops = tree

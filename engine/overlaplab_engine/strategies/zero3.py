@@ -45,14 +45,8 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.models.units import reads_parameters_in_backward
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
+from overlaplab_engine.strategies.gradients import hooks
 from overlaplab_engine.strategies.gradients.buckets import Gradients
-from overlaplab_engine.strategies.gradients.hooks import (
-    after_accumulation,
-    after_backward,
-    alias_inputs,
-    before_backward,
-    differentiable_tensors,
-)
 from overlaplab_engine.strategies.sharding.absent import read_early
 from overlaplab_engine.strategies.sharding.agreement import OrderAgreement
 from overlaplab_engine.strategies.sharding.sharded import Sharded
@@ -126,7 +120,7 @@ class Zero3(Sharded):
             module.register_forward_hook(partial(self._after_forward, unit), with_kwargs=True)
         for number, parameter in enumerate(unit.parameters):
             if parameter.requires_grad:
-                after_accumulation(parameter, partial(self._gradient_accumulated, unit, number))
+                hooks.after_accumulation(parameter, partial(self._gradient_accumulated, unit, number))
 
     # The schedule, forward
 
@@ -138,7 +132,7 @@ class Zero3(Sharded):
         try:
             args, kwargs = self._cast((args, kwargs))
             output = super().__call__(*args, **kwargs)
-            if not differentiable_tensors(output):  # no backward pass will follow
+            if not hooks.differentiable_tensors(output):  # no backward pass will follow
                 self._forward_order = forward_order
                 self._agreement.forget_after(collectives)
             return output
@@ -165,7 +159,7 @@ class Zero3(Sharded):
                 self._agreement.exchange(f"using {unit.name}")
         self._gather([unit, *self._expected_order[position + 1 :][: self.options.prefetch]], FORWARD)
         unit.active += 1
-        return alias_inputs((args, kwargs)) if torch.is_grad_enabled() else (args, kwargs)
+        return hooks.alias_inputs((args, kwargs)) if torch.is_grad_enabled() else (args, kwargs)
 
     def _cast(self, inputs: Any) -> Any:
         """A module's inputs, those that are floating-point numbers in `options.param_dtype`."""
@@ -179,15 +173,14 @@ class Zero3(Sharded):
             return
         self._mark(Word.LAST_USE, unit, FORWARD)
         unit.active -= 1
-        outputs = differentiable_tensors(output)
-        if outputs:
+        if outputs := hooks.differentiable_tensors(output):
             unit.uses += 1
             unit.ran = True
-            after_backward((args, kwargs), partial(self._after_backward, unit))
+            hooks.after_backward((args, kwargs), partial(self._after_backward, unit))
             if reads_parameters_in_backward(module):
                 use = _Use(unit)
                 self._backward_order = [use, *self._backward_order]
-                before_backward(outputs, partial(self._before_backward, use))
+                hooks.before_backward(outputs, partial(self._before_backward, use))
         if not unit.active and not (unit.stays_gathered and outputs) and not unit.read_elsewhere:
             self._free(unit, FORWARD)
 
@@ -283,7 +276,6 @@ class Zero3(Sharded):
     # Gradients
 
     def _gradient_accumulated(self, unit: ShardedUnit, number: int, parameter: torch.Tensor) -> None:
-        """Autograd has accumulated the gradient of the unit's parameter `number`."""
         if not self._sync:
             self.whole_gradients.place(parameter, None, 1.0)
         elif unit.sent:

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine.strategies.gradients.hooks import before_backward
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
+from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
 
 
@@ -67,52 +68,42 @@ class Passes:
         """Forget a pass that an error has ended."""
         self._forward_start = self._backward_start = None
 
+    @guard
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        try:
-            trains = torch.is_grad_enabled()
-            self._began(trains)
-            if self.timing and trains:
-                self._forward_start = self._clock.mark()
-        except Exception as error:
-            self._failed(error)
+        trains = torch.is_grad_enabled()
+        self._began(trains)
+        if self.timing and trains:
+            self._forward_start = self._clock.mark()
 
+    @guard
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
-        try:
-            if self.timing and self._forward_start is not None:
-                self._clock.span(self._forward_start, self._clock.mark(), self._receiver(CellKind.FORWARD))
-                self._forward_start = None
-                before_backward(output, self._before_backward)
-            self._ended()
-        except Exception as error:
-            self._failed(error)
+        if self.timing and self._forward_start is not None:
+            self._clock.span(self._forward_start, self._clock.mark(), self._receiver(CellKind.FORWARD))
+            self._forward_start = None
+            before_backward(output, self._before_backward)
+        self._ended()
 
+    @guard
     def _before_backward(self) -> None:
-        try:
-            if self.timing and self._backward_start is None:
-                self._backward_start = self._clock.mark()
-                self._queue_callback(self._after_computing)
-        except Exception as error:
-            self._failed(error)
+        if self.timing and self._backward_start is None:
+            self._backward_start = self._clock.mark()
+            self._queue_callback(self._after_computing)
 
+    @guard
     def _after_computing(self) -> None:
         """DDP queues its waiting later than this was queued, and earlier than this queues what follows."""
-        try:
-            self._backward_computed = self._clock.mark()
-            self._queue_callback(self._after_backward)
-        except Exception as error:
-            self._failed(error)
+        self._backward_computed = self._clock.mark()
+        self._queue_callback(self._after_backward)
 
+    @guard
     def _after_backward(self) -> None:
-        try:
-            if self._backward_start is not None:
-                end = self._clock.mark()
-                self._clock.span(self._backward_start, end, self._receiver(CellKind.BACKWARD))
-                if self._ddp_is_timed:
-                    self._clock.span(self._backward_computed, end, self._receiver(CellKind.EXPOSED_DDP))
-            self._backward_start = None
-        except Exception as error:
-            self._failed(error)
+        if self._backward_start is not None:
+            end = self._clock.mark()
+            self._clock.span(self._backward_start, end, self._receiver(CellKind.BACKWARD))
+            if self._ddp_is_timed:
+                self._clock.span(self._backward_computed, end, self._receiver(CellKind.EXPOSED_DDP))
+        self._backward_start = None

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from overlaplab_engine.network.communicator import Submitted
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
+from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
 
 MAX_ALL_REDUCES = 256
@@ -29,41 +30,15 @@ MAX_ALL_REDUCES = 256
 PROMPT_WAIT_NS = 200_000
 """A wait that begins so soon after the launch ends with the collective, even where it was over by then."""
 
-_GRADIENTS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-)
-_GATHERS = (
-    "allgather",
-    "_allgather_base",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-)
-_OTHER = (
-    "broadcast",
-    "barrier",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-    "recv_anysource",
-    "alltoall",
-    "alltoall_base",
+_METHODS = {
+    CellKind.EXPOSED_GRADIENTS: "allreduce allreduce_coalesced reduce reduce_scatter _reduce_scatter_base "
+    "reduce_scatter_single reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced",
+    CellKind.EXPOSED_GATHERS: "allgather _allgather_base allgather_coalesced allgather_into_tensor_coalesced "
+    "all_gather_single all_gather_single_coalesced",
+    CellKind.EXPOSED_OTHER: "broadcast barrier gather scatter send recv recv_anysource alltoall alltoall_base "
     "all_to_all_single",
-)
-METHODS = {
-    **dict.fromkeys(_GRADIENTS, CellKind.EXPOSED_GRADIENTS),
-    **dict.fromkeys(_GATHERS, CellKind.EXPOSED_GATHERS),
-    **dict.fromkeys(_OTHER, CellKind.EXPOSED_OTHER),
 }
+METHODS = {name: kind for kind, names in _METHODS.items() for name in names.split()}
 """The methods of process groups, and what waiting for them counts as; no torch has all of them."""
 
 
@@ -190,41 +165,36 @@ class Waits:
 
         return wait
 
+    @guard
     def _begin(self, work: Any, default: CellKind | Literal["future"] | None) -> bool:
         """Whether a wait begins that is not within another one; what is waited for may be known by the inner one."""
-        try:
-            launch = self._take_launch(work)
-            kind = launch.kind if launch else self.future_kind if default == "future" else default
-            timed = launch if launch and self._tells_when_it_ends(launch, work) else None
-            if not self.measuring:
-                return False
-            if self._waiting is not None:
-                if launch is not None:
-                    self._waiting.kind, self._waiting.launch = kind, timed
-                return False
-            stream_start = None if launch is None else launch.stream_start
-            self._waiting = _Wait(self._clock.mark() if stream_start is None else stream_start, kind, timed)
-        except Exception as error:
-            self._failed(error)
+        launch = self._take_launch(work)
+        kind = launch.kind if launch else self.future_kind if default == "future" else default
+        timed = launch if launch and self._tells_when_it_ends(launch, work) else None
+        if not self.measuring:
             return False
+        if self._waiting is not None:
+            if launch is not None:
+                self._waiting.kind, self._waiting.launch = kind, timed
+            return False
+        stream_start = None if launch is None else launch.stream_start
+        self._waiting = _Wait(self._clock.mark() if stream_start is None else stream_start, kind, timed)
         return True
 
     def _tells_when_it_ends(self, launch: _Launch, work: Any) -> bool:
         """Whether it is an all-reduce with which the wait for it ends; on a GPU the host waits for no end."""
         return launch.number is not None and isinstance(self._clock, WatchHostClock) and _ends_with_wait(launch, work)
 
+    @guard
     def _end(self) -> None:
         waiting, self._waiting = self._waiting, None
-        try:
-            if waiting is None:
-                return
-            end = self._clock.mark()
-            self._clock.span(waiting.start, end, self._receiver(waiting.kind or CellKind.EXPOSED_OTHER))
-            launch = waiting.launch
-            if launch is not None and launch.number is not None and len(self.all_reduces) < MAX_ALL_REDUCES:
-                self.all_reduces.append(AllReduce(launch.group, launch.number, time.perf_counter_ns() - launch.at_ns))
-        except Exception as error:
-            self._failed(error)
+        if waiting is None:
+            return
+        end = self._clock.mark()
+        self._clock.span(waiting.start, end, self._receiver(waiting.kind or CellKind.EXPOSED_OTHER))
+        launch = waiting.launch
+        if launch is not None and launch.number is not None and len(self.all_reduces) < MAX_ALL_REDUCES:
+            self.all_reduces.append(AllReduce(launch.group, launch.number, time.perf_counter_ns() - launch.at_ns))
 
     def _note_launch(self, name: str, original: Any) -> Callable[..., Any]:
         def launch(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,17 +214,14 @@ class Waits:
 
         return launch
 
+    @guard
     def _stream_start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A mark before a collective with these arguments, if it runs in a GPU's current stream."""
-        try:
-            options = (*args, *kwargs.values())
-            in_stream = isinstance(self._clock, EventClock) and any(
-                getattr(option, "asyncOp", True) is False for option in options
-            )
-            return self._clock.mark() if in_stream else None
-        except Exception as error:
-            self._failed(error)
-            return None
+        options = (*args, *kwargs.values())
+        in_stream = isinstance(self._clock, EventClock) and any(
+            getattr(option, "asyncOp", True) is False for option in options
+        )
+        return self._clock.mark() if in_stream else None
 
     def _note(self, name: str, group: Any, work: Any, at_ns: int, stream_start: Any) -> None:
         number = None

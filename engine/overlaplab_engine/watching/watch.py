@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -44,11 +43,7 @@ _watching: "Watch | None" = None
 
 
 def watch(
-    model: nn.Module | None = None,
-    out: str | os.PathLike[str] = "runs/live",
-    *,
-    every: int = 100,
-    burst: int = 3,
+    model: nn.Module | None = None, out: str | os.PathLike[str] = "runs/live", *, every: int = 100, burst: int = 3
 ) -> "Watch":
     """Watch a training; a context manager around the loop, whose `step()` the loop calls at the end of each step.
 
@@ -108,9 +103,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def start(self) -> Self:

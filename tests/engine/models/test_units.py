@@ -38,6 +38,7 @@ from overlaplab_engine.strategies.sharding.absent import mark_absent, mark_prese
 from overlaplab_engine.strategies.sharding.shards import Layout
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import _device
+from ranks.label_texts import parse
 from torch import nn
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 from torch.profiler import ProfilerActivity, profile
@@ -74,7 +75,7 @@ def test_labels_are_written_as_the_grammar_says(word: Word, values: dict, text: 
 def test_a_label_says_what_was_put_in(names: list[str], nbytes: int) -> None:
     text = labels.label(Word.BUCKET_READY, bucket=0, bytes=nbytes, parameters=names)
     assert len(text.split(" ")) == 4
-    assert labels.parse(text) == (
+    assert parse(text) == (
         Word.BUCKET_READY,
         {"bucket": "0", "bytes": str(nbytes), "parameters": names},
     )
@@ -180,18 +181,14 @@ def test_launches_are_in_order_and_as_early_as_can_be(arrival: list[int]) -> Non
 # Data, model, optimizer
 
 
-def test_the_concatenated_batch_is_the_ranks_batches() -> None:
+def test_batches_differ_by_step_microbatch_and_rank() -> None:
     batches = Batches(seed=1, vocab=50, seq=4, batch=3)
-    tokens, targets = batches.global_batch(5, 1, 2)
-    assert tokens.shape == targets.shape == (6, 4)
-    for rank in range(2):
-        mine, wanted = batches.rank_batch(5, 1, rank)
-        assert torch.equal(tokens[3 * rank : 3 * rank + 3], mine)
-        assert torch.equal(targets[3 * rank : 3 * rank + 3, :-1], mine[:, 1:])
-        assert torch.equal(targets[3 * rank : 3 * rank + 3], wanted)
-    assert not torch.equal(tokens[:3], tokens[3:])
-    assert not torch.equal(tokens, batches.global_batch(6, 1, 2)[0])
-    assert not torch.equal(tokens, batches.global_batch(5, 0, 2)[0])
+    tokens, targets = batches.rank_batch(5, 1, 0)
+    assert tokens.shape == targets.shape == (3, 4)
+    assert torch.equal(targets[:, :-1], tokens[:, 1:])
+    assert torch.equal(tokens, batches.rank_batch(5, 1, 0)[0])
+    for other in ((6, 1, 0), (5, 0, 0), (5, 1, 1)):
+        assert not torch.equal(tokens, batches.rank_batch(*other)[0])
 
 
 @pytest.mark.parametrize("tied", [False, True])

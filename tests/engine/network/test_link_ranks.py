@@ -31,7 +31,7 @@ T_NS = 82_000_000
 
 
 def modelled(comm: Communicator, since: int) -> list[tuple[Kind, int]]:
-    return [(c.kind, c.modelled_ns) for c in comm.carried[since:]]
+    return [(c.kind, c.modelled_ns) for c in comm.group.log[since:]]
 
 
 @scenario()
@@ -39,11 +39,11 @@ def an_idle_link_takes_its_time_and_no_more(comm: Communicator) -> None:
     occupied = []
     for _ in range(5):
         comm.barrier()
-        since = len(comm.carried)
+        since = len(comm.group.log)
         start = time.perf_counter_ns()
         comm.all_reduce_max(MEGABYTE.clone()).wait()
         took = time.perf_counter_ns() - start
-        (carried,) = comm.carried[since:]
+        (carried,) = comm.group.log[since:]
         assert (carried.kind, carried.nbytes, carried.modelled_ns) == (Kind.ALL_REDUCE, 1_000_000, T_NS)
         assert carried.occupied_ns >= T_NS
         assert took >= 0.95 * T_NS
@@ -54,12 +54,12 @@ def an_idle_link_takes_its_time_and_no_more(comm: Communicator) -> None:
 @scenario()
 def the_link_counts_from_the_last_arrival(comm: Communicator) -> None:
     comm.barrier()
-    since = len(comm.carried)
+    since = len(comm.group.log)
     time.sleep(0.3 * comm.rank)
     start = time.perf_counter()
     comm.all_reduce_max(MEGABYTE.clone()).wait()
     took = time.perf_counter() - start
-    assert T_NS <= comm.carried[since].occupied_ns < 3 * T_NS  # not 0.3 s more
+    assert T_NS <= comm.group.log[since].occupied_ns < 3 * T_NS  # not 0.3 s more
     assert took >= (0.36 if comm.rank == 0 else 0.08)
 
 
@@ -94,9 +94,9 @@ def a_collective_that_is_late_says_how_much(comm: Communicator) -> None:
     sleep = carrier.Alarm.sleep_until
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carrier.Alarm, "sleep_until", lambda alarm, end_ns: sleep(alarm, end_ns + 30_000_000))
-        since = len(comm.carried)
+        since = len(comm.group.log)
         comm.all_reduce_max(MEGABYTE.clone()).wait()
-        assert comm.carried[since].occupied_ns >= T_NS + 30_000_000
+        assert comm.group.log[since].occupied_ns >= T_NS + 30_000_000
         since = len(comm.group.messages)
         comm.exchange([(MEGABYTE, 1 - comm.rank)], [(torch.empty_like(MEGABYTE), 1 - comm.rank)]).wait()
         modelled_ns = [carried.modelled_ns for carried in comm.group.messages[since:]]
@@ -193,7 +193,7 @@ def exchanged_messages_keep_their_order(comm: Communicator) -> None:
 
 @scenario()
 def rooted_collectives(comm: Communicator) -> None:
-    rank, since = comm.rank, len(comm.carried)
+    rank, since = comm.rank, len(comm.group.log)
     x = torch.full((3,), float(rank + 1))
     dist.reduce(x, 1)
     assert x.tolist() == [3.0] * 3 or rank == 0
@@ -249,7 +249,7 @@ def the_link_is_asleep(comm: Communicator) -> None:
 @scenario()
 def collectives_of_all_kinds(comm: Communicator) -> None:
     rank, group = comm.rank, comm.group
-    since = len(comm.carried)
+    since = len(comm.group.log)
     x = torch.full((4,), float(rank + 1))
     dist.all_reduce(x)
     assert x.tolist() == [3] * 4
@@ -284,15 +284,15 @@ def collectives_of_all_kinds(comm: Communicator) -> None:
         Kind.ALL_TO_ALL,
         Kind.BARRIER,
     ]
-    assert [c.nbytes for c in comm.carried[since : since + 7]] == [16, 16, 16, 16, 8, 8, 0]
-    assert [c.seq for c in comm.carried] == list(range(len(comm.carried)))
+    assert [c.nbytes for c in comm.group.log[since : since + 7]] == [16, 16, 16, 16, 8, 8, 0]
+    assert [c.seq for c in comm.group.log] == list(range(len(comm.group.log)))
 
 
 @scenario()
 def torch_ddp_without_us(comm: Communicator) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 4))
-    since = len(comm.carried)
+    since = len(comm.group.log)
     model(torch.full((2, 4), float(comm.rank + 1))).sum().backward()
     assert model.module.weight.grad.tolist() == [[3.0] * 4] * 4
     assert [kind for kind, _ in modelled(comm, since)] == [Kind.ALL_REDUCE]
@@ -308,7 +308,7 @@ def torch_fsdp2(comm: Communicator) -> None:
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    since = len(comm.carried)
+    since = len(comm.group.log)
     inputs = [torch.full((2, 4), float(rank + 1)) for rank in range(comm.world_size)]
     model(inputs[comm.rank]).square().sum().backward()
     (sum(alone(x).square().sum() for x in inputs) / comm.world_size).backward()

@@ -13,7 +13,7 @@ import torch
 from devices.streams import META, Device, HostReadError, RaceError, Stream, on_streams
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network import communicator as comm_module
-from overlaplab_engine.network.host_streams import StreamCopy
+from overlaplab_engine.network.host_link import StreamCopy
 from overlaplab_engine.network.streams import StreamWork
 from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategies import base as base_module

@@ -13,8 +13,7 @@ import torch
 from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine.models.batches import place
 from overlaplab_engine.network.communicator import Communicator, connect
-from overlaplab_engine.network.host_link import Way
-from overlaplab_engine.network.host_streams import HostStreams, StreamCopy
+from overlaplab_engine.network.host_link import HostStreams, StreamCopy, Way
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.network.streams import CommStreams, StreamWork
 from overlaplab_engine.optimizer import AdamW

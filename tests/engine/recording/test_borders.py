@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.labels import Word
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.models.units import Unit, by_block
 from overlaplab_engine.recording import borders as room
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.trace_file import label_gradients
+from ranks.label_texts import parse
 from torch import nn
 
 SHAPE = {"layers": 2, "width": 8, "heads": 2, "seq": 4, "vocab": 16}

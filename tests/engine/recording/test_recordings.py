@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.labels import Word
+from ranks.label_texts import parse
 from ranks.warm_ranks import WarmProcess, run_warm
 
 import overlaplab
@@ -340,7 +341,7 @@ overlaplab_engine.train._build = noting
 manifest = overlaplab_engine.train.manifest
 def asking(config, comm, strategy, *more, **named):
     names = [n for n, p in strategy.model.named_parameters() if p.requires_grad]
-    indices = strategy.logging_data["rebuilt_per_bucket_param_indices"]
+    indices = strategy._ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
     with open(told, "w") as file:
         json.dump([[names[int(i)] for i in bucket.split()] for bucket in indices.split(",") if bucket.strip()], file)
     return manifest(config, comm, strategy, *more, **named)

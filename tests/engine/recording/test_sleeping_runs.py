@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import parse
 from overlaplab_engine.models.times import Sleep, UnitTime
 from overlaplab_engine.strategy_names import StrategyName
+from ranks.label_texts import parse
 from ranks.warm_ranks import run_launcher, run_warm
 from strategies import ALONE
 

@@ -18,7 +18,7 @@ from overlaplab_engine.strategies import Options, Strategy, make
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios
-from ranks.engine_trials import BATCHES, Branches, Trapped, transformer
+from ranks.engine_trials import BATCHES, Branches, Trapped, global_batch, transformer
 from torch import nn
 
 scenario = Scenarios(__file__)
@@ -108,7 +108,7 @@ def in_every_step_it_is_sgd_with_mean_gradients(comm: Communicator) -> None:
     optimizer = sgd(alone.parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
-        alone(*BATCHES.global_batch(step, 0, comm.world_size)).backward()
+        alone(*global_batch(step, 0, comm.world_size)).backward()
         optimizer.step()
     require_equal(trained(comm, Options(), sgd).model.parameters(), alone.parameters())
 

@@ -29,6 +29,7 @@ from ranks.engine_trials import (
     SMALL_CAP_MB,
     compare64,
     expect_failure,
+    global_batch,
     idle_trial,
     require_whole_parameters,
     transformer,
@@ -73,7 +74,7 @@ def train(strategy: Strategy, alone: nn.Module, *, steps: int = 4, accumulate: i
         for m in range(accumulate):
             with nullcontext() if m == accumulate - 1 else strategy.no_sync():
                 strategy.backward(strategy(*BATCHES.rank_batch(step, m, data.rank)) / accumulate, m)
-            (alone(*BATCHES.global_batch(step, m, data.world_size)) / accumulate).backward()
+            (alone(*global_batch(step, m, data.world_size)) / accumulate).backward()
         if clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), clip)
             torch.testing.assert_close(strategy.clip(clip), norm, rtol=1e-12, atol=0)

@@ -4,15 +4,17 @@ The ranks run this file as a script; each scenario is a test.
 """
 
 import copy
+import sys
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from overlaplab_engine.checkpoint import full_state, load_full_state
+from overlaplab_engine.checkpoint import load_sharded, save_sharded
 from overlaplab_engine.errors import EngineError
-from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.memory import held_bytes
@@ -21,6 +23,8 @@ from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import BATCHES, DATA_PARALLEL, gradients, transformer
+from ranks.full_states import full_state
+from ranks.label_texts import parse
 from torch import nn
 
 scenario = Scenarios(__file__)
@@ -200,11 +204,12 @@ def checkpoints_keep_fp32(comm: Communicator) -> None:
 
     first = begin()
     step(*first, 0)
-    state = comm.broadcast_object(full_state(*first, 1))
+    state, path = comm.broadcast_object(full_state(*first, 1)), Path(sys.argv[1]).parent / "fp32"
     assert {t.dtype for t in state["parameters"].values()} == {FP32}
     assert state["masters"] == {}
+    save_sharded(path, *first, 1)
     second = begin()
-    assert load_full_state(state, *second) == 1
+    assert load_sharded(path, *second) == 1
     for number in (1, 2):
         assert step(*first, number) == step(*second, number)
 

@@ -36,6 +36,7 @@ from ranks.engine_trials import (
     branches_trial,
     compare64,
     expect_failure,
+    global_batch,
     gradients,
     gradients_here,
     idle_trial,
@@ -94,7 +95,7 @@ def tied_weights_clipped(comm: Communicator, name: StrategyName) -> None:
 @scenario(*STRATEGIES)
 def float32(comm: Communicator, name: StrategyName) -> None:
     model = transformer(dtype=torch.float32)
-    trial = Trial(comm, name, model, BATCHES.rank_batch, lambda s, m: BATCHES.global_batch(s, m, comm.world_size))
+    trial = Trial(comm, name, model, BATCHES.rank_batch, lambda s, m: global_batch(s, m, comm.world_size))
     for step in range(3):
         trial.strategy.zero_grad()
         trial.alone.zero_grad()

@@ -7,7 +7,6 @@ import copy
 
 import pytest
 import torch
-from overlaplab_engine.labels import parse
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.mesh import Mesh
@@ -17,6 +16,7 @@ from overlaplab_engine.strategies import Options
 from overlaplab_engine.strategies.pipeline import Pipeline
 from ranks.engine_ranks import Scenarios
 from ranks.engine_trials import BATCHES, SHAPE
+from ranks.label_texts import parse
 from torch.profiler import ProfilerActivity, profile
 
 from overlaplab.costs.pipeline import order

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from overlaplab_engine import labels
+from ranks.label_texts import parse
 from samples import sample_run
 
 import overlaplab
@@ -171,7 +172,7 @@ def test_labels_are_those_that_the_engine_writes(name: str) -> None:
     prediction = predict(sample_run(name), Setting())
     for event in prediction.ranks[0]:
         if event.name.startswith(labels.PREFIX):
-            word, values = labels.parse(event.name)
+            word, values = parse(event.name)
             assert labels.label(word, **values) == event.name
 
 

@@ -18,6 +18,7 @@ from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.streams import CommStreams
+from ranks.label_texts import parse
 from torch.cuda import _sanitizer
 from torch.cuda._sanitizer import ArgumentHandler, EventHandler
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -216,7 +217,7 @@ class _Span:
     device: Device
 
     def __init__(self, text: str) -> None:
-        self._word, values = labels.parse(text)
+        self._word, values = parse(text)
         self._name = str(values.get("unit", values.get("bucket", "")))
         self._label = (str(values.get("group")), int(str(values.get("seq", -1))))
 

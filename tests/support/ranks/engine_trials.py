@@ -41,6 +41,12 @@ SHAPE = {"layers": 2, "width": 16, "heads": 2, "seq": 8, "vocab": 32}
 BATCHES = Batches(seed=7, vocab=32, seq=8, batch=2)
 
 
+def global_batch(step: int, microbatch: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ranks' batches, concatenated in rank order: what one process would train on."""
+    tokens, targets = zip(*(BATCHES.rank_batch(step, microbatch, rank) for rank in range(world_size)), strict=True)
+    return torch.cat(tokens), torch.cat(targets)
+
+
 @dataclass
 class Trial:
     """A model trained by a strategy and by one process side by side."""
@@ -182,7 +188,7 @@ def transformer_trial(
         name,
         transformer(tied, checkpointing),
         lambda step, m, rank: BATCHES.rank_batch(step, m, rank),
-        lambda step, m: BATCHES.global_batch(step, m, comm.world_size),
+        lambda step, m: global_batch(step, m, comm.world_size),
         **more,
     )
 

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from overlaplab_engine import Recorder
-from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+from ranks.label_texts import parse
 
 SIZES = (8, 64, 32, 16)
 NAMES = sorted(f"{i}.{name}" for i in range(len(SIZES) - 1) for name in ("weight", "bias"))

@@ -1,6 +1,6 @@
 """Buckets that are averaged by an all-reduce of our own making, hop by hop, beside the backward pass."""
 
-from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ class ByHand(InBuckets):
     The hops of a bucket follow each other, and buckets too, in the order of their launches.
     """
 
+    hops: Any
+    """The module of `overlaplab_engine.collectives` whose `all_reduce` sums a bucket over the ranks, in place."""
+
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         """See `Strategy`. EngineError among phantoms, which send nothing that could be passed on."""
         if comm.phantom_ranks:
@@ -27,11 +30,7 @@ class ByHand(InBuckets):
 
     def _average(self, index: int, flat: torch.Tensor) -> Work:
         def average() -> None:
-            self._sum(flat, index)
+            self.hops.all_reduce(self.comm, flat, bucket=index)
             flat.div_(self.comm.prescale * self.comm.world_size)  # by 1 where gradients were divided beforehand
 
         return self.comm.aside(average)
-
-    @abstractmethod
-    def _sum(self, flat: torch.Tensor, bucket: int) -> None:
-        """Sum `flat` over the ranks, in place, and return when that is done."""

@@ -5,17 +5,15 @@ ranks (3.2.3), accumulation (3.2.4); §4.2.3: the bitmap of used parameters; §6
 """
 
 from abc import abstractmethod
-from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import nn
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Strategy
-from overlaplab_engine.strategies.gradients.buckets import Bucket, InOrder, assign
+from overlaplab_engine.strategies.gradients.buckets import InOrder
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 
@@ -28,7 +26,6 @@ class InBuckets(Strategy):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._wait = labels.span(Word.WAIT)
         self._arrivals: list[int] | None = []  # None once the buckets are rebuilt
         self._build(list(reversed(range(len(self.parameters)))))
         for i, parameter in enumerate(self.parameters):
@@ -37,13 +34,8 @@ class InBuckets(Strategy):
     # Building
 
     def _build(self, order: list[int]) -> None:
-        dtypes = [self.gradients.dtype(p) for p in self.parameters]
-        nbytes = [self.gradients.nbytes(p) for p in self.parameters]
-        keys = [(p.device, d) for p, d in zip(self.parameters, dtypes, strict=True)]
-        self._buckets = [
-            Bucket.make(index, members, self.parameters, self.names, dtypes[members[0]])
-            for index, members in enumerate(assign(order, nbytes, keys, self.options.caps))
-        ]
+        keys = [(p.device, self.gradients.dtype(p)) for p in self.parameters]
+        self._buckets = self._form_buckets(order, keys, self.options.caps)
         self._slots = {
             i: (index, view)
             for index, bucket in enumerate(self._buckets)
@@ -75,7 +67,6 @@ class InBuckets(Strategy):
     # The backward pass
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
-        """Autograd has accumulated the gradient of parameter `i`."""
         _, view = self._slots[i]
         self.gradients.place(parameter, view, self.comm.prescale if self._sync else 1.0)
         if self._sync:
@@ -109,7 +100,7 @@ class InBuckets(Strategy):
                 labels.instant(bucket.marks.done)
         if absent:
             self._take_others_gradients(absent)
-        self._reset()
+        self._abandon()
         self._rebuild()
 
     def _count_missing_ready(self) -> list[int]:
@@ -137,19 +128,15 @@ class InBuckets(Strategy):
             if bucket.flags[bucket.members.index(i)] != 0:
                 self.gradients.set(self.parameters[i], view)
 
-    def _reset(self) -> None:
+    def _match_others(self) -> None:
+        for index in self._launcher.waiting:
+            self._buckets[index].flat.fill_(torch.nan)
+            self._launcher.mark_ready(index)
+        for work in self._launcher.handles:
+            work.wait()
+        self._rebuild()  # other ranks may have come through
+
+    def _abandon(self) -> None:
         for bucket in self._buckets:
             bucket.reset()
         self._launcher.reset()
-
-    @torch.no_grad()
-    def _abandon(self) -> None:
-        if self._sync:
-            with suppress(Exception):  # a lost peer: the exception on its way says more
-                for index in self._launcher.waiting:  # keep the ranks' collectives matched
-                    self._buckets[index].flat.fill_(torch.nan)
-                    self._launcher.mark_ready(index)
-                for work in self._launcher.handles:
-                    work.wait()
-                self._rebuild()  # other ranks may have come through
-        self._reset()

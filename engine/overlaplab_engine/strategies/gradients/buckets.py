@@ -30,7 +30,6 @@ class Gradients:
         return parameter.numel() * self.dtype(parameter).itemsize
 
     def get(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient, None where there is none."""
         value: torch.Tensor | None = getattr(parameter, self._name, None)
         return value
 

@@ -6,7 +6,6 @@ gradients (Megatron-LM's `overlap_param_gather`, megatron/core/distributed/param
 """
 
 from abc import abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -103,7 +102,6 @@ class Partitioned(Sharded):
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
-        """Bytes and parameter names of each bucket, in launch order."""
         return [
             (sum(self.gradients.nbytes(self.parameters[m]) for m in b.members), b.flat.names) for b in self._buckets
         ]
@@ -111,7 +109,6 @@ class Partitioned(Sharded):
     # The backward pass
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
-        """Autograd has accumulated the gradient of parameter `i`."""
         if not self._sync:
             self.gradients.place(parameter, None, 1.0)
             return
@@ -170,7 +167,6 @@ class Partitioned(Sharded):
             self.settle()
 
     def settle(self) -> None:
-        """Wait until all parameters are up to date."""
         for unit in self._units:
             self._receive(unit)
 
@@ -219,26 +215,20 @@ class Partitioned(Sharded):
     def _send_remaining(self) -> None:
         """All buckets are full: send those that have not been sent."""
 
-    @torch.no_grad()
-    def _abandon(self) -> None:
-        if self._sync:
-            with suppress(Exception):  # a lost peer: the exception on its way says more
-                for bucket in self._buckets:  # keep the ranks' collectives matched
-                    self._poison(bucket)
-                self._send_remaining()
-                self._finish_gradients(())
-        self._drain()
-        self._restart()
-
-    def _poison(self, bucket: ShardedBucket) -> None:
-        """Fill what has not been sent with NaN: the other ranks must not take it for gradients."""
-        if bucket.missing:
+    def _match_others(self) -> None:
+        for bucket in (bucket for bucket in self._buckets if bucket.missing):
             if len(bucket.missing) == len(bucket.members):
                 self._open(bucket)
             bucket.missing = set()
             assert bucket.gradients is not None
             bucket.gradients.fill_(torch.nan)
             self._full(bucket)
+        self._send_remaining()
+        self._finish_gradients(())
+
+    def _abandon(self) -> None:
+        self._drain()
+        self._restart()
 
     def _restart(self) -> None:
         for bucket in self._buckets:

@@ -16,10 +16,8 @@ from torch import nn
 from torch._C._profiler import _RecordFunctionFast as Span
 
 from overlaplab_engine import labels
-from overlaplab_engine.labels import Word
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.network.host_link import Copy, Way, host_allocation, host_memory
-from overlaplab_engine.network.host_streams import StreamCopy
+from overlaplab_engine.network.host_link import Copy, StreamCopy, Way, host_allocation, host_memory
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.sharding.shards import Flat, Piece
 
@@ -32,8 +30,8 @@ class OwnedPart:
     begin: int
     """Where it begins in the flattened parameter."""
     values: torch.Tensor
-    """(elements,), in the shard's memory."""
-    piece: Piece | None
+    """(elements,), in the memory that training uses."""
+    optimized: torch.Tensor | None
     """What the optimizer updates; None for a frozen parameter."""
 
 
@@ -50,16 +48,6 @@ class _ReduceScatter:
     """HSDP: the label of that all-reduce."""
 
 
-@dataclass(frozen=True, slots=True)
-class _HostCopy:
-    """Mean gradients on their way to the host."""
-
-    flat: Flat
-    gradients: torch.Tensor
-    """(chunk,), in the host's memory."""
-    copy: Copy | StreamCopy
-
-
 class Sharded(Strategy):
     """After `backward` each rank holds the mean gradients of its own pieces, and `optimized` are those pieces.
 
@@ -74,14 +62,12 @@ class Sharded(Strategy):
         self.whole_gradients = self.gradients
         """Where gradients of whole parameters accumulate, before they are sent."""
         self._replicas = comm.axis("replicate")  # HSDP: the ranks that hold the same shards
-        self._wait = labels.span(Word.WAIT)
         self._in_forward = False
         self._in_flight: deque[_ReduceScatter] = deque()
         self._host = comm.host_link(options.host_link) if options.offload else None
-        self._host_copies: deque[_HostCopy] = deque()  # gradients on their way to the host
-        self._device_copies: dict[
-            int, Copy | StreamCopy
-        ] = {}  # parameters on their way to the device, by the flat's identity
+        # Mean gradients (chunk,) on their way to the host, and parameters to the device, by the flat's identity.
+        self._host_copies: deque[tuple[Flat, torch.Tensor, Copy | StreamCopy]] = deque()
+        self._device_copies: dict[int, Copy | StreamCopy] = {}
         self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
@@ -100,7 +86,7 @@ class Sharded(Strategy):
         """What this rank owns of each parameter that lies in `flats`."""
         parts = []
         for flat in self.flats:
-            layout, pieces = flat.layout, {piece.name: piece for piece in flat.pieces}
+            layout, pieces = flat.layout, {piece.name: piece.tensor for piece in flat.pieces}
             for number, values in layout.pieces(flat.shard):
                 name = flat.names[number]
                 begin = max(self.comm.shards.rank * layout.chunk - sum(layout.sizes[:number]), 0)
@@ -179,15 +165,15 @@ class Sharded(Strategy):
             return
         gradients = host_memory(scatter.received)
         copy = self._host.copy(Way.DOWN, gradients, scatter.received)
-        self._host_copies.append(_HostCopy(scatter.flat, gradients, copy))
+        self._host_copies.append((scatter.flat, gradients, copy))
 
     def _accumulate_from_host(self, leave: int) -> None:
         """Accumulate what has been copied to the host, and wait until no more than `leave` copies are under way."""
-        while self._host_copies and (len(self._host_copies) > leave or self._host_copies[0].copy.is_completed()):
-            first = self._host_copies.popleft()
-            first.copy.wait()
+        while self._host_copies and (len(self._host_copies) > leave or self._host_copies[0][2].is_completed()):
+            flat, gradients, copy = self._host_copies.popleft()
+            copy.wait()
             with host_allocation():
-                self._first_gradients += first.flat.accumulate(self.gradients, first.gradients)
+                self._first_gradients += flat.accumulate(self.gradients, gradients)
 
     def _copy_to_device(self, flats: Iterable[Flat]) -> None:
         """Copy what the host has updated to the device, in this order."""
@@ -198,8 +184,7 @@ class Sharded(Strategy):
 
     def _wait_for_device_copy(self, flat: Flat) -> None:
         """Wait until the device has what the host has updated."""
-        copy = self._device_copies.pop(id(flat), None)
-        if copy is not None:
+        if (copy := self._device_copies.pop(id(flat), None)) is not None:
             copy.wait()
 
     def _finish_gradients(self, unused: Collection[int]) -> None:
@@ -221,8 +206,8 @@ class Sharded(Strategy):
         with suppress(Exception):
             for scatter in (*self._in_flight, *self._averaging):
                 scatter.work.wait()
-            for host_copy in self._host_copies:
-                host_copy.copy.wait()
+            for _, _, copy in self._host_copies:
+                copy.wait()
         self._in_flight.clear()
         self._host_copies.clear()
         self._averaging.clear()

@@ -1,6 +1,7 @@
-"""The parameters that are cut among a tensor-parallel group, and what must hold for that."""
+"""The parameters that are cut among a tensor-parallel group, and what must hold for that; a base of who cuts."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,10 +12,38 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import require_same_model
+from overlaplab_engine.strategies.base import Strategy, require_same_model
 
 COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.output", "down")
 """A layer's modules whose weights are cut: by columns of the transposed weight, as papers write it, and by rows."""
+
+
+class CutsLayers(Strategy):
+    """Layers cut among the ranks of a tensor-parallel group."""
+
+    _tensor: Communicator
+    """The ranks that cut the layers."""
+    _cut: dict[str, int]
+    """The parameters of which this rank holds a part, and the dimension that is cut."""
+
+    @classmethod
+    def require(cls, config: Any) -> None:
+        """See `Strategy`; nor a mesh that does not cut layers, or not equally."""
+        super().require(config)
+        if not hasattr(config, "tp"):  # the strategy's own Options
+            return
+        if config.tp is None or config.tp < 2:
+            raise EngineError(f"--strategy {cls.name} cuts layers among --tp ranks: 2 or more")
+        if config.heads % config.tp:
+            raise EngineError(f"--tp {config.tp} must divide --heads {config.heads}")
+        if config.sequence_parallel and config.seq % config.tp:
+            raise EngineError(f"--sequence-parallel: --tp {config.tp} must divide --seq {config.seq}")
+
+    def _parts_among(self) -> Communicator | None:
+        return self._tensor
+
+    def _holds_part(self, name: str) -> bool:
+        return name in self._cut
 
 
 def cut_parameters(model: nn.Module) -> dict[str, int]:
