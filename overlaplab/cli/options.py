@@ -82,8 +82,10 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def call_command(**values: Any) -> None:
-        made = {name: make(**{option: values.pop(option) for option in options[name]}) for name, make in groups.items()}
-        command(**values, **made)
+        grouped = {
+            name: make(**{option: values.pop(option) for option in options[name]}) for name, make in groups.items()
+        }
+        command(**values, **grouped)
 
     call_command.__dict__["__signature__"] = signature.replace(parameters=parameters)
     call_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
