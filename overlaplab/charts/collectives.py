@@ -66,7 +66,7 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     """
     tones = palette(dark)
     measured = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
-    times = to_ms(measured[["transfer_ns", "wait_ns"]].astype("float64")).clip(lower=LEAST_MS)
+    times = measured[["transfer_ns", "wait_ns"]].astype("float64").apply(to_ms).clip(lower=LEAST_MS)
     rows = _points(measured.assign(**times), "transfer_ns", "wait_ns")
     x = _log_axis(alt.X, rows["x"], "transfer, after the last rank arrived (ms)", format="~g")
     y = _log_axis(alt.Y, rows["y"], "longest wait of a rank (ms)", format="~g")

@@ -89,7 +89,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     held = set(view.marks["part"])
     fills = [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
     edges = [tones.soft if word == MarkKind.STEP.value else tone for word, tone in fills]
-    on = {"on": "pointerover", "clear": "pointerout"}
+    on: dict[str, Any] = {"on": "pointerover", "clear": "pointerout"}
     pointed = alt.selection_point(name=POINTED, fields=["collective"], empty=False, **on)
     apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
     named = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names

@@ -259,7 +259,7 @@ def _triangles(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> al
 def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
     """A dashed line where each backward pass ends, and its name above the rows."""
     ends = pd.DataFrame({"begin": [to_ms(float(end)) for end in table["backward_end_ns"].drop_duplicates().dropna()]})
-    look = {"align": "right", "dx": -4, "dy": -7}
+    look: dict[str, Any] = {"align": "right", "dx": -4, "dy": -7}
     return dashed_lines(ends, "x", "begin", "backward ends", tone, **look) if len(ends) else []
 
 

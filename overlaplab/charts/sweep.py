@@ -34,7 +34,8 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
     x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8, labelFlush=FLUSH))
     lines = tooltip({"cap": "bucket_cap_mb", "part": "what", "ms:Q": "ms of the step", "share": "of the step"})
     fastest = ends[ends["fastest"]]
-    named, look = fastest.assign(fastest="fastest"), {"align": "left", "dx": 6}
+    named = fastest.assign(fastest="fastest")
+    look: dict[str, Any] = {"align": "left", "dx": 6}
     title = sweep_title(table)
     layers = [
         bars(rows, x, y, colours(step_fills(tones), columns=2), lines, 0.7),

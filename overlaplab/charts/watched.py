@@ -83,7 +83,7 @@ def watched_late(strip: pd.DataFrame, *, dark: bool = False, note: str | None = 
     )
     ranks = table.sort_values("rank")["row"].drop_duplicates().tolist()
     shade = alt.Scale(domain=[0, 100], range=[0.1, 1])
-    look = {"orient": "top", "symbolType": "square", "titleColor": tones.soft}
+    look: dict[str, Any] = {"orient": "top", "symbolType": "square", "titleColor": tones.soft}
     legend = alt.Legend(title="late, % of the measured steps", values=[0, 25, 50, 75, 100], **look)
     y = row_axis("row", ranks, "", minExtent=_AXIS_PX, maxExtent=_AXIS_PX)
     shown = {"row": "who"} | _FROM_TO | {"times": "late in", "late_ms:Q": "by ms (median)"}

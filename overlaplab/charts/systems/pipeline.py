@@ -134,6 +134,12 @@ def _draw_hatching(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, l
         for row in bubbles.drop(columns="middle").to_dict("records")
         for number in range(ceil(row["begin"] / apart_ms), ceil(row["end"] / apart_ms))
     ]
-    look = {"shape": "M-0.7,1L0.7,-1", "size": _BAR_PX**2, "strokeWidth": 1, "opacity": 0.5, "clip": True}
+    look: dict[str, Any] = {
+        "shape": "M-0.7,1L0.7,-1",
+        "size": _BAR_PX**2,
+        "strokeWidth": 1,
+        "opacity": 0.5,
+        "clip": True,
+    }
     drawn: alt.Chart = Layer(pd.DataFrame(strokes, columns=list(bubbles.columns))).mark_point(color=ink, **look)
     return drawn.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)
