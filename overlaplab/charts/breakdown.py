@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.charts.parts import bars, row_axis, tooltip, words
-from overlaplab.charts.theme import Palette, colours, finish, palette
+from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import ranks_left_out, summary_scope, summary_title
 from overlaplab.words import count, rank_word, to_ms
 
@@ -33,10 +33,12 @@ def summary(
     (`overlaplab.findings.note`).
     """
     tones = palette(dark)
+    of_parts = (tones.compute, tones.hidden, tones.waiting, tones.exposed, tones.exposed, tones.memory, tones.idle)
     long = _parts(_most_exposed(table, most))
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
-    drawn = {part: _fills(tones)[part] for part in PARTS.values() if part in set(long["part"])}
+    there = set(long["part"])
+    drawn = {part: tone for part, tone in zip(PARTS.values(), of_parts, strict=True) if part in there}
     axis = alt.Axis(title="% of the step time", values=list(range(0, 101, 10)))
     x = alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis)
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": "% of the step time"}, share=".2f")
@@ -50,14 +52,10 @@ def summary(
     title = summary_title(table)
     scope = f"Summed over {summary_scope(table)}. Each bar is 100 % of its rank's step time; numbers are percent of it."
     left_out = ranks_left_out(len(ranks), table["rank"].nunique(dropna=False))
-    return finish(
-        [bars(long, x, y, colours(list(drawn.items())), lines, 0.8), *numbers],
-        title=title,
-        subtitle=[" ".join(filter(None, (scope, left_out, note)))],
-        description=f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}.",
-        dark=dark,
-        height=alt.Step(30 if len(ranks) <= 4 else 20),
-    )
+    layers = [bars(long, x, y, colours(list(drawn.items())), lines, 0.8), *numbers]
+    subtitle = [" ".join(filter(None, (scope, left_out, note)))]
+    description = f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(30 if len(ranks) <= 4 else 20))
 
 
 def _most_exposed(table: pd.DataFrame, most: int | None) -> pd.DataFrame:
@@ -66,11 +64,6 @@ def _most_exposed(table: pd.DataFrame, most: int | None) -> pd.DataFrame:
     if most is None or len(exposed) <= most:
         return table
     return table[table["rank"].isin(exposed.sort_values(ascending=False, kind="stable").index[:most])]
-
-
-def _fills(tones: Palette) -> dict[str, str]:
-    fills = (tones.compute, tones.hidden, tones.waiting, tones.exposed, tones.exposed, tones.memory, tones.idle)
-    return dict(zip(PARTS.values(), fills, strict=True))
 
 
 def _parts(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
 from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
@@ -45,26 +45,18 @@ def bus_bandwidth(
     rows["speed"] = [rate(speed) for speed in rows["y"]]
     rows["how"] = np.where(rows["bound"], BOUND, MEASURED)
     line = None if link is None else link.bandwidth_gbps / 8
-    x_domain = log_domain(rows["x"])
-    y_domain = log_domain([*rows["y"], *([] if line is None else [line])])
-    x = alt.X("x:Q", scale=log_scale(x_domain), axis=size_axis(x_domain, "bytes of the full tensor"))
-    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=rate_axis(y_domain, _BUS.header))
+    x = _log_axis(alt.X, rows["x"], "bytes of the full tensor", labelExpr=_SIZE)
+    y = _log_axis(alt.Y, [*rows["y"], *([] if line is None else [line])], _BUS.header, labelExpr=_RATE)
     titles = {"part": _KIND.header, "size": "", "speed": _BUS.header, "how": "computed", "who": "collectives"}
     layers = [_layer(rows, x, y, tones, tooltip(titles), bounds=bool(rows["bound"].any()))]
     if link is not None:
         name = f"{'emulated link' if link.emulated else 'link'} {link.bandwidth_gbps:g} Gbit/s = {rate(line or 0)}"
-        where = pd.DataFrame({"y": [line]})
-        layers += dashed_lines(where, "y", "y", name, tones.ink, align="left", dx=6, dy=-8)
+        layers += dashed_lines(pd.DataFrame({"y": [line]}), "y", "y", name, tones.ink, align="left", dx=6, dy=-8)
     title = bandwidth_title(shown, line)
     reading = "Bus bandwidth: bytes ÷ transfer × what a ring sends of them. Small collectives are bound by latency."
-    return finish(
-        layers,
-        title=title,
-        subtitle=[reading if len(shown) else None, *bandwidth_remarks(table, shown), note],
-        description=f"{count(len(shown), 'collective')} as points, bus bandwidth against bytes. {title}.",
-        dark=dark,
-        height=_HEIGHT_PX,
-    )
+    subtitle = [reading if len(shown) else None, *bandwidth_remarks(table, shown), note]
+    description = f"{count(len(shown), 'collective')} as points, bus bandwidth against bytes. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=_HEIGHT_PX)
 
 
 def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -74,26 +66,17 @@ def waits(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     """
     tones = palette(dark)
     measured = table[table["wait_ns"].notna() & table["transfer_ns"].notna()]
-    shown = measured.assign(
-        wait_ms=to_ms(measured["wait_ns"].astype("float64")).clip(lower=LEAST_MS),
-        transfer_ms=to_ms(measured["transfer_ns"].astype("float64")).clip(lower=LEAST_MS),
-    )
-    rows = _points(shown, "transfer_ms", "wait_ms")
-    x_domain, y_domain = log_domain(rows["x"]), log_domain(rows["y"])
-    x = alt.X("x:Q", scale=log_scale(x_domain), axis=_axis(x_domain, "transfer, after the last rank arrived (ms)"))
-    y = alt.Y("y:Q", scale=log_scale(y_domain), axis=_axis(y_domain, "longest wait of a rank (ms)"))
+    times = measured[["transfer_ns", "wait_ns"]].astype("float64").apply(to_ms).clip(lower=LEAST_MS)
+    rows = _points(measured.assign(**times), "transfer_ns", "wait_ns")
+    x = _log_axis(alt.X, rows["x"], "transfer, after the last rank arrived (ms)", format="~g")
+    y = _log_axis(alt.Y, rows["y"], "longest wait of a rank (ms)", format="~g")
     lines = tooltip({"part": _KIND.header, "y:Q": _WAIT.title, "x:Q": _TRANSFER.title, "who": "collectives"})
-    layers = [*_diagonal(x_domain, y_domain, tones), _layer(rows, x, y, tones, lines, bounds=False)]
+    layers = [*_diagonal(rows, tones), _layer(rows, x, y, tones, lines, bounds=False)]
     title = waits_title(table, measured)
     reading = f"A wait ends when the last rank arrives. What took less than {LEAST_MS:g} ms stands at {LEAST_MS:g} ms."
-    return finish(
-        layers,
-        title=title,
-        subtitle=[reading if len(measured) else None, note],
-        description=f"{count(len(measured), 'collective')} as points, wait against transfer. {title}.",
-        dark=dark,
-        height=_HEIGHT_PX,
-    )
+    subtitle = [reading if len(measured) else None, note]
+    description = f"{count(len(measured), 'collective')} as points, wait against transfer. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=_HEIGHT_PX)
 
 
 def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -103,25 +86,17 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     """
     tones = palette(dark)
     drawn = table.head(MOST_RANKS)
-    rows: list[dict[str, Any]] = []
-    for row in drawn.to_dict("records"):
-        rank, alone, cost = rank_word(row["rank"]), int(row["alone_ns"]), int(row["cost_ns"])
-        spans = ((ALONE, 0, alone), (SHARED, alone, cost))
-        rows += [
-            {"rank": rank, "part": part, "begin": to_ms(begin), "end": to_ms(end), "ms": to_ms(end - begin)}
-            for part, begin, end in spans
-        ]
+    ranks = [rank_word(rank) for rank in drawn["rank"]]
+    rows = [
+        (rank, part, to_ms(begin), to_ms(end), to_ms(end - begin))
+        for rank, alone, cost in zip(ranks, drawn["alone_ns"].astype(int), drawn["cost_ns"].astype(int), strict=True)
+        for part, begin, end in ((ALONE, 0, alone), (SHARED, alone, cost))
+    ]
     table_of_bars = pd.DataFrame(rows, columns=["rank", "part", "begin", "end", "ms"])
-    ends = pd.DataFrame(
-        {
-            "rank": [rank_word(rank) for rank in drawn["rank"]],
-            "end": to_ms(drawn["cost_ns"].astype("float64")),
-            "text": [_late_word(row) for row in drawn.to_dict("records")],
-        }
-    )
-    most = float(ends["end"].max()) if len(ends) else 0.0
-    y = alt.Y("rank:N", sort=list(ends["rank"]), title="rank", axis=alt.Axis(domain=False, ticks=False))
-    scale = with_room(most, ends["text"])
+    costs = to_ms(drawn["cost_ns"].astype("float64"))
+    ends = pd.DataFrame({"rank": ranks, "end": costs, "text": [_late_word(row) for row in drawn.to_dict("records")]})
+    y = row_axis("rank", ranks, "rank")
+    scale = with_room(max(ends["end"], default=0.0), ends["text"])
     axis = alt.Axis(title="waited for it, all other ranks together (ms)", format=",~f", tickCount=10, labelFlush=FLUSH)
     x = alt.X("begin:Q", scale=scale, axis=axis)
     fills = colours([(ALONE, tones.waiting), (SHARED, tones.starting)])
@@ -139,14 +114,9 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         )
         if len(table) > MOST_RANKS:
             reading.append(f"The {MOST_RANKS} ranks that cost most, of {len(table)}.")
-    return finish(
-        layers,
-        title=title,
-        subtitle=[*reading, note],
-        description=f"A bar for each of {count(len(drawn), 'rank')}: how long others waited for it. {title}.",
-        dark=dark,
-        height=alt.Step(28 if len(drawn) <= 16 else 20),
-    )
+    subtitle = [*reading, note]
+    description = f"A bar for each of {count(len(drawn), 'rank')}: how long others waited for it. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(28 if len(drawn) <= 16 else 20))
 
 
 def _points(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
@@ -176,7 +146,7 @@ def _layer(
     rows: pd.DataFrame, x: alt.X, y: alt.Y, tones: Palette, lines: list[alt.Tooltip], *, bounds: bool
 ) -> alt.Chart:
     """The points; where some are lower bounds, these are hollow triangles."""
-    kinds = [(kind, _kind_colour(kind, tones)) for kind in dict.fromkeys(rows["part"])]
+    kinds = [(kind, getattr(tones, _TONES.get(kind, "other"))) for kind in dict.fromkeys(rows["part"])]
     encoding: dict[str, Any] = {"x": x, "y": y, "tooltip": lines, "color": colours(kinds, symbolType="circle")}
     if bounds:
         shapes = {how: shape for how, shape in _SHAPES.items() if how in set(rows["how"])}
@@ -187,24 +157,14 @@ def _layer(
     return points.encode(**encoding)
 
 
-def _kind_colour(kind: str, tones: Palette) -> str:
-    """The colour of a kind, the same in every run; rare kinds share one."""
-    fixed = {
-        "all-reduce": tones.reduce,
-        "all-gather": tones.gather,
-        "reduce-scatter": tones.scatter,
-        "all-to-all": tones.to_all,
-    }
-    return fixed.get(kind, tones.other)
+_TONES = {"all-reduce": "reduce", "all-gather": "gather", "reduce-scatter": "scatter", "all-to-all": "to_all"}
+"""The colour of a kind in the palette, the same in every run; rare kinds share one."""
 
 
-def _axis(domain: tuple[float, float], title: str) -> alt.Axis:
-    return alt.Axis(title=title, values=log_ticks(domain), format="~g", labelOverlap=True)
-
-
-def _diagonal(x: tuple[float, float], y: tuple[float, float], tones: Palette) -> list[alt.Chart]:
+def _diagonal(rows: pd.DataFrame, tones: Palette) -> list[alt.Chart]:
     """The line at which wait equals transfer, where both axes show it."""
-    low, high = max(x[0], y[0]), min(x[1], y[1])
+    (x_low, x_high), (y_low, y_high) = log_domain(rows["x"]), log_domain(rows["y"])
+    low, high = max(x_low, y_low), min(x_high, y_high)
     if high < 2 * low:  # no more than a corner
         return []
     middle = (low * high) ** 0.5
@@ -226,6 +186,8 @@ _SIZE = (
     " format(datum.value / 1e6, '~g') + ' MB' : datum.value >= 1e3 ? format(datum.value / 1e3, '~g') + ' kB' :"
     " format(datum.value, '~g') + ' B'"
 )
+"""A label of bytes in the decimal unit that suits it, and of GB/s:"""
+_RATE = f"({_SIZE.replace('datum.value', '(datum.value * 1e9)')}) + '/s'"
 
 
 def log_domain(values: Iterable[float]) -> tuple[float, float]:
@@ -249,17 +211,9 @@ def log_ticks(domain: tuple[float, float]) -> list[float]:
     return [tick for tick in ticks if domain[0] <= tick <= domain[1]]
 
 
-def log_scale(domain: tuple[float, float]) -> alt.Scale:
-    """A logarithmic scale over exactly this domain."""
-    return alt.Scale(type="log", domain=list(domain), nice=False, clamp=True)
-
-
-def rate_axis(domain: tuple[float, float], title: str) -> alt.Axis:
-    """An axis of GB/s, each label in the unit that suits it."""
-    label = _SIZE.replace("datum.value", "(datum.value * 1e9)")
-    return alt.Axis(title=title, values=log_ticks(domain), labelExpr=f"({label}) + '/s'", labelOverlap=True)
-
-
-def size_axis(domain: tuple[float, float], title: str) -> alt.Axis:
-    """An axis of bytes in decimal units."""
-    return alt.Axis(title=title, values=log_ticks(domain), labelExpr=_SIZE, labelOverlap=True)
+def _log_axis(of: type[alt.X] | type[alt.Y], values: Iterable[float], title: str, **labels: Any) -> Any:
+    """The `x` or `y` of the points, on a logarithmic scale over exactly `log_domain` of these values."""
+    domain = log_domain(values)
+    axis = alt.Axis(title=title, values=log_ticks(domain), labelOverlap=True, **labels)
+    scale = alt.Scale(type="log", domain=list(domain), nice=False, clamp=True)
+    return of(f"{of.__name__.lower()}:Q", scale=scale, axis=axis)

@@ -37,9 +37,8 @@ def _beside_theory(
     """Bars of a column, each with a tick at the column `theory_…`."""
     tones = palette(dark)
     axis, labels = run_labels(table)
-    rows = table.assign(run=labels)[["run", column, f"theory_{column}"]]
+    rows = table.assign(run=labels)[["run", column, f"theory_{column}"]].dropna(subset=column)
     rows = rows.set_axis(["run", MEASURED, THEORY], axis="columns")
-    rows = rows[rows[MEASURED].notna()]
     unit, scale = byte_unit(float(rows[[MEASURED, THEORY]].max().max()) if len(rows) else 0.0)
     drawn = pd.DataFrame(
         {
@@ -55,27 +54,19 @@ def _beside_theory(
     top = max(drawn["end"], default=0.0) or 7.0  # one rank sends nothing
     x_scale, x_axis = with_room(top, drawn["word"]), alt.Axis(tickCount=10, labelFlush=FLUSH)
     x = alt.X(f"{MEASURED}:Q", title=f"{verb.lower()} ({unit})", scale=x_scale, axis=x_axis)
-    shared = {
-        "y": y,
-        "color": colours([(MEASURED, tone), (THEORY, tones.ink)], left=labels_width(drawn["run"])),
-        "tooltip": tooltip({"run": "", "word": verb.lower()}),
-    }
+    fills = colours([(MEASURED, tone), (THEORY, tones.ink)], left=labels_width(drawn["run"]))
+    shared = {"y": y, "color": fills, "tooltip": tooltip({"run": "", "word": verb.lower()})}
     bars = Layer(drawn).mark_bar(height={"band": 0.6}, opacity=1)
     ticks = Layer(drawn[drawn[THEORY].notna()].assign(part=THEORY))
     ticks = ticks.mark_tick(thickness=2.5, size=22, orient="vertical", opacity=1)
     title = costs_title(rows, verb)
-    return finish(
-        [
-            bars.encode(x=x, **shared),
-            ticks.encode(x=alt.X(f"{THEORY}:Q"), **shared),
-            words(drawn, "end", y, tones.ink, align="left", dx=8),
-        ],
-        title=title,
-        subtitle=subtitle,
-        description=f"Bars of {count(len(drawn), 'run')}, each with a tick where theory puts it. {title}.",
-        dark=dark,
-        height=alt.Step(28 if len(drawn) <= 16 else 20),
-    )
+    layers = [
+        bars.encode(x=x, **shared),
+        ticks.encode(x=alt.X(f"{THEORY}:Q"), **shared),
+        words(drawn, "end", y, tones.ink, align="left", dx=8),
+    ]
+    description = f"Bars of {count(len(drawn), 'run')}, each with a tick where theory puts it. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(28 if len(drawn) <= 16 else 20))
 
 
 def _word(measured: int, theory: int | None) -> str:

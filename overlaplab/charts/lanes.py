@@ -8,7 +8,7 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, Layer, tooltip
+from overlaplab.charts.parts import WHEN, Layer, row_axis, tooltip
 from overlaplab.charts.theme import DARK, Palette, cause_colours, colours, finish, palette
 from overlaplab.findings import clocks_note, mark_name, mark_word, timeline_title
 from overlaplab.timeline.host_lanes import HostKind
@@ -63,21 +63,13 @@ def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.
     y = _lanes_axis(view, tones)
     shown = alt.Scale(domain=[to_ms(view.start_ns), to_ms(view.end_ns)], nice=False, zero=False)
     ticks = alt.Axis(labelOverlap="greedy", labelSeparation=8, tickCount=14)
-    x = alt.X(
-        "begin:Q",
-        title="time since the run's zero (ms): wheel zooms, drag pans, pointing at a collective shows it on every rank",
-        scale=shown,
-        axis=ticks,
-    )
+    how = "time since the run's zero (ms): wheel zooms, drag pans, pointing at a collective shows it on every rank"
+    x = alt.X("begin:Q", title=how, scale=shown, axis=ticks)
     title = timeline_title(view)
-    chart = finish(
-        [*_borders(view, y, x, tones), _bars(view, x, y, tones), _words(y, tones)],
-        title=title,
-        subtitle=[note, clocks_note(view.offsets)],
-        description=f"Time runs to the right. Lanes: {', '.join(map(shorten, labels[:12]))}. {title}.",
-        dark=dark,
-        height=alt.Step(20 if len(labels) <= 24 else 15),
-    )
+    layers = [*_borders(view, y, x, tones), _bars(view, x, y, tones), _words(y, tones)]
+    subtitle = [note, clocks_note(view.offsets)]
+    description = f"Time runs to the right. Lanes: {', '.join(map(shorten, labels[:12]))}. {title}."
+    chart = finish(layers, title, subtitle, description, dark=dark, height=alt.Step(20 if len(labels) <= 24 else 15))
     chart.data = timeline_rows(view)
     return chart
 
@@ -86,53 +78,37 @@ def _lanes_axis(view: View, tones: Palette) -> alt.Y:
     """A row per lane; the label of a rank's first lane is the rank, and that of the others what the lane shows."""
     labels = list(view.lanes["label"])
     leads = _LEADS.format("datum.value")
-    axis = alt.Axis(
-        domain=False,
-        ticks=False,
-        labelOverlap=False,
-        grid=False,
-        labelExpr=_SHORT,
-        labelFontWeight=cast(Any, {"condition": {"test": leads, "value": "bold"}, "value": "normal"}),
-        labelColor=cast(Any, {"condition": {"test": leads, "value": tones.ink}, "value": tones.soft}),
-    )
-    return alt.Y("lane:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
+    weight = {"condition": {"test": leads, "value": "bold"}, "value": "normal"}
+    colour = {"condition": {"test": leads, "value": tones.ink}, "value": tones.soft}
+    look = {"grid": False, "labelExpr": _SHORT, "labelFontWeight": weight, "labelColor": colour}
+    return row_axis("lane", labels, None, scale=alt.Scale(domain=labels), **look)
 
 
 def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     """The marks. Their outline separates steps, and makes marks narrower than a pixel visible."""
-    fills = _fills(view, tones)
+    held = set(view.marks["part"])
+    fills = [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
     edges = [tones.soft if word == MarkKind.STEP.value else tone for word, tone in fills]
-    pointed = alt.selection_point(
-        name=POINTED, fields=["collective"], on="pointerover", clear="pointerout", empty=False
-    )
+    on: dict[str, Any] = {"on": "pointerover", "clear": "pointerout"}
+    pointed = alt.selection_point(name=POINTED, fields=["collective"], empty=False, **on)
     apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
     named = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names
     wrapped: dict[str, Any] = {"values": named} | ({"columns": _LEGEND_COLUMNS} if len(named) > _LEGEND_COLUMNS else {})
     legend = alt.Legend(orient="top", labelLimit=0, symbolType="square", **wrapped)  # as the fill's: both are one
     titles = {"what": "", "part": "counts as", "events:Q": "events in this mark", "busy:Q": "busy ms"}
     domain = [word for word, _ in fills]
-    bars: alt.Chart = (
-        Layer()
-        .mark_bar(height={"band": 0.72}, strokeWidth=0.6, clip=True)
-        .encode(
-            x=x,
-            x2="end:Q",
-            y=y,
-            color=colours(fills, **wrapped),
-            stroke=alt.Stroke(
-                "part:N",
-                title=None,
-                sort=domain,
-                scale=alt.Scale(domain=domain, range=edges),
-                legend=legend,
-                condition={"test": "datum.apart", "value": tones.on_dark},
-            ),
-            opacity=alt.condition(apart, alt.value(0.15), alt.value(1)),
-            tooltip=tooltip(titles | WHEN | {"lane": ""}, events=","),
-        )
-        .add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]), pointed)
+    scale, condition = alt.Scale(domain=domain, range=edges), {"test": "datum.apart", "value": tones.on_dark}
+    bars: alt.Chart = Layer().mark_bar(height={"band": 0.72}, strokeWidth=0.6, clip=True)
+    bars = bars.encode(
+        x=x,
+        x2="end:Q",
+        y=y,
+        color=colours(fills, **wrapped),
+        stroke=alt.Stroke("part:N", title=None, sort=domain, scale=scale, legend=legend, condition=condition),
+        opacity=alt.condition(apart, alt.value(0.15), alt.value(1)),
+        tooltip=tooltip(titles | WHEN | {"lane": ""}, events=","),
     )
-    return bars
+    return bars.add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]), pointed)
 
 
 def _words(y: alt.Y, tones: Palette) -> alt.Chart:
@@ -159,15 +135,10 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
         lines.append(rule.encode(y=y.bandPosition(0)))
     steps = view.steps
     if len(steps):
-        group = steps["rank"].astype("Int64").fillna(-1)
-        inside = ((steps["start_ns"] >= view.start_ns) & group.isin(firsts.index)).to_numpy()
-        edges = pd.DataFrame(
-            {
-                "begin": to_ms(steps["start_ns"].astype("float64")[inside]),
-                "lane": [firsts[rank] for rank in group[inside]],
-                "until": [lasts[rank] for rank in group[inside]],
-            }
-        )
+        steps = steps.assign(group=steps["rank"].astype("Int64").fillna(-1))
+        steps = steps[(steps["start_ns"] >= view.start_ns) & steps["group"].isin(firsts.index)]
+        begins, group = to_ms(steps["start_ns"].astype("float64")), steps["group"]
+        edges = pd.DataFrame({"begin": begins, "lane": group.map(firsts), "until": group.map(lasts)})
         if 0 < len(edges) <= _MOST_STEP_LINES:
             rule = Layer(edges).mark_rule(color=tones.soft, strokeDash=[2, 3], strokeWidth=1, clip=True)
             lines.append(rule.encode(x=x, y=y.bandPosition(0), y2=alt.Y2("until", bandPosition=1)))
@@ -198,12 +169,6 @@ def timeline_rows(view: View) -> pd.DataFrame:
         word if room >= _CHARACTER_SHARE * (len(word) + 1) else "" for word, room in zip(words, share, strict=True)
     ]
     return rows
-
-
-def _fills(view: View, tones: Palette) -> list[tuple[str, str]]:
-    """The colours of the kinds of marks that these lanes hold."""
-    held = set(view.marks["part"])
-    return [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
 
 
 def mark_colours(tones: Palette) -> dict[MarkKind, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -42,20 +42,12 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         Layer(marks).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x, y=y, y2=alt.Y2Datum(0)),
         Layer(nought).mark_circle(size=140, opacity=1).encode(x=x, y=y, color=dots),
     ]
-    sides: tuple[tuple[Literal["left", "right"], int], ...] = (("left", 5), ("right", -5))
-    for side, dx in sides:
-        on_side = marks[marks["align"] == side]
-        if len(on_side):
-            drawn = Layer(on_side).mark_text(align=side, dx=dx, fontSize=13, fontWeight=600)
-            layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
-    return finish(
-        layers,
-        title="How short this step could be",
-        subtitle=[note],
-        description=f"{marks_title(table)}.",
-        dark=dark,
-        height=int(_LINE_PX * (above + below + 1)),
-    )
+    for side, on_side in marks.groupby("align"):
+        look: dict[str, Any] = {"align": side, "dx": 5 if side == "left" else -5}
+        drawn = Layer(on_side).mark_text(fontSize=13, fontWeight=600, **look)
+        layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
+    height = int(_LINE_PX * (above + below + 1))
+    return finish(layers, "How short this step could be", [note], f"{marks_title(table)}.", dark=dark, height=height)
 
 
 def _place_marks(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -13,8 +14,6 @@ from overlaplab.words import to_ms
 
 STEP_PARTS = ("compute only", "communication hidden by compute", "communication exposed", "neither (idle, memory)")
 """The parts of a median step, left to right."""
-
-
 WHEN = {"begin:Q": "from ms", "end:Q": "to ms"}
 """The lines of a tooltip that say when a bar begins and ends."""
 
@@ -37,18 +36,17 @@ def step_fills(tones: Palette) -> list[tuple[str, str]]:
 
 def stack_parts(lengths: Iterable[float]) -> list[tuple[str, float, float, float]]:
     """The `STEP_PARTS` with these lengths, one after the other: part, length, begin, end. Empty ones are left out."""
-    bars, done = [], 0.0
-    for part, length in zip(STEP_PARTS, lengths, strict=True):
-        if length > 0:
-            bars.append((part, length, done, done + length))
-            done += length
-    return bars
+    drawn = [(part, length) for part, length in zip(STEP_PARTS, lengths, strict=True) if length > 0]
+    ends = [0.0, *itertools.accumulate(length for _, length in drawn)]
+    return [(*part, begin, end) for part, (begin, end) in zip(drawn, itertools.pairwise(ends), strict=True)]
 
 
-def row_axis(column: str, labels: Sequence[str], title: str) -> alt.Y:
-    """One row per label, each with its label."""
-    axis = alt.Axis(domain=False, ticks=False, labelOverlap=False)
-    return alt.Y(f"{column}:N", sort=list(labels), title=title, axis=axis)
+def row_axis(
+    column: str, labels: Iterable[str], title: str | None, *, scale: Any = alt.Undefined, **look: Any
+) -> alt.Y:
+    """One row per label, each with its label unless `look`, of the axis, says otherwise."""
+    axis = alt.Axis(domain=False, ticks=False, **({"labelOverlap": False} | look))
+    return alt.Y(f"{column}:N", sort=list(labels), title=title, axis=axis, scale=scale)
 
 
 def tooltip(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
@@ -71,17 +69,15 @@ def bars(
     table: pd.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, lines: Sequence[alt.Tooltip], band: float, **mark: Any
 ) -> alt.Chart:
     """Bars from `x` to the column `end`; `band` is their share of a row's height, `lines` their tooltip."""
-    drawn = Layer(table).mark_bar(height={"band": band}, opacity=1, **mark)
-    chart: alt.Chart = drawn.encode(x=x, x2=alt.X2("end:Q"), y=y, color=colour, tooltip=list(lines))
-    return chart
+    drawn: alt.Chart = Layer(table).mark_bar(height={"band": band}, opacity=1, **mark)
+    return drawn.encode(x=x, x2=alt.X2("end:Q"), y=y, color=colour, tooltip=list(lines))
 
 
 def words(table: pd.DataFrame, x: str | alt.X, y: alt.Y, ink: str, *, column: str = "word", **look: Any) -> alt.Chart:
     """The texts of a column, at `x`; `look` is what Altair's `mark_text` takes."""
     place = alt.X(f"{x}:Q") if isinstance(x, str) else x
-    drawn = Layer(table).mark_text(color=ink, fontSize=12, **look)
-    chart: alt.Chart = drawn.encode(x=place, y=y, text=alt.Text(f"{column}:N"))
-    return chart
+    drawn: alt.Chart = Layer(table).mark_text(color=ink, fontSize=12, **look)
+    return drawn.encode(x=place, y=y, text=alt.Text(f"{column}:N"))
 
 
 FLUSH = 16

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, tooltip, words
+from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, row_axis, tooltip, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
 from overlaplab.intervals import EMPTY, Intervals, clip, subtract, total, union
@@ -64,31 +64,24 @@ def buckets(
     rows = [_row(bucket, name, free_ms, causes, place) for bucket, place, free_ms, name in launches]
     rows += _best_row(best)
     labels = [row["label"] for row in rows]
-    axis = alt.Axis(domain=False, ticks=False, labelOverlap=True)
-    y = alt.Y("bucket:N", sort=labels, title=None, axis=axis, scale=alt.Scale(domain=labels))
+    y = row_axis("bucket", labels, None, scale=alt.Scale(domain=labels), labelOverlap=True)
     step = 20 if len(rows) <= 40 else 14
     bands = [band for row in rows for band in row["bands"]]
     layers = _bars(bands, y, _domain(table), _fills(causes, bands, tones))
     layers += _numbers(causes, bands, _domain(table), y, tones)
-    marks = ["bucket", "begin", "parameter"]
-    ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=marks)
-    ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=marks)
-    layers += [_ticks(ticks, y, tones.soft, step), _triangles(ready, y, tones.ink, step)]
+    layers += [_ticks(rows, y, tones.soft, step), _triangles(rows, y, tones.ink, step)]
     layers += _backward_ends(table, tones.ink)
     title = buckets_title(table)
     reading = (
         f"{count(len(table), 'bucket')} in launch order. Small ticks: gradients arriving. Triangle: bucket ready."
         f" {'Exposed time has the colour of its cause.' if len(causes) else _AT_THE_END}{_thin(bands)}"
     )
-    return finish(
-        layers,
-        title=title,
-        subtitle=[reading, *buckets_remarks(table), best_buckets_remark(best), note],
-        description=f"{count(len(table), 'bucket')} in launch order on a time axis: gradients arriving, ready, waiting,"
-        f" launched, communication hidden and exposed. {title}.",
-        dark=dark,
-        height=alt.Step(step),
+    subtitle = [reading, *buckets_remarks(table), best_buckets_remark(best), note]
+    description = (
+        f"{count(len(table), 'bucket')} in launch order on a time axis: gradients arriving, ready, waiting,"
+        f" launched, communication hidden and exposed. {title}."
     )
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(step))
 
 
 _AT_THE_END = "Exposed time is drawn at a bucket's end."
@@ -120,14 +113,7 @@ def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: dict[str, tu
 
 def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> dict[str, tuple[str, str]]:
     """By part that is drawn: the legend's word, the same for all parts of one colour, and the colour."""
-    names = {
-        ARRIVING: "idle",
-        WAITING: "held",
-        QUEUED: "queued",
-        STARTING: "starting",
-        HIDDEN: "hidden",
-        EXPOSED: "exposed",
-    }
+    names = dict(zip(_ALWAYS, ("idle", "held", "queued", "starting", "hidden", "exposed"), strict=True))
     names |= {label: Cause(cause).colour for label, cause in zip(causes["label"], causes["cause"], strict=True)}
     names[UNHIDEABLE] = "bound"
     drawn = {part for _, part, *_ in bands} | ({*_ALWAYS} if causes.empty else set())
@@ -154,17 +140,15 @@ def _numbers(
         for bucket, part, begin, end, took, _ in bands
         if part in numbers and took >= room
     ]
-    table = pd.DataFrame(rows, columns=["bucket", "begin", "word"])
-    return [words(table, "begin", y, tones.on_light)] if rows else []
+    columns = ["bucket", "begin", "word"]
+    return [words(pd.DataFrame(rows, columns=columns), "begin", y, tones.on_light)] if rows else []
 
 
 def _names(table: pd.DataFrame) -> list[str]:
     """The number of each row's bucket; of a bucket that is launched several times, which launch it is."""
     nth = table.groupby("index").cumcount() + 1
-    return [
-        f"{index}" if number == 1 else f"{index}, launch {number}"
-        for index, number in zip(table["index"], nth, strict=True)
-    ]
+    pairs = zip(table["index"], nth, strict=True)
+    return [f"{index}" if number == 1 else f"{index}, launch {number}" for index, number in pairs]
 
 
 def _link_free(ordered: pd.DataFrame) -> list[float]:
@@ -214,8 +198,8 @@ def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFra
     what = shorten(names[0], 28) if len(names) == 1 else f"{len(names) or 'unknown'} gradients"
     weight = "" if pd.isna(bucket["bytes"]) else f"{size_exact(int(bucket['bytes']))}, "
     label = f"{number}: {weight}{what}"
-    arrived = [(known_ms(time), name) for name, time in zip(names, bucket["gradient_ready_ns"], strict=True)]
-    arrivals = [(label, time, name) for time, name in arrived if time is not None]
+    arrived = zip(names, map(known_ms, bucket["gradient_ready_ns"]), strict=True)
+    arrivals = [(label, time, name) for name, time in arrived if time is not None]
     first = min((time for _, time, _ in arrivals), default=None)
     go = max((time for time in (times["ready_ns"], times["launch_ns"]) if time is not None), default=None)
     begun = times["start_ns"]
@@ -232,13 +216,9 @@ def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFra
     bands: list[_Band] = [
         (label, part, begin, end, end - begin, height) for part, begin, end, height in parts if end - begin > _LEAST_MS
     ]
-    ready = (label, times["ready_ns"], last_gradient(bucket) or "unknown")
-    return {
-        "label": label,
-        "bands": bands,
-        "ticks": arrivals,
-        "ready": ready if times["ready_ns"] is not None else None,
-    }
+    is_ready = times["ready_ns"] is not None
+    ready = (label, times["ready_ns"], last_gradient(bucket) or "unknown") if is_ready else None
+    return {"label": label, "bands": bands, "ticks": arrivals, "ready": ready}
 
 
 def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
@@ -255,15 +235,20 @@ def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
     return [{"label": label, "bands": bands, "ticks": ticks, "ready": None}]
 
 
-def _ticks(ticks: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
+_MARKS = ["bucket", "begin", "parameter"]
+
+
+def _ticks(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A tick for each gradient."""
+    ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=_MARKS)
     lines = tooltip({"parameter": "gradient of", "begin:Q": "arrived at ms", "bucket": ""})
     drawn: alt.Chart = Layer(ticks).mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
     return drawn.encode(x=alt.X("begin:Q"), y=y, tooltip=lines)
 
 
-def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart:
+def _triangles(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A triangle, standing on the row, where the bucket is ready."""
+    ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=_MARKS)
     lines = tooltip({"bucket": "", "begin:Q": "ready at ms", "parameter": "last gradient of"})
     drawn: alt.Chart = Layer(ready).mark_point(
         shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36
@@ -273,11 +258,9 @@ def _triangles(ready: pd.DataFrame, y: alt.Y, tone: str, step: int) -> alt.Chart
 
 def _backward_ends(table: pd.DataFrame, tone: str) -> list[alt.Chart]:
     """A dashed line where each backward pass ends, and its name above the rows."""
-    ends = [end for end in map(known_ms, table["backward_end_ns"].drop_duplicates()) if end is not None]
-    if not ends:
-        return []
-    place = pd.DataFrame({"begin": ends})
-    return dashed_lines(place, "x", "begin", "backward ends", tone, align="right", dx=-4, dy=-7)
+    ends = pd.DataFrame({"begin": [to_ms(float(end)) for end in table["backward_end_ns"].drop_duplicates().dropna()]})
+    look: dict[str, Any] = {"align": "right", "dx": -4, "dy": -7}
+    return dashed_lines(ends, "x", "begin", "backward ends", tone, **look) if len(ends) else []
 
 
 def _domain(table: pd.DataFrame) -> list[float]:

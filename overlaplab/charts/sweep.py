@@ -34,35 +34,22 @@ def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) ->
     x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=8, labelFlush=FLUSH))
     lines = tooltip({"cap": "bucket_cap_mb", "part": "what", "ms:Q": "ms of the step", "share": "of the step"})
     fastest = ends[ends["fastest"]]
+    named = fastest.assign(fastest="fastest")
     look: dict[str, Any] = {"align": "left", "dx": 6}
     title = sweep_title(table)
-    return finish(
-        [
-            bars(rows, x, y, colours(step_fills(tones), columns=2), lines, 0.7),
-            words(ends[~ends["fastest"]], "end", y, tones.ink, dy=0, fontWeight="normal", **look),
-            words(fastest, "end", y, tones.ink, dy=-7, fontWeight="normal", **look),
-            words(
-                fastest.assign(fastest="fastest"),
-                "end",
-                y,
-                tones.ink,
-                column="fastest",
-                dy=8,
-                fontWeight="bold",
-                **look,
-            ),
-        ],
-        title=title,
-        subtitle=[
-            "Medians over every rank's steps of all recordings of a cap.",
-            note or ("emulated link" if table["emulated"].any() else None),
-        ],
-        description=f"Bars of the median step time by bucket_cap_mb, {count(len(table), 'cap')}, each made of compute,"
-        f" hidden and exposed communication. {title}.",
-        dark=dark,
-        height=alt.Step(_ROW_PX),
-        line=_LINE_CHARACTERS,
+    layers = [
+        bars(rows, x, y, colours(step_fills(tones), columns=2), lines, 0.7),
+        words(ends[~ends["fastest"]], "end", y, tones.ink, dy=0, fontWeight="normal", **look),
+        words(fastest, "end", y, tones.ink, dy=-7, fontWeight="normal", **look),
+        words(named, "end", y, tones.ink, column="fastest", dy=8, fontWeight="bold", **look),
+    ]
+    link = note or ("emulated link" if table["emulated"].any() else None)
+    subtitle = ["Medians over every rank's steps of all recordings of a cap.", link]
+    description = (
+        f"Bars of the median step time by bucket_cap_mb, {count(len(table), 'cap')}, each made of compute,"
+        f" hidden and exposed communication. {title}."
     )
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(_ROW_PX), line=_LINE_CHARACTERS)
 
 
 def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -86,19 +73,16 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
     layers = [
         bars(part, x, y, legend, lines, band) for part, band in ((rows[~other], 0.7), (rows[other], 0.3)) if len(part)
     ]
-    title = "When each bucket is on the link"
+    title = "When each bucket is on the link" if layers else "No communication was recorded"
     which = f"Rank {table['rank'].iloc[0]}'s" if len(table) and pd.notna(table["rank"].iloc[0]) else "The"
     thin = " Thin: no bucket's." if other.any() else ""
-    return finish(
-        layers or [Layer(rows).mark_bar()],
-        title=title if layers else "No communication was recorded",
-        subtitle=[f"{which} step nearest the median, per cap.{thin}", note],
-        description=f"A row per bucket_cap_mb, {count(table['bucket_cap_mb'].nunique(), 'cap')}: when its buckets were"
-        " on the link in a typical step, hidden by compute or exposed.",
-        dark=dark,
-        height=alt.Step(_ROW_PX),
-        line=_LINE_CHARACTERS,
+    layers = layers or [Layer(rows).mark_bar()]
+    subtitle = [f"{which} step nearest the median, per cap.{thin}", note]
+    description = (
+        f"A row per bucket_cap_mb, {count(table['bucket_cap_mb'].nunique(), 'cap')}: when its buckets were"
+        " on the link in a typical step, hidden by compute or exposed."
     )
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(_ROW_PX), line=_LINE_CHARACTERS)
 
 
 def _cap_axis(table: pd.DataFrame) -> alt.Y:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, cast
 
 import altair as alt
 
@@ -20,6 +20,11 @@ WIDTH = 880  # pixels of a chart that nothing makes as wide as its place: saved 
 LINE = 145  # characters of a subtitle's line in the dashboard's column at 1280 pixels
 
 
+def _tone(light: str, dark: str) -> Any:
+    """A field with its colour in either theme."""
+    return field(metadata={"light": light, "dark": dark})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
     """Colours by meaning, one each, of one hue in both themes; those that meet on a chart are told apart under the
@@ -27,114 +32,38 @@ class Palette:
     """
 
     # Where a step's time goes
-    compute: str
-    """Computation; where passes are told apart, that of the backward pass."""
-    forward: str
-    """Computation of the forward pass."""
-    hidden: str
-    """Communication that computation hides."""
-    exposed: str
-    """Communication that nothing hides; as a cause, that of the tail."""
-    waiting: str
-    """Exposed, before the last rank arrived."""
-    memory: str
-    idle: str
+    compute: str = _tone("#0072B2", "#56B4E9")  # computation; where passes are told apart, that of the backward pass
+    forward: str = _tone("#81BCEB", "#3166A3")  # computation of the forward pass
+    hidden: str = _tone("#C97F0A", "#F0B429")  # communication that computation hides
+    exposed: str = _tone("#C5263A", "#FF5862")  # communication that nothing hides; as a cause, that of the tail
+    waiting: str = _tone("#FF9386", "#BC909B")  # exposed, before the last rank arrived
+    memory: str = _tone("#868693", "#B9B8B8")
+    idle: str = _tone("#DADDE5", "#3B404A")
     # What goes before a transfer, and causes of exposed time
-    held: str
-    """Ready, and not launched yet."""
-    queued: str
-    """Launched, but the link is still busy with earlier work."""
-    starting: str
-    """Launched and not started, for no reason that the trace shows."""
-    blocking: str
-    """Waited for at once."""
-    bound: str
-    """What nothing can hide: longer than the computation there is."""
-    gap: str
-    """The host paused."""
-    bubble: str
-    """A pipeline's schedule leaves nothing to do."""
-    uneven: str
-    """A slower stage is not done."""
-    sending: str
-    """A message between stages is on its way."""
+    held: str = _tone("#424390", "#8A83FA")  # ready, and not launched yet
+    queued: str = _tone("#5473EF", "#5869E8")  # launched, but the link is still busy with earlier work
+    starting: str = _tone("#747576", "#A3BEBE")  # launched and not started, for no reason that the trace shows
+    blocking: str = _tone("#A14EA8", "#C260A3")  # waited for at once
+    bound: str = _tone("#5B0216", "#B62F77")  # what nothing can hide: longer than the computation there is
+    gap: str = _tone("#D5BF2E", "#8F7401")  # the host paused
+    bubble: str = _tone("#9F8C91", "#5E584A")  # a pipeline's schedule leaves nothing to do
+    uneven: str = _tone("#11C9AF", "#24A062")  # a slower stage is not done
+    sending: str = _tone("#22A4C6", "#17DBF9")  # a message between stages is on its way
     # Kinds of collectives
-    gather: str
-    reduce: str
-    """All-reduce; where reductions are not told apart, all of them."""
-    scatter: str
-    """Reduce-scatter."""
-    to_all: str
-    other: str
-    """Communication of another kind, or of any."""
+    gather: str = _tone("#3DA558", "#6C9B89")
+    reduce: str = _tone("#452075", "#9D81BF")  # all-reduce; where reductions are not told apart, all of them
+    scatter: str = _tone("#C36AFD", "#C83FF8")  # reduce-scatter
+    to_all: str = _tone("#803102", "#B75C2C")
+    other: str = _tone("#1F546D", "#3D7097")  # communication of another kind, or of any
     # What is not data
-    ink: str
-    """Text and marks on the background."""
-    soft: str
-    """Secondary text."""
-    grid: str
-    on_dark: str
-    """Text on compute and exposed."""
-    on_light: str
-    """Text on hidden communication and idle."""
+    ink: str = _tone("#22252B", "#F1F2F4")  # text and marks on the background
+    soft: str = _tone("#5A606B", "#B3B8C2")  # secondary text
+    grid: str = _tone("#E3E5EA", "#31353E")
+    on_dark: str = _tone("#FFFFFF", "#0E1117")  # text on compute and exposed
+    on_light: str = _tone("#16181D", "#0E1117")  # text on hidden communication and idle
 
 
-LIGHT = Palette(
-    compute="#0072B2",
-    forward="#81BCEB",
-    hidden="#C97F0A",
-    exposed="#C5263A",
-    waiting="#FF9386",
-    memory="#868693",
-    idle="#DADDE5",
-    held="#424390",
-    queued="#5473EF",
-    starting="#747576",
-    blocking="#A14EA8",
-    bound="#5B0216",
-    gap="#D5BF2E",
-    bubble="#9F8C91",
-    uneven="#11C9AF",
-    sending="#22A4C6",
-    gather="#3DA558",
-    reduce="#452075",
-    scatter="#C36AFD",
-    to_all="#803102",
-    other="#1F546D",
-    ink="#22252B",
-    soft="#5A606B",
-    grid="#E3E5EA",
-    on_dark="#FFFFFF",
-    on_light="#16181D",
-)
-DARK = Palette(
-    compute="#56B4E9",
-    forward="#3166A3",
-    hidden="#F0B429",
-    exposed="#FF5862",
-    waiting="#BC909B",
-    memory="#B9B8B8",
-    idle="#3B404A",
-    held="#8A83FA",
-    queued="#5869E8",
-    starting="#A3BEBE",
-    blocking="#C260A3",
-    bound="#B62F77",
-    gap="#8F7401",
-    bubble="#5E584A",
-    uneven="#24A062",
-    sending="#17DBF9",
-    gather="#6C9B89",
-    reduce="#9D81BF",
-    scatter="#C83FF8",
-    to_all="#B75C2C",
-    other="#3D7097",
-    ink="#F1F2F4",
-    soft="#B3B8C2",
-    grid="#31353E",
-    on_dark="#0E1117",
-    on_light="#0E1117",
-)
+LIGHT, DARK = (Palette(**{tone.name: tone.metadata[theme] for tone in fields(Palette)}) for theme in ("light", "dark"))
 
 
 def palette(dark: bool) -> Palette:
@@ -200,8 +129,7 @@ class EscapedChart(alt.LayerChart):
     def to_dict(self, validate: bool = True, **options: Any) -> dict[str, Any]:
         """Return Altair's dictionary, the chart's tables included, with the beginnings of tags escaped."""
         options["validate"] = validate and self.checked
-        quiet: dict[str, Any] = _escape_tags(super().to_dict(**options))
-        return quiet
+        return cast(dict[str, Any], _escape_tags(super().to_dict(**options)))
 
 
 def _escape_tags(value: Any) -> Any:
@@ -216,10 +144,10 @@ def _escape_tags(value: Any) -> Any:
 
 def finish(
     layers: Sequence[alt.Chart],
-    *,
     title: str,
     subtitle: Iterable[str | None],
     description: str,
+    *,
     dark: bool,
     height: alt.Step | int,
     line: int = LINE,
@@ -230,11 +158,11 @@ def finish(
     `line` is how many characters of a subtitle fit on a line; a title, which is larger, gets three quarters of it.
     """
     tones = palette(dark)
-    texts = list(subtitle)
-    lines = [part for words in texts if words for part in textwrap.wrap(words, line)]
+    texts = list(filter(None, subtitle))
+    lines = [part for words in texts for part in textwrap.wrap(words, line)]
     wrapped = _wrap_title(title, line * 3 // 4)
-    below = lines or alt.Undefined  # Vega leaves room for an empty subtitle, too
-    head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=below)
+    # Vega leaves room for an empty subtitle, too.
+    head = alt.TitleParams(text=wrapped if len(wrapped) > 1 else title, subtitle=lines or alt.Undefined)
     # All at once: each of Altair's `configure_…` would copy the whole chart.
     return EscapedChart(
         layer=list(layers),

@@ -7,15 +7,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from overlaplab import findings
 from overlaplab.charts.parts import Layer, row_axis, tooltip
 from overlaplab.charts.theme import Palette, finish, palette
-from overlaplab.findings import (
-    kind_word_of_steps,
-    watched_shares_note,
-    watched_strip_note,
-    watched_strip_title,
-    watched_times_note,
-)
 from overlaplab.words import count, ms_to_ns, to_ms
 
 RECORDING = "recording"
@@ -55,14 +49,9 @@ def watched_times(
     if recordings is not None and len(recordings):
         layers += _recordings(recordings, table, tones)
     title = "Step time and exposed communication"
-    return finish(
-        layers,
-        title=title,
-        subtitle=[watched_times_note(series, ms_to_ns(highest)), note],
-        description=f"{title} over {_extent(series)}, by kind of step.",
-        dark=dark,
-        height=230,
-    )
+    subtitle = [findings.watched_times_note(series, ms_to_ns(highest)), note]
+    description = f"{title} over {_extent(series)}, by kind of step."
+    return finish(layers, title, subtitle, description, dark=dark, height=230)
 
 
 def watched_shares(series: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -77,14 +66,9 @@ def watched_shares(series: pd.DataFrame, *, dark: bool = False, note: str | None
         layers.append(dots.encode(x=_x(table), y=y, tooltip=_lines()))
     layers.append(_hover(table[table["period"].isna()], table))
     title = "Exposed communication, % of the step"
-    return finish(
-        layers,
-        title=title,
-        subtitle=[watched_shares_note(series), note],
-        description=f"{title}, over {_extent(series)}, as far as it was measured.",
-        dark=dark,
-        height=110,
-    )
+    subtitle = [findings.watched_shares_note(series), note]
+    description = f"{title}, over {_extent(series)}, as far as it was measured."
+    return finish(layers, title, subtitle, description, dark=dark, height=110)
 
 
 def watched_late(strip: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -95,50 +79,28 @@ def watched_late(strip: pd.DataFrame, *, dark: bool = False, note: str | None = 
         end=strip["last_step"] + 1,
         percent=100 * strip["late_share"],
         late_ms=to_ms(strip["late_median_ns"].astype("Float64")),
-        times=[
-            f"{late:,} of {telling:,}"
-            for late, telling in zip(strip["late_steps"], strip["telling_steps"], strict=True)
-        ],
+        times=list(map("{:,} of {:,}".format, strip["late_steps"], strip["telling_steps"])),
     )
     ranks = table.sort_values("rank")["row"].drop_duplicates().tolist()
     shade = alt.Scale(domain=[0, 100], range=[0.1, 1])
-    legend = alt.Legend(
-        title="late, % of the measured steps",
-        orient="top",
-        values=[0, 25, 50, 75, 100],
-        symbolType="square",
-        titleColor=tones.soft,
-    )
-    y = row_axis("row", ranks, "").axis(
-        domain=False, ticks=False, labelOverlap=False, minExtent=_AXIS_PX, maxExtent=_AXIS_PX
-    )
+    look: dict[str, Any] = {"orient": "top", "symbolType": "square", "titleColor": tones.soft}
+    legend = alt.Legend(title="late, % of the measured steps", values=[0, 25, 50, 75, 100], **look)
+    y = row_axis("row", ranks, "", minExtent=_AXIS_PX, maxExtent=_AXIS_PX)
     shown = {"row": "who"} | _FROM_TO | {"times": "late in", "late_ms:Q": "by ms (median)"}
-    drawn = (
-        Layer(_rows(table))
-        .mark_rect(fill=tones.exposed, clip=True)
-        .encode(
-            x=_x(strip, "first_step"),
-            x2=alt.X2("end:Q"),
-            y=y,
-            opacity=alt.Opacity("percent:Q", scale=shade, legend=legend),
-            tooltip=tooltip(shown, **_WHOLE),
-        )
-    )
-    title = watched_strip_title(strip)
-    return finish(
-        [drawn],
-        title=title,
-        subtitle=[watched_strip_note(strip), note],
-        description=f"A strip of {count(len(ranks), 'rank')} over {_extent(strip)}. {title}.",
-        dark=dark,
-        height=alt.Step(22 if len(ranks) <= 8 else 16),
-    )
+    drawn = Layer(_rows(table)).mark_rect(fill=tones.exposed, clip=True)
+    opacity = alt.Opacity("percent:Q", scale=shade, legend=legend)
+    where = {"x": _x(strip, "first_step"), "x2": alt.X2("end:Q"), "y": y}
+    layers = [drawn.encode(**where, opacity=opacity, tooltip=tooltip(shown, **_WHOLE))]
+    title = findings.watched_strip_title(strip)
+    subtitle = [findings.watched_strip_note(strip), note]
+    description = f"A strip of {count(len(ranks), 'rank')} over {_extent(strip)}. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(22 if len(ranks) <= 8 else 16))
 
 
 def _in_ms(series: pd.DataFrame) -> pd.DataFrame:
     """The series in ms and percent; each row stands in the middle of its piece."""
-    names = {"span_low": "span_low_ns", "span": "span_ns", "span_high": "span_high_ns", "exposed_low": "exposed_low_ns"}
-    names |= {"exposed": "exposed_comm_ns", "exposed_high": "exposed_high_ns"}
+    names = {f"{what}{bound}": f"{what}{bound}_ns" for what in ("span", "exposed") for bound in ("_low", "", "_high")}
+    names["exposed"] = "exposed_comm_ns"
     table = series.assign(
         at=(series["first_step"].astype("float64") + series["last_step"].astype("float64")) / 2,
         end=series["last_step"].astype("float64") + 1,
@@ -174,21 +136,21 @@ def _segments(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _line(rows: pd.DataFrame, column: str, y: alt.Y, table: pd.DataFrame, tone: str) -> list[alt.Chart]:
-    drawn = Layer(_segments(rows, column)).mark_line(color=tone, strokeWidth=1.5, clip=True)
-    point = _segments(rows, column)
-    alone = point[point.groupby("segment")["at"].transform("size") == 1]
-    dots = Layer(alone).mark_circle(color=tone, size=14, opacity=1, clip=True)
-    return [layer.encode(x=_x(table), y=y, detail="segment:N") for layer in (drawn, dots)[: 2 if len(alone) else 1]]
+    points = _segments(rows, column)
+    alone = points[points.groupby("segment")["at"].transform("size") == 1]
+    layers = [Layer(points).mark_line(color=tone, strokeWidth=1.5, clip=True)]
+    layers += [Layer(alone).mark_circle(color=tone, size=14, opacity=1, clip=True)] if len(alone) else []
+    return [layer.encode(x=_x(table), y=y, detail="segment:N") for layer in layers]
 
 
 def _band(rows: pd.DataFrame, column: str, scale: alt.Scale, tone: str) -> list[alt.Chart]:
     """From the least to the most of each piece."""
     there = _segments(rows, column)
+    if there.empty:
+        return []
+    ends = {"y": alt.Y(f"{column}_low:Q", scale=scale), "y2": alt.Y2(f"{column}_high:Q")}
     drawn = Layer(there).mark_area(color=tone, opacity=0.22, clip=True)
-    low, high = f"{column}_low:Q", f"{column}_high:Q"
-    return (
-        [drawn.encode(x=_x(rows), y=alt.Y(low, scale=scale), y2=alt.Y2(high), detail="segment:N")] if len(there) else []
-    )
+    return [drawn.encode(x=_x(rows), **ends, detail="segment:N")]
 
 
 def _kind(rows: pd.DataFrame, y: alt.Y, table: pd.DataFrame, tones: Palette) -> list[alt.Chart]:
@@ -203,24 +165,21 @@ def _words(table: pd.DataFrame, scale: alt.Scale, tones: Palette) -> list[alt.Ch
     """What each line is, at its right end; words that would meet stand above and below their lines."""
     ends = []
     for row in table.drop_duplicates("period", keep="last").to_dict("records"):
-        word = "step" if pd.isna(row["period"]) else kind_word_of_steps(int(row["period"]))
+        word = "step" if pd.isna(row["period"]) else findings.kind_word_of_steps(int(row["period"]))
         ends.append((float(row["span"]), word, tones.soft))
     exposed = table[table["period"].isna() & table["exposed"].notna()]
     if len(exposed):
         ends.append((float(exposed["exposed"].iloc[-1]), "exposed", tones.exposed))
-    layers = []
-    for value, word, tone in ends:
-        place = Layer(pd.DataFrame([{"ms": value, "word": word}]))
-        drawn = place.mark_text(color=tone, align="right", baseline="bottom", dx=-2, dy=-3, fontSize=12)
-        layers.append(drawn.encode(x=alt.value("width"), y=alt.Y("ms:Q", scale=scale), text="word:N"))
-    return layers
+    look: dict[str, Any] = {"align": "right", "baseline": "bottom", "dx": -2, "dy": -3, "fontSize": 12}
+    place = {"x": alt.value("width"), "y": alt.Y("ms:Q", scale=scale), "text": "word:N"}
+    tables = [(pd.DataFrame([{"ms": value, "word": word}]), tone) for value, word, tone in ends]
+    return [Layer(table).mark_text(color=tone, **look).encode(**place) for table, tone in tables]
 
 
 def _hover(rows: pd.DataFrame, table: pd.DataFrame) -> alt.Chart:
     """An unseen column per piece, which tells its figures."""
-    drawn = Layer(_rows(rows)).mark_rect(opacity=0, clip=True)
-    chart: alt.Chart = drawn.encode(x=_x(table, "first_step"), x2=alt.X2("end:Q"), tooltip=_lines())
-    return chart
+    drawn: alt.Chart = Layer(_rows(rows)).mark_rect(opacity=0, clip=True)
+    return drawn.encode(x=_x(table, "first_step"), x2=alt.X2("end:Q"), tooltip=_lines())
 
 
 def _lines() -> list[alt.Tooltip]:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
+from overlaplab import findings
 from overlaplab.charts.parts import FLUSH, Layer, bars, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
-from overlaplab.findings import (
-    BEST_FOUND,
-    BEST_POSSIBLE,
-    best_buckets_reading,
-    caps_predicted_title,
-    depths_predicted_title,
-    held_predicted_title,
-    lanes_title,
-    ranks_predicted_title,
-    throughput_predicted_title,
-)
 from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import byte_unit, ms, to_ms
 
@@ -52,26 +43,14 @@ def caps_predicted(
     and at `what_if.least_ns`.
     `advised_mb`: the cap that `advise` finds best.
     """
-    title = caps_predicted_title(table, advised_mb)
+    named = (("measured", measured_ns), (findings.BEST_FOUND, found_ns), (findings.BEST_POSSIBLE, least_ns))
+    levels = [level for name, ns in named for level in _level(name, ns)]
+    reading = findings.best_buckets_reading(is_found=found_ns is not None, possible=least_ns is not None)
+    title = findings.caps_predicted_title(table, advised_mb)
+    curve = _Curve("bucket_cap_mb (MiB)", "step (ms)", title, "compute", chosen)
+    rows = table.assign(at=table["bucket_cap_mb"], value=to_ms(table["step_ns"]))
     dots = measured.assign(what="measured", at=measured["bucket_cap_mb"], ms=to_ms(measured["step_ns"]))
-    return _curve(
-        table.assign(at=table["bucket_cap_mb"], value=to_ms(table["step_ns"])),
-        half=to_ms(half_ns),
-        dots=dots,
-        chosen=chosen,
-        x_title="bucket_cap_mb (MiB)",
-        y_title="step (ms)",
-        title=title,
-        note=note,
-        dark=dark,
-        tone=palette(dark).compute,
-        levels=[
-            *_level("measured", measured_ns),
-            *_level(BEST_FOUND, found_ns),
-            *_level(BEST_POSSIBLE, least_ns),
-        ],
-        reading=best_buckets_reading(is_found=found_ns is not None, possible=least_ns is not None),
-    )
+    return _draw_curve(curve, rows, [reading, note], dark, half=to_ms(half_ns), dots=dots, levels=levels)
 
 
 def depths_predicted(
@@ -87,19 +66,10 @@ def depths_predicted(
 
     A named line stands at the recorded step, `measured_ns`, if its depth is not known.
     """
-    return _curve(
-        table.assign(at=table["prefetch"], value=to_ms(table["step_ns"])),
-        half=to_ms(half_ns),
-        dots=None,
-        chosen=chosen,
-        x_title="prefetch (units gathered ahead)",
-        y_title="step (ms)",
-        title=depths_predicted_title(table),
-        note=note,
-        dark=dark,
-        tone=palette(dark).gather,
-        levels=_level("measured", measured_ns),
-    )
+    title = findings.depths_predicted_title(table)
+    curve = _Curve("prefetch (units gathered ahead)", "step (ms)", title, "gather", chosen)
+    rows = table.assign(at=table["prefetch"], value=to_ms(table["step_ns"]))
+    return _draw_curve(curve, rows, [note], dark, half=to_ms(half_ns), levels=_level("measured", measured_ns))
 
 
 def ranks_predicted(
@@ -114,121 +84,102 @@ def ranks_predicted(
 ) -> alt.LayerChart:
     """The step by ranks: rows of `what_if.steps_by_ranks`; `half` is the interval's, as a share of the step."""
     dots = pd.DataFrame({"what": ["measured"], "at": [recorded], "ms": [known_ms(measured_ns)]}).dropna()
-    value = to_ms(table["step_ns"])
-    return _curve(
-        table.assign(at=table["ranks"], value=value),
-        half=half * value,
-        dots=dots,
-        chosen=chosen,
-        x_title=f"ranks (extrapolated beyond {EXTRAPOLATED * recorded})",
-        y_title="step (ms)",
-        title=ranks_predicted_title(table),
-        note=note,
-        dark=dark,
-        tone=palette(dark).hidden,
-    )
+    rows = table.assign(at=table["ranks"], value=to_ms(table["step_ns"]))
+    curve = _Curve(_ranks_axis(recorded), "step (ms)", findings.ranks_predicted_title(table), "hidden", chosen)
+    return _draw_curve(curve, rows, [note], dark, half=half * rows["value"], dots=dots)
+
+
+def _ranks_axis(recorded: int) -> str:
+    return f"ranks (extrapolated beyond {EXTRAPOLATED * recorded})"
 
 
 def throughput_predicted(
     table: pd.DataFrame, *, recorded: int, chosen: int, dark: bool = False, note: str | None = None
 ) -> alt.LayerChart:
     """What is left of a rank's throughput: rows of `what_if.steps_by_ranks`."""
-    return _curve(
-        table.assign(at=table["ranks"], value=100 * table["throughput"]),
-        half=None,
-        dots=None,
-        chosen=chosen,
-        x_title=f"ranks (extrapolated beyond {EXTRAPOLATED * recorded})",
-        y_title=f"% of that with {int(table['ranks'].iloc[0])} ranks",
-        title=throughput_predicted_title(table),
-        note=note,
-        dark=dark,
-        tone=palette(dark).hidden,
-        zero=True,
-    )
+    y_title = f"% of that with {int(table['ranks'].iloc[0])} ranks"
+    title = findings.throughput_predicted_title(table)
+    curve = _Curve(_ranks_axis(recorded), y_title, title, "hidden", chosen, zero=True)
+    return _draw_curve(curve, table.assign(at=table["ranks"], value=100 * table["throughput"]), [note], dark)
 
 
 def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """What each rank holds by formula: rows of `what_if.steps_by_ranks` that know it."""
     with_bytes = table.dropna(subset=["held_bytes"])
     unit, scale = byte_unit(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
-    return _curve(
-        with_bytes.assign(at=with_bytes["ranks"], value=with_bytes["held_bytes"].astype("float64") / scale),
-        half=None,
-        dots=None,
-        chosen=chosen,
-        x_title="ranks",
-        y_title=f"parameters, gradients, optimizer ({unit})",
-        title=held_predicted_title(with_bytes),
-        note=note,
-        dark=dark,
-        tone=palette(dark).memory,
-        zero=True,
-    )
+    y_title = f"parameters, gradients, optimizer ({unit})"
+    curve = _Curve("ranks", y_title, findings.held_predicted_title(with_bytes), "memory", chosen, zero=True)
+    held = with_bytes["held_bytes"].astype("float64") / scale
+    return _draw_curve(curve, with_bytes.assign(at=with_bytes["ranks"], value=held), [note], dark)
 
 
-def _curve(
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """What a curve is about."""
+
+    x_title: str
+    y_title: str
+    title: str
+    tone: str
+    """Its colour's name in the palette."""
+    chosen: float | None
+    """Where a rule stands."""
+    zero: bool = False
+    """Whether the axis begins at 0."""
+
+
+def _draw_curve(
+    curve: _Curve,
     table: pd.DataFrame,
-    *,
-    half: Any,
-    dots: pd.DataFrame | None,
-    chosen: float | None,
-    x_title: str,
-    y_title: str,
-    title: str,
-    note: str | None,
+    subtitle: Sequence[str | None],
     dark: bool,
-    tone: str,
-    zero: bool = False,
+    *,
+    half: Any = None,
+    dots: pd.DataFrame | None = None,
     levels: Sequence[tuple[str, float]] = (),
-    reading: str | None = None,
 ) -> alt.LayerChart:
-    """A dashed line through `value` over `at`, a band around it, measured dots, and a rule at what is chosen.
+    """A dashed line through `value` over `at`, a band of `half` around it, measured dots, and a rule at what is chosen.
 
     Across the chart a named line at each of the `levels`; of several the last has its name below.
     """
     tones = palette(dark)
+    tone = getattr(tones, curve.tone)
     places = sorted({*table["at"], *(dots["at"] if dots is not None else ())})
     ticks = _spread(places)
     scale = alt.Scale(type="log", base=2, domain=[places[0], places[-1]], nice=False)
     label = "format(datum.value, datum.value < 1 ? '~g' : ',~f')"
-    x = alt.X("at:Q", title=x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
+    x = alt.X("at:Q", title=curve.x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
     low = [value for _, value in levels]
-    lowest = 0.0 if zero else min([(table["value"] - (0 if half is None else half)).min(), *low])
+    lowest = 0.0 if curve.zero else min([(table["value"] - (0 if half is None else half)).min(), *low])
     room = _WORD_SHARE * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
-    values = alt.Scale(zero=zero, nice=True, **({"domainMin": lowest - room} if levels else {}))
-    y = alt.Y("value:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
+    values = alt.Scale(zero=curve.zero, nice=True, **({"domainMin": lowest - room} if levels else {}))
+    y = alt.Y("value:Q", title=curve.y_title, scale=values, axis=alt.Axis(tickCount=5))
     shown = table[["at", "value"]].assign(what="predicted")
-    lines = tooltip({"what": "", "at:Q": x_title.partition(" (")[0], "value:Q": y_title}, at=",~f", value=",.1f")
+    lines = tooltip(
+        {"what": "", "at:Q": curve.x_title.partition(" (")[0], "value:Q": curve.y_title}, at=",~f", value=",.1f"
+    )
     layers: list[alt.Chart] = []
-    lines_of = _inline(shown)
     if half is not None:
         band = shown.assign(low=shown["value"] - half, high=shown["value"] + half)
         drawn = Layer(_inline(band)).mark_area(color=tone, opacity=0.18)
-        lower = alt.Y("low:Q", title=y_title, scale=values, axis=alt.Axis(tickCount=5))
+        lower = alt.Y("low:Q", title=curve.y_title, scale=values, axis=alt.Axis(tickCount=5))
         layers.append(drawn.encode(x=x, y=lower, y2=alt.Y2("high:Q")))
-    if chosen is not None:
-        at = alt.InlineData(values=[{"at": chosen}])
+    if curve.chosen is not None:
+        at = alt.InlineData(values=[{"at": curve.chosen}])
         layers.append(Layer(at).mark_rule(color=tones.soft, strokeWidth=1).encode(x=x))
     for place, (name, level) in enumerate(levels):
         layers += _draw_named_line(name, level, y, tones, below=place == len(levels) - 1)
-    layers.append(Layer(lines_of).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
-    layers.append(Layer(lines_of).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
+    rows = _inline(shown)
+    layers.append(Layer(rows).mark_line(color=tone, strokeDash=_DASHES, strokeWidth=2).encode(x=x, y=y))
+    layers.append(Layer(rows).mark_point(color=tone, size=45, filled=False).encode(x=x, y=y, tooltip=lines))
     falls = len(shown) > 1 and shown["value"].iloc[-1] < shown["value"].iloc[-2]
     below = falls and shown["value"].iloc[-1] - lowest > room
     last = shown.tail(1).assign(word="predicted")
     layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if below else -10, fontStyle="italic"))
     if dots is not None and len(dots):
         layers += _draw_dots(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines)
-    return finish(
-        layers,
-        title=title,
-        subtitle=[reading, note],
-        description=f"A dashed, predicted line over {x_title}. {title}.",
-        dark=dark,
-        height=_HEIGHT_PX,
-        line=_LINE_CHARACTERS,
-    )
+    description = f"A dashed, predicted line over {curve.x_title}. {curve.title}."
+    return finish(layers, curve.title, subtitle, description, dark=dark, height=_HEIGHT_PX, line=_LINE_CHARACTERS)
 
 
 def _level(name: str, ns: int | None) -> list[tuple[str, float]]:
@@ -288,29 +239,18 @@ def step_lanes(
     solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
     dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE_OPACITY}
     outline = alt.Stroke("part:N", scale=alt.Scale(domain=[*_PARTS], range=[tone for _, tone in fills]), legend=None)
-    ends = pd.DataFrame(
-        {
-            "row": [_ROWS[0], _ROWS[2]],
-            "begin": [to_ms(float(measured_ns)), to_ms(float(step_ns))],
-            "word": [ms(measured_ns), f"{ms(step_ns)} predicted"],
-        }
-    )
-    y2 = ends.assign(other=[_ROWS[1], _ROWS[3]])
+    words_of_ends = [ms(measured_ns), f"{ms(step_ns)} predicted"]
+    ends = pd.DataFrame({"row": [*_ROWS[::2]], "begin": [to_ms(float(ns)) for ns in spans_ns], "word": words_of_ends})
     layers = [
         bars(_inline(solid), x, y, tinted, lines, 0.72),
         bars(_inline(pale), x, y, tinted, lines, 0.72, **dashed).encode(stroke=outline),
-        Layer(_inline(y2)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
+        Layer(_inline(ends)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]
-    title = lanes_title(step_ns, measured_ns)
-    return finish(
-        layers,
-        title=title,
-        subtitle=["The rank works, or waits for communication. Pale and dashed: predicted.", note],
-        description=f"Four rows: a rank and its link, as measured and as predicted. {title}.",
-        dark=dark,
-        height=alt.Step(30),
-    )
+    title = findings.lanes_title(step_ns, measured_ns)
+    subtitle = ["The rank works, or waits for communication. Pale and dashed: predicted.", note]
+    description = f"Four rows: a rank and its link, as measured and as predicted. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(30))
 
 
 def _stretches(table: pd.DataFrame, which: str) -> pd.DataFrame:

@@ -9,18 +9,42 @@ import importlib.util
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup, TyperOption
 
 from overlaplab.cli import advise, bench, comparing, doctor, figures, files, plan, predict, runs, watch
 from overlaplab.cli.completion import ASKED, record_asked
 from overlaplab.cli.engine import ENGINE
-from overlaplab.cli.help import Commands
 from overlaplab.errors import OverlaplabError
 from overlaplab.words import visible_line
 
-__all__ = ["app", "main"]
+_METAVARS = {"bool": "", "int": "N", "list[int]": "N"}
+"""By the type of an option what stands beside its name: nothing beside a switch."""
+
+
+class Commands(TyperGroup):
+    """Commands in whose help no type of Python's stands beside switches and whole numbers."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The group's own options."""
+        return _name_values(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, or None."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _name_values(command.get_params(ctx))
+        return command
+
+
+def _name_values(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and parameter.metavar is None:
+            parameter.metavar = _METAVARS.get(parameter.bare_type())
+    return parameters
+
 
 app = typer.Typer(
     cls=Commands,
@@ -47,16 +71,8 @@ def options(
     """Where did my communication time go, and what would hide it?"""
 
 
-app.add_typer(figures.app)
-app.add_typer(comparing.app)
-app.add_typer(advise.app)
-app.add_typer(runs.app)
-app.add_typer(files.app)
-app.add_typer(plan.app)
-app.add_typer(predict.app)
-app.add_typer(bench.app)
-app.add_typer(doctor.app)
-app.add_typer(watch.app)
+for commands in (figures, comparing, advise, runs, files, plan, predict, bench, doctor, watch):
+    app.add_typer(commands.app)
 
 
 def main() -> None:

@@ -111,15 +111,14 @@ def baseline_command(
     """Store the figures of several recordings of one setting: `compare --baseline` compares later runs with them."""
     from overlaplab import analyses
     from overlaplab.report import terminal
-    from overlaplab.report.whole_file import refuse_target, whole_file
+    from overlaplab.report.whole_file import refuse_target
     from overlaplab.words import count
 
     refuse_target(out, [])
     loaded = load(expand_runs(runs), opening)
     refuse_target(out, loaded)
     stored = analyses.baseline(loaded, selection)
-    with whole_file(out) as file:
-        file.write(stored.text().encode())
+    _write(out, stored.text().encode())
     show(f"{out}: {count(len(stored.recordings), 'recording')}", *terminal.warnings_by_run(loaded))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -34,88 +34,58 @@ Every = Annotated[bool, typer.Option("--all", help="Print every row of long tabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How a run's files are opened."""
+    """How a run's files are opened: each field is an option of the commands that open runs."""
 
-    assign_rank: tuple[str, ...] = ()
-    """`FILE=N` for files that do not tell their rank."""
-    recording: int | None = None
-    """The number of one of several recordings of the same ranks; None: the last."""
-    communication: str | None = None
-    """A regular expression for kernels and copies that communicate beside those that are known."""
-    no_cache: bool = False
-    """Whether to read the traces themselves and keep no tables of them."""
+    assign_rank: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE=N", help="Rank of FILE, if the file does not state it (repeatable)."),
+    ] = None
+    recording: Annotated[
+        int | None,
+        typer.Option(min=1, help="Which recording, if the ranks were recorded several times. Default: the last."),
+    ] = None
+    communication: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX", help="Count kernels and copies with such names as communication (case is ignored)."
+        ),
+    ] = None
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False
 
 
 OPENING = Opening()
 
-Ranks = Annotated[list[int] | None, typer.Option("--rank", help="Only this rank (repeatable).")]
-Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this step (repeatable).")]
-SkipSteps = Annotated[int, typer.Option("--skip-steps", min=0, help="Leave out each rank's first steps.")]
-AssignRank = Annotated[
-    list[str] | None,
-    typer.Option("--assign-rank", metavar="FILE=N", help="Rank of FILE, if the file does not state it (repeatable)."),
-]
-Recording = Annotated[
-    int | None,
-    typer.Option(min=1, help="Which recording, if the ranks were recorded several times. Default: the last."),
-]
-Communication = Annotated[
-    str | None,
-    typer.Option(metavar="REGEX", help="Count kernels and copies with such names as communication (case is ignored)."),
-]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")]
+
+def _select(
+    rank: Annotated[list[int] | None, typer.Option(help="Only this rank (repeatable).")] = None,
+    step: Annotated[list[int] | None, typer.Option(help="Only this step (repeatable).")] = None,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Leave out each rank's first steps.")] = 0,
+) -> Selection:
+    return Selection(ranks=rank, steps=step, skip_steps=skip_steps)
 
 
-def _selection(values: Mapping[str, Any]) -> Selection:
-    return Selection(ranks=values["rank"], steps=values["step"], skip_steps=values["skip_steps"])
-
-
-def _make_opening(values: Mapping[str, Any]) -> Opening:
-    return Opening(
-        assign_rank=tuple(values["assign_rank"] or ()),
-        recording=values["recording"],
-        communication=values["communication"],
-        no_cache=values["no_cache"],
-    )
-
-
-_GROUPS: dict[Any, tuple[Callable[[Mapping[str, Any]], Any], dict[str, tuple[Any, Any]]]] = {
-    Selection: (_selection, {"rank": (Ranks, None), "step": (Steps, None), "skip_steps": (SkipSteps, 0)}),
-    Opening: (
-        _make_opening,
-        {
-            "assign_rank": (AssignRank, None),
-            "recording": (Recording, None),
-            "communication": (Communication, None),
-            "no_cache": (NoCache, False),
-        },
-    ),
-}
-"""Per type of a parameter how it is made of options, and these with their types and defaults."""
+_GROUPS: dict[Any, Callable[..., Any]] = {Selection: _select, Opening: Opening}
+"""Per type of a parameter what makes it of options, its own parameters."""
 
 
 def group_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer whose parameters of the types `Selection` and `Opening` are each given by several options."""
     signature = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        _, options = _GROUPS.get(parameter.annotation, (None, None))
-        parameters += (
-            [parameter]
-            if options is None
-            else [
-                inspect.Parameter(name, parameter.kind, annotation=annotation, default=default)
-                for name, (annotation, default) in options.items()
-            ]
-        )
+    kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    groups = {name: _GROUPS[kind] for name, kind in kinds.items() if kind in _GROUPS}
+    options = {name: inspect.signature(make, eval_str=True).parameters for name, make in groups.items()}
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for name, each in signature.parameters.items()
+        for parameter in (options[name].values() if name in options else [each])
+    ]
 
     @functools.wraps(command)
     def call_command(**values: Any) -> None:
-        for parameter in signature.parameters.values():
-            if parameter.annotation in _GROUPS:
-                make, options = _GROUPS[parameter.annotation]
-                values[parameter.name] = make({name: values.pop(name) for name in options})
-        command(**values)
+        grouped = {
+            name: make(**{option: values.pop(option) for option in options[name]}) for name, make in groups.items()
+        }
+        command(**values, **grouped)
 
     call_command.__dict__["__signature__"] = signature.replace(parameters=parameters)
     call_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -118,13 +118,11 @@ def _edits(texts: Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str |
         elif name not in OPTIONS:
             edits.append((name, value or None))
         else:
-            field, parse = OPTIONS[name]
+            field, parse, example = OPTIONS[name]
             try:
                 options[field] = parse(value)
             except ValueError:
-                raise OverlaplabError(
-                    f"--edit {text}: no value for {name}", remedy=f"As in {_EXAMPLES[name]}"
-                ) from None
+                raise OverlaplabError(f"--edit {text}: no value for {name}", remedy=f"As in {name}={example}") from None
     return options, tuple(edits)
 
 
@@ -159,32 +157,18 @@ def _link(text: str, ranks: int) -> Link:
     return parse_link(text, ranks)
 
 
-OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "strategy": ("strategy", _word),
-    "cap": ("bucket_cap_mb", float),
-    "first-bucket": ("first_bucket_mb", float),
-    "caps": ("caps_mb", _caps),
-    "without-parameter": ("without_parameter", _word),
-    "link": ("link", _word),
-    "ranks": ("ranks", int),
-    "prefetch": ("prefetch", int),
-    "accumulate": ("accumulate", int),
-    "schedule": ("schedule", _word),
-    "microbatches": ("microbatches", int),
-    "stages": ("stages", _stages),
+OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "strategy": ("strategy", _word, "bucketed"),
+    "cap": ("bucket_cap_mb", float, "4"),
+    "first-bucket": ("first_bucket_mb", float, "1"),
+    "caps": ("caps_mb", _caps, "4,2,1"),
+    "without-parameter": ("without_parameter", _word, "embedding.weight"),
+    "link": ("link", _word, "1Gbps,200us"),
+    "ranks": ("ranks", int, "64"),
+    "prefetch": ("prefetch", int, "2"),
+    "accumulate": ("accumulate", int, "4"),
+    "schedule": ("schedule", _word, "1f1b"),
+    "microbatches": ("microbatches", int, "8"),
+    "stages": ("stages", _stages, "1,3,3,1"),
 }
-"""Edits that are fields of a `Setting`, by their names, and how their values are read."""
-_EXAMPLES = {
-    "strategy": "strategy=bucketed",
-    "cap": "cap=4",
-    "first-bucket": "first-bucket=1",
-    "caps": "caps=4,2,1",
-    "without-parameter": "without-parameter=embedding.weight",
-    "link": "link=1Gbps,200us",
-    "ranks": "ranks=64",
-    "prefetch": "prefetch=2",
-    "accumulate": "accumulate=4",
-    "schedule": "schedule=1f1b",
-    "microbatches": "microbatches=8",
-    "stages": "stages=1,3,3,1",
-}
+"""Edits that are fields of a `Setting`, by their names, how their values are read, and an example."""

@@ -37,7 +37,7 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
     from overlaplab.analyses import load_ranks
     from overlaplab.load import load_run
 
-    ranks = [_assignment(text) for text in opening.assign_rank]
+    ranks = [_assignment(text) for text in opening.assign_rank or ()]
     if (piped := paths.count("-")) > 1:
         raise OverlaplabError("standard input is given twice", path="-", remedy="It can be read only once.")
     # Without tables a trace may be read a second time, which a pipe cannot be.

@@ -37,8 +37,7 @@ def watch_command(
     Ends with the training, or with Ctrl-C; where standard output is no terminal, prints once.
     """
     from overlaplab.load.flight_recorder import is_dumps, load_dumps
-    from overlaplab.report.dumped import dumped_document, dumped_terminal
-    from overlaplab.report.watched import watched_document, watched_terminal
+    from overlaplab.report.watched import dumped_document, dumped_terminal, watched_document, watched_terminal
 
     if is_dumps(folder):
         dumps = load_dumps(folder)

@@ -31,12 +31,8 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
-HOSTS = "hosts"
-RANGE = "range"
-COMMUNICATION = "communication"
-RUNS = "runs"
-AGAINST = "against"
-SETTING = "setting"
+HOSTS, RANGE, COMMUNICATION, RUNS = "hosts", "range", "communication", "runs"
+AGAINST, SETTING = "against", "setting"
 
 _CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, AGAINST, SETTING)  # what every page keeps
 _LONGEST = 2000  # characters of a value that are kept
@@ -76,14 +72,20 @@ def timeline_link(
     be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected;
     `hosts`, the places in `run.traces` of those whose hosts are unfolded.
     """
-    query = {RUN: name, FROM: str(int(start_ns)), TO: str(int(end_ns))}
-    if rank is not None:
-        query[RANK] = str(int(rank))
-    if event is not None:
-        query[EVENT] = f"{int(event[0])}-{int(event[1])}"
-    if hosts:
-        query[HOSTS] = ",".join(map(str, hosts))
-    return query
+    query = {RUN: name} | _spot_query((start_ns, end_ns), event, hosts)
+    return query if rank is None else query | {RANK: str(int(rank))}
+
+
+def _spot_query(
+    window: tuple[int, int],
+    event: tuple[int, int] | None,
+    hosts: tuple[int, ...],
+    dragged: tuple[int, int] | None = None,
+) -> dict[str, str]:
+    query = {FROM: str(int(window[0])), TO: str(int(window[1]))}
+    query |= {} if event is None else {EVENT: f"{int(event[0])}-{int(event[1])}"}
+    query |= {HOSTS: ",".join(map(str, hosts))} if hosts else {}
+    return query if dragged is None else query | {RANGE: f"{dragged[0]},{dragged[1]}"}
 
 
 def go_to_timeline(query: dict[str, str]) -> NoReturn:
@@ -246,13 +248,7 @@ def keep_spot(
     `write` does; the page does not run anew for that.
     """
     query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT, HOSTS, RANGE)}
-    query |= st.session_state.get("links_kept", {}) | {FROM: str(window[0]), TO: str(window[1])}
-    if event is not None:
-        query[EVENT] = f"{event[0]}-{event[1]}"
-    if hosts:
-        query[HOSTS] = ",".join(map(str, hosts))
-    if dragged is not None:
-        query[RANGE] = f"{dragged[0]},{dragged[1]}"
+    query |= st.session_state.get("links_kept", {}) | _spot_query(window, event, hosts, dragged)
     if query != st.query_params.to_dict():
         st.query_params.from_dict(query)
 

@@ -59,19 +59,9 @@ def list_pages(
     all that the run's tables tell.
     """
     without = _nothing_in(computed=folded is None)
-    if without != folded:
-        _draw(place, pages, shown, without, "pages" if folded is None else "pages_told")
-    return without
-
-
-def _draw(
-    place: DeltaGenerator,
-    pages: Mapping[str, StreamlitPage],
-    shown: StreamlitPage,
-    without: Folded,
-    key: str,
-) -> None:
-    with place.container(key=key, gap="xxsmall"):
+    if without == folded:
+        return without
+    with place.container(key="pages" if folded is None else "pages_told", gap="xxsmall"):
         for word, page in pages.items():
             if word not in without:
                 st.page_link(page)
@@ -79,6 +69,7 @@ def _draw(
             with st.expander("Not in this run", expanded=shown.url_path in without):
                 for word, why in without.items():
                     st.page_link(pages[word], label=f"{_TITLES[word]}: {why}")
+    return without
 
 
 def _nothing_in(*, computed: bool) -> Folded:

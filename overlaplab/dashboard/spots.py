@@ -35,7 +35,7 @@ def show_collective(opened: Opened, row: dict[Any, Any]) -> None:
     events = opened.timeline.events
     its_events = events[(events["collective"] == row["index"]) & (events["event"] >= 0)]
     last = None if pd.isna(row["last_rank"]) else row["last_rank"]
-    places = [place for place, trace in enumerate(opened.run.traces) if last is not None and trace.rank == last]
+    places = [] if last is None else _places(opened, last)
     late = its_events[its_events["trace"].isin(places)]
     candidates = late if len(late) else its_events
     event = (int(candidates["trace"].iloc[0]), int(candidates["event"].iloc[0])) if len(candidates) else None
@@ -71,15 +71,9 @@ def show_spot(
         begins, ends = carried or (start, end)
         event = _carrying_event(opened, int(begins), int(ends), shown)
     hosts = _places(opened, shown) if cause in _HOST_CAUSES else []
-    link = timeline_link(
-        opened.name,
-        start_ns=start - beside,
-        end_ns=end + beside,
-        rank=shown,
-        event=event,
-        hosts=tuple(place for place in hosts if place in opened.timeline.hosts),
-    )
-    go_to_timeline(link)
+    unfolded = tuple(place for place in hosts if place in opened.timeline.hosts)
+    window = {"start_ns": start - beside, "end_ns": end + beside}
+    go_to_timeline(timeline_link(opened.name, **window, rank=shown, event=event, hosts=unfolded))
 
 
 def _places(opened: Opened, rank: int | None) -> list[int]:

@@ -8,34 +8,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from overlaplab import findings
-from overlaplab.analyses import (
-    buckets,
-    collectives,
-    communication_by,
-    compare,
-    delays,
-    is_sweep,
-    largest_batches,
-    memory,
-    peaks,
-    pipeline,
-    pipeline_ranks,
-    pipeline_steps,
-    pipeline_waits,
-    scatters,
-    schedule,
-    schedule_steps,
-    slowdowns,
-    stragglers_of,
-    summary,
-    sweep,
-    sweep_links,
-    totals,
-    transfer_lines,
-    volume,
-    volume_theory,
-)
+from overlaplab import analyses, findings
 from overlaplab.analyses.across_runs.compare import MEASURES
 from overlaplab.analyses.across_runs.settings import is_emulated
 from overlaplab.analyses.systems.plan import plan_stages
@@ -45,18 +18,7 @@ from overlaplab.costs.states import quick_look
 from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
-from overlaplab.findings import (
-    Diagnosis,
-    bucket_notes,
-    compare_finding,
-    no_fastest,
-    plan_advice,
-    plan_notes,
-    run_warnings,
-    schedule_notes,
-    sweep_finding,
-    sweep_notes,
-)
+from overlaplab.findings import Diagnosis
 from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
@@ -74,16 +36,14 @@ _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns"
 
 def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step where time went, and the rank's total."""
-    sums = {total["rank"]: total for total in records(totals(run, selection))}
-    by_rank = _rank_documents((row.pop("rank"), row) for row in records(summary(run, selection)))
+    sums = {total.pop("rank"): total for total in records(analyses.totals(run, selection))}
+    by_rank = _rank_documents((row.pop("rank"), row) for row in records(analyses.summary(run, selection)))
     steps = {document["rank"]: document["steps"] for document in by_rank}
     ranks_out = []
     for trace in run.traces:
         if selection.ranks is not None and trace.rank not in selection.ranks:
             continue
         total = sums.get(trace.rank)
-        if total is not None:
-            del total["rank"]
         ranks_out.append(
             {
                 "rank": trace.rank,
@@ -94,14 +54,20 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         )
     return {
         "run": run.manifest.raw if run.manifest else None,
-        "warnings": list(run_warnings(run)),
+        "warnings": list(findings.run_warnings(run)),
         "ranks": ranks_out,
-        "predicted": _prediction_document(run),
-        "delays": records(delays(run, selection)),
+        "predicted": _prediction(run),
+        "delays": records(analyses.delays(run, selection)),
     }
 
 
-def _prediction_document(run: Run) -> Document | None:
+def _end(run: Run, notes: Iterable[str] = ()) -> Document:
+    """What is real of the run, and what a reader must know."""
+    warnings = [*findings.run_warnings(run), *notes]
+    return {"emulated": is_emulated(run), "predicted": _prediction(run), "warnings": warnings}
+
+
+def _prediction(run: Run) -> Document | None:
     """From what, and how far it may be off; None of recordings."""
     return run.manifest.predicted if run.manifest else None
 
@@ -110,15 +76,13 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
     """The means over all ranks' steps that nothing disturbed, recorded and predicted, and the interval around the
     predicted step.
     """
-    figures = {
-        name: {
-            f"{figure}_ns": round(
-                mean_over_steps(recorded, table.groupby("step", dropna=False)[column].mean().to_numpy())
-            )
-            for figure, column in (("step", "span_ns"), ("exposed_comm", "exposed_comm_ns"))
-        }
-        for name, table in (("recorded", summary(recorded)), ("predicted", summary(predicted)))
-    }
+
+    def means(run: Run) -> dict[str, int]:
+        by_step = analyses.summary(run).groupby("step", dropna=False)[["span_ns", "exposed_comm_ns"]].mean()
+        spans, exposed = (mean_over_steps(recorded, by_step[name].to_numpy()) for name in by_step)
+        return {"step_ns": round(spans), "exposed_comm_ns": round(exposed)}
+
+    figures = {"recorded": means(recorded), "predicted": means(predicted)}
     return {
         "run": recorded.path,
         "changes": prediction.manifest["predicted"]["changes"],
@@ -129,7 +93,7 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
             "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
         },
         "extrapolated": prediction.extrapolated,
-        "warnings": [*run_warnings(recorded), *_hops_warnings(prediction, recorded)],
+        "warnings": [*findings.run_warnings(recorded), *_hops_warnings(prediction, recorded)],
     }
 
 
@@ -148,12 +112,12 @@ def pipeline_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Each step's bubble and its parts, what each rank did, every action, and what other settings gain."""
     return {
         "pipeline": (run.manifest.raw or {}).get("pipeline") if run.manifest else None,
-        "steps": records(pipeline_steps(run, selection)),
-        "ranks": records(pipeline_ranks(run, selection)),
-        "waits": records(pipeline_waits(run, selection)),
-        "actions": records(pipeline(run, selection)),
+        "steps": records(analyses.pipeline_steps(run, selection)),
+        "ranks": records(analyses.pipeline_ranks(run, selection)),
+        "waits": records(analyses.pipeline_waits(run, selection)),
+        "actions": records(analyses.pipeline(run, selection)),
         "played": records(pipeline_remedies(run)),
-        "warnings": list(run_warnings(run)),
+        "warnings": list(findings.run_warnings(run)),
     }
 
 
@@ -198,30 +162,17 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "actions": _actions(diagnosis),
         "causes": {cause.value: cause.meaning for cause in Cause},
         "ranks": _rank_documents(steps),
-        "emulated": is_emulated(run),
-        "predicted": _prediction_document(run),
-        "warnings": list(run_warnings(run)),
-    }
+    } | _end(run)
 
 
 def _diagnosis(diagnosis: Diagnosis) -> Document:
     """What is said of one rank's step, with its causes in words."""
-    figures = (
-        "rank",
-        "step",
-        "chosen",
-        "span_ns",
-        "comm_ns",
-        "hidden_ns",
-        "exposed_ns",
-        "headline",
-        "advice",
-        "gain_ns",
-    )
+    figures = ("rank", "step", "chosen", "span_ns", "comm_ns", "hidden_ns", "exposed_ns")
+    words = ("headline", "advice", "gain_ns")
     of_cause = ("cause", "late_rank", "label", "exposed_ns", "what", "remedy", "gain_ns", "replayed")
     causes = [{name: getattr(share, name) for name in of_cause} for share in diagnosis.causes]
     context = ("late_rank", "waited_ns", "outliers", "kinds", "late_reason", "blocks_nothing")
-    named = {name: getattr(diagnosis, name) for name in figures}
+    named = {name: getattr(diagnosis, name) for name in (*figures, *words)}
     return named | {"causes": causes} | {name: getattr(diagnosis, name) for name in context}
 
 
@@ -240,7 +191,7 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     Where some of a step's buckets have labels and others have not, each of the step's own figures is about both.
     """
     steps = []
-    table = buckets(run, selection)
+    table = analyses.buckets(run, selection)
     for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
         rows = records(group)
         first = rows[0]
@@ -256,37 +207,31 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         steps.append((first["rank"], step))
     return {
         "ranks": _rank_documents(steps),
-        "emulated": is_emulated(run),
-        "predicted": _prediction_document(run),
-        "warnings": [*run_warnings(run), *bucket_notes(table)],
-    }
+    } | _end(run, findings.bucket_notes(table))
 
 
 def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
     """Per rank and step the counts, every gather and reduce-scatter, and what was sent; beside it theory and memory."""
-    table = schedule(run, selection)
+    table = analyses.schedule(run, selection)
     details = {
         "events": _records_by_step(table),
-        "scatters": _records_by_step(scatters(run, selection)),
-        "volume": _records_by_step(volume(run, selection)),
+        "scatters": _records_by_step(analyses.scatters(run, selection)),
+        "volume": _records_by_step(analyses.volume(run, selection)),
     }
-    counts = schedule_steps(table)
+    counts = analyses.schedule_steps(table)
     counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
     nothing = dict.fromkeys(counts.columns.drop("rank"), 0) | {"peak_ns": None}
     steps = []
     for rank, step in sorted({*counted, *details["volume"]}, key=_in_order):  # those that only sent something, too
         row = counted.get((rank, step), nothing | {"step": step})
         steps.append((rank, row | {name: rows.get((rank, step), []) for name, rows in details.items()}))
-    theory = volume_theory(run)
+    theory = analyses.volume_theory(run)
     return {
         "ranks": _rank_documents(steps),
         "volume_theory": asdict(theory) if theory else None,
-        "memory": records(memory(run)),
-        "memory_peaks": records(peaks(run)),
-        "emulated": is_emulated(run),
-        "predicted": _prediction_document(run),
-        "warnings": [*run_warnings(run), *schedule_notes(table)],
-    }
+        "memory": records(analyses.memory(run)),
+        "memory_peaks": records(analyses.peaks(run)),
+    } | _end(run, findings.schedule_notes(table))
 
 
 def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Document:
@@ -295,8 +240,8 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
     Times in ns from the run's start, by the first rank's clock. `step` is null where ranks launched it in different
     ones; each rank tells its own.
     """
-    table = collectives(run, replace(selection, ranks=None))
-    of_ranks = collectives(run, selection)
+    table = analyses.collectives(run, replace(selection, ranks=None))
+    of_ranks = analyses.collectives(run, selection)
     documents: dict[bool, list[Document]] = {True: [], False: []}
     of_rank = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
     for row in records(of_ranks):
@@ -304,27 +249,20 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
         reason = row.pop("unmatched")
         listed = documents[reason is None]
         if not listed or listed[-1]["index"] != row["index"]:
-            listed.append(
-                {"index": row["index"], "step": rank_row["step"]}
-                | row
-                | {"ranks": []}
-                | ({} if reason is None else {"reason": reason})
-            )
+            document = {"index": row["index"], "step": rank_row["step"], **row, "ranks": []}
+            listed.append(document if reason is None else document | {"reason": reason})
         listed[-1]["ranks"].append(rank_row)
         if listed[-1]["step"] != rank_row["step"]:
             listed[-1]["step"] = None
     return {
         "collectives": documents[True],
         "unmatched": documents[False],
-        "stragglers": records(stragglers_of(table)),
-        "by_group_and_kind": records(communication_by(run, selection)),
-        "lines": records(transfer_lines(run)),
-        "slowdowns": records(slowdowns(run)),
+        "stragglers": records(analyses.stragglers_of(table)),
+        "by_group_and_kind": records(analyses.communication_by(run, selection)),
+        "lines": records(analyses.transfer_lines(run)),
+        "slowdowns": records(analyses.slowdowns(run)),
         "clocks": records(clocks(run)),
-        "emulated": is_emulated(run),
-        "predicted": _prediction_document(run),
-        "warnings": list(run_warnings(run)),
-    }
+    } | _end(run)
 
 
 def plan_document(plan: Plan, step: PlannedStep | None = None, training: Training | None = None) -> Document:
@@ -332,25 +270,20 @@ def plan_document(plan: Plan, step: PlannedStep | None = None, training: Trainin
     and what training takes with it.
     """
     model, batch = plan.model, plan.batch
-    of_model: Document = {"layer_parameters": None, "forward_flops": None, "cache_bytes_per_token": None}
-    if model is not None:
-        of_model = {
-            "layer_parameters": model.layer_parameters,
-            "forward_flops": model.forward_flops(batch.samples),
-            "cache_bytes_per_token": model.cache_bytes(1, plan.precision.activation),
-        }
     return {
         "parameters": plan.parameters,
-        **of_model,
+        "layer_parameters": model and model.layer_parameters,
+        "forward_flops": model and model.forward_flops(batch.samples),
+        "cache_bytes_per_token": model and model.cache_bytes(1, plan.precision.activation),
         "step_flops": plan.step_flops,
         "quick_look_bytes": quick_look(plan.parameters),
         "batch": asdict(batch) | {"samples": batch.samples, "tokens": batch.tokens},
         "precision": plan.precision_name,
         "gpu_bytes": plan.gpu_bytes,
         "stages": records(plan_stages(plan)),
-        "advice": plan_advice(plan),
+        "advice": findings.plan_advice(plan),
         "predicted": None if step is None or training is None else _planned_document(step, training),
-        "warnings": [*plan_notes(plan), *(run_warnings(step.run) if step else ())],
+        "warnings": [*findings.plan_notes(plan), *(findings.run_warnings(step.run) if step else ())],
     }
 
 
@@ -376,38 +309,35 @@ def _in_order(identity: tuple[int | None, int | None]) -> tuple[int, ...]:
 
 def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:
     """The runs side by side, the path of the fastest, or why none is, and the caps where they are a sweep."""
-    table = compare(runs, selection)
+    table = analyses.compare(runs, selection)
     rows = records(table)
     fastest = next((row["path"] for row in rows if row["fastest"]), None)
     for row in rows:
         del row["fastest"]
         for figure in MEASURES:
             row[figure] = {"median": row.pop(f"{figure}_median"), "iqr": row.pop(f"{figure}_iqr")}
-    warnings = [f"{run.path}: {warning}" for run in runs for warning in run_warnings(run)]
-    sweep_part = _sweep_document(runs, selection) if is_sweep(runs) else None
+    warnings = [f"{run.path}: {warning}" for run in runs for warning in findings.run_warnings(run)]
+    sweep_part = _sweep_document(runs, selection) if analyses.is_sweep(runs) else None
     return {
         "runs": rows,
         "fastest": fastest,
-        "no_fastest": no_fastest(table),
-        "finding": compare_finding(table),
+        "no_fastest": findings.no_fastest(table),
+        "finding": findings.compare_finding(table),
         "sweep": sweep_part,
-        "largest_batches": records(largest_batches(runs, selection)),
+        "largest_batches": records(analyses.largest_batches(runs, selection)),
         "warnings": warnings,
     }
 
 
 def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:
     """`sweep`'s rows by cap, each with its buckets on the link: ns from the start of the step that stands for it."""
-    table, links = sweep(runs, selection), sweep_links(runs, selection)
-    caps = []
-    for row in records(table):
-        bucket_rows = links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])]
-        caps.append(row | {"links": _bucket_links(bucket_rows)})
+    table, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
+    of_cap = {cap: links[links["bucket_cap_mb"].eq(cap)] for cap in table["bucket_cap_mb"]}
     return {
         "varies": "bucket_cap_mb",
-        "finding": sweep_finding(table),
-        "notes": list(sweep_notes(table)),
-        "caps": caps,
+        "finding": findings.sweep_finding(table),
+        "notes": list(findings.sweep_notes(table)),
+        "caps": [row | {"links": _bucket_links(of_cap[row["bucket_cap_mb"]])} for row in records(table)],
     }
 
 
@@ -416,12 +346,8 @@ def _bucket_links(links: pd.DataFrame) -> Document | None:
     if links.empty:
         return None
     links = links.assign(exposed_ns=(links["end_ns"] - links["start_ns"]).where(links["part"] == "exposed", 0))
-    by_bucket = links.groupby("bucket", sort=False).agg(
-        bytes=("bytes", "first"),
-        start_ns=("start_ns", "min"),
-        end_ns=("end_ns", "max"),
-        exposed_ns=("exposed_ns", "sum"),
-    )
+    how = {"bytes": "first", "start_ns": "min", "end_ns": "max", "exposed_ns": "sum"}
+    by_bucket = links.groupby("bucket", sort=False).agg(how)
     first = links.iloc[0]
     return {
         "path": first["path"],

@@ -25,19 +25,13 @@ from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
-from overlaplab.report.nesting import nesting_tracks
-from overlaplab.report.threads import assign_threads, numbered_names
+from overlaplab.report.threads import assign_threads, nesting_tracks, numbered_names, us_text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.marks import Timeline
 
 OWN = "overlaplab"
 """The category of what is no event of the trace: no rule counts it when the file is read again."""
-_ARGUMENTS = {
-    "stream": "stream",
-    "device": "device",
-    "correlation": "correlation",
-    "external_id": "External id",
-}
+_ARGUMENTS = {"stream": "stream", "device": "device", "correlation": "correlation", "external_id": "External id"}
 """Columns of events, and kineto's names for them, which the loader reads."""
 _COLLECTIVE_ARGUMENTS = (
     ("kind", "Collective name"),
@@ -51,7 +45,6 @@ _COLLECTIVE_ARGUMENTS = (
     ("comms_id", "Comms Id"),
 )
 _OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
-
 
 _LINES_AT_ONCE = 4096
 """So many are made at once."""
@@ -122,15 +115,14 @@ class _Details:
     @classmethod
     def from_run(cls, run: Run) -> _Details:
         facts = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
-        windows = summary(run)
         places = {trace.rank: place for place, trace in enumerate(run.traces)}
-        steps = {}
-        for row in windows.to_dict("records"):
-            rank = int_or_none(row["rank"])
-            figures = _known_arguments({name: row[name] for name in (*PARTS, "overlap_ratio")})
-            steps[(places[rank], int(row["start_ns"]))] = json.dumps(figures)
-        rows = zip(facts.index.tolist(), facts.to_dict("records"), strict=True)
-        return cls(collectives={index: json.dumps(_known_arguments(row)) for index, row in rows}, steps=steps)
+        windows = summary(run)
+        keys = zip((places[int_or_none(rank)] for rank in windows["rank"]), windows["start_ns"].tolist(), strict=True)
+        figures = map(_known_arguments, windows[[*PARTS, "overlap_ratio"]].to_dict("records"))
+        return cls(
+            collectives=dict(zip(facts.index.tolist(), map(_known_arguments, facts.to_dict("records")), strict=True)),
+            steps=dict(zip(keys, figures, strict=True)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +157,11 @@ class _Writer:
             names = [json.dumps(name.removeprefix("engine::")) for name in marks["name"].cat.categories]
             columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
             for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
-                arguments = (
-                    details.steps.get((self.place, start))
-                    if lane.kind == "steps"
-                    else details.collectives.get(collective)
-                )
+                of_collective = details.collectives.get(collective)
+                arguments = details.steps.get((self.place, start)) if lane.kind == "steps" else of_collective
                 yield (
                     f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
-                    f',"ts":{_us(start - self.first_ns)},"dur":{_us(took)}'
+                    f',"ts":{us_text(start - self.first_ns)},"dur":{us_text(took)}'
                     f',"args":{arguments or "{}"}}}'
                 )
             tid += count
@@ -197,10 +186,10 @@ class _Writer:
             for row, values in enumerate(zip(*part, strict=True), begin):
                 name, category, phase = (words[code] for words, code in zip(texts, values[:3], strict=True))
                 start, took, pid, tid = values[3:7]
-                where = f'"pid":{pid},"tid":{tid},"ts":{_us(start)}'
+                where = f'"pid":{pid},"tid":{tid},"ts":{us_text(start)}'
                 numbers = zip(_ARGUMENTS.values(), values[7:], strict=True)
                 arguments = [*fixed, *(f'"{key}":{value}' for key, value in numbers if value >= 0), *more.get(row, ())]
-                kind, lasts = (phase, f',"dur":{_us(took)}') if phase == '"X"' else ('"i"', ',"s":"t"')
+                kind, lasts = (phase, f',"dur":{us_text(took)}') if phase == '"X"' else ('"i"', ',"s":"t"')
                 yield (
                     f'{{"ph":{kind},"cat":{category},"name":{name},{where}{lasts},"args":{{{",".join(arguments)}}}}}'
                 )
@@ -217,9 +206,8 @@ def _more_arguments(trace: Trace) -> dict[int, list[str]]:
         texts_by_row.setdefault(int(row["event"]), []).extend(texts)
     for row in trace.inputs.to_dict("records"):
         parts = [("Input Dims", row["shapes"]), ("Input type", row["types"])]
-        texts_by_row.setdefault(int(row["event"]), []).extend(
-            f'"{key}":{text}' for key, text in parts if _is_json(text)
-        )
+        texts = [f'"{key}":{text}' for key, text in parts if _is_json(text)]
+        texts_by_row.setdefault(int(row["event"]), []).extend(texts)
     return texts_by_row
 
 
@@ -236,15 +224,15 @@ def _texts(column: pd.Series[Any]) -> list[str]:
     return [json.dumps(str(text)) for text in column.cat.categories]
 
 
-def _known_arguments(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """What is known of a collective or a step, times in µs."""
+def _known_arguments(row: Mapping[Any, Any]) -> str:
+    """What is known of a collective or a step, times in µs, as JSON."""
     figures = {}
     for key, value in row.items():
         if pd.isna(value) or value == "":
             continue
         value = value.item() if hasattr(value, "item") else value
         figures[str(key).replace("_ns", "_us")] = value / 1000 if str(key).endswith("_ns") else value
-    return figures
+    return json.dumps(figures)
 
 
 def _emulation_words(run: Run) -> str:
@@ -264,8 +252,3 @@ def _process_name(pid: int, name: str, order: int) -> Iterator[str]:
 def _thread_name(pid: int, tid: int, name: str) -> Iterator[str]:
     yield f'{{"ph":"M","name":"thread_name","pid":{pid},"tid":{tid},"ts":0,"args":{{"name":{json.dumps(name)}}}}}'
     yield f'{{"ph":"M","name":"thread_sort_index","pid":{pid},"tid":{tid},"ts":0,"args":{{"sort_index":{tid}}}}}'
-
-
-def _us(ns: int) -> str:
-    """ns as µs, to the ns."""
-    return f"{ns // 1000}.{ns % 1000:03d}"

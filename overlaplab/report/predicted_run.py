@@ -16,6 +16,7 @@ from typing import Any
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.manifest import Mesh
+from overlaplab.report.threads import us_text
 from overlaplab.simulate.predictions.event import BY_HAND, COMPUTES, LANES, LINK, Event
 
 _WORLD = {"pg_name": "0", "pg_desc": "default_pg"}
@@ -75,14 +76,10 @@ def _lines(rank: int, groups: Sequence[Mapping[str, Any]], events: Sequence[Even
         category = "user_annotation" if event.name.startswith("ProfilerStep#") else "cpu_op"
         yield (
             f',\n{{"ph":"X","cat":"{category}","name":{json.dumps(event.name)},"pid":{rank},"tid":{event.thread}'
-            f',"ts":{_us(event.start_ns)},"dur":{_us(event.end_ns - event.start_ns)}}}'
+            f',"ts":{us_text(event.start_ns)},"dur":{us_text(event.end_ns - event.start_ns)}}}'
         )
     yield "\n]}"
 
 
 def _metadata_event(what: str, rank: int, thread: int, name: str) -> str:
     return json.dumps({"ph": "M", "name": what, "pid": rank, "tid": thread, "ts": 0, "args": {"name": name}})
-
-
-def _us(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"

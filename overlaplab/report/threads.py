@@ -1,4 +1,7 @@
-"""The process and thread of an exported trace that each event is put on."""
+"""The process and thread of an exported trace that each event is put on.
+
+Slices of one track must lie side by side or within each other; what only overlaps needs a track more.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Trace, thread_numbers
-from overlaplab.report.nesting import nesting_tracks
 
 Integers = NDArray[np.int64]
 
@@ -79,3 +81,31 @@ def _name(event: pd.Series, several_devices: bool) -> str:
     if event["stream"] < 0:
         return f"thread {event['tid']}"
     return f"device {event['device']} stream {event['stream']}" if several_devices else f"stream {event['stream']}"
+
+
+def nesting_tracks(starts: Integers, ends: Integers) -> Integers:
+    """For each slice, in order of start and of those with one start the longest first, the number of its track.
+
+    Each goes to the first track in which every slice that is still open when it starts also outlasts it.
+    """
+    tracks = np.zeros(len(starts), dtype=np.int64)
+    if np.all(starts[1:] >= ends[:-1]):  # side by side, as in most streams
+        return tracks
+    open_ends: list[list[int]] = [[]]
+    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        for number, stack in enumerate(open_ends):
+            while stack and stack[-1] <= start:
+                stack.pop()
+            if not stack or end <= stack[-1]:
+                stack.append(end)
+                tracks[place] = number
+                break
+        else:
+            tracks[place] = len(open_ends)
+            open_ends.append([end])
+    return tracks
+
+
+def us_text(ns: int) -> str:
+    """ns as µs, to the ns, as traces have times."""
+    return f"{ns // 1000}.{ns % 1000:03d}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -31,45 +31,10 @@ class LaunchDetails(TypedDict):
     """From the call's start to the event's."""
 
 
-class Peer(TypedDict):
-    """One rank's part in a collective; None where unknown."""
-
-    rank: int | None
-    launch_ns: int | None
-    start_ns: int | None
-    end_ns: int | None
-    wait_ns: int | None
-    exposed_ns: int | None
-
-
-class CollectiveDetails(TypedDict):
-    """A collective as in `overlaplab.collectives`; None where unknown."""
-
-    index: int
-    kind: str | None
-    group: str | None
-    group_description: str | None
-    group_size: int | None
-    dtype: str | None
-    bytes: int | None
-    bus_gb_per_s: float | None
-    bus_is_lower_bound: bool
-    arrived_ns: int | None
-    """When this rank arrived."""
-    start_ns: int | None
-    """When this rank's part began, which on an emulated link is not when it arrived."""
-    wait_ns: int | None
-    """This rank's."""
-    exposed_ns: int | None
-    """This rank's."""
-    transfer_ns: int | None
-    skew_ns: int | None
-    within_clock_error: bool | None
-    last_rank: int | None
-    doubtful: bool
-    unmatched: str | None
-    peers: list[Peer]
-    """All ranks with a trace, this one included, in order of rank."""
+CollectiveDetails: TypeAlias = dict[str, Any]
+"""This rank's row of `overlaplab.collectives`, and as `peers` those of all ranks with a trace, this one included, in
+order of rank, with the columns `_PEER`; None where unknown."""
+_PEER = ("rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
 
 
 class EventDetails(TypedDict):
@@ -172,15 +137,10 @@ def _collective(run: Run, place: int, row: int) -> CollectiveDetails | None:
     index = int(arrivals.loc[here, "index"].iloc[0])
     table = collectives(run)
     table = table[table["index"] == index].sort_values("rank", kind="stable")
-    rows = [
-        {name: None if _is_absent(value) else value for name, value in row.items()} for row in table.to_dict("records")
-    ]
-    of_rank = next(row for row in rows if row["rank"] == run.traces[place].rank)
-    fields: Any = {name: of_rank[str(name)] for name in CollectiveDetails.__annotations__ if name != "peers"}
-    details: CollectiveDetails = fields | {
-        "peers": [{name: peer[name] for name in Peer.__annotations__} for peer in rows]
-    }
-    return details
+    records = table.to_dict("records")
+    rows = [{str(name): None if _is_absent(value) else value for name, value in row.items()} for row in records]
+    details = next(row for row in rows if row["rank"] == run.traces[place].rank)
+    return details | {"peers": [{name: peer[name] for name in _PEER} for peer in rows]}
 
 
 def _is_absent(value: Any) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,8 +24,7 @@ from overlaplab.vocabulary import Rule
 from overlaplab.words import kind_word, last_gradient
 
 
-@dataclass(frozen=True, slots=True)
-class _LabelMark:
+class _LabelMark(NamedTuple):
     """One mark of a label lane; ns from the run's zero."""
 
     start_ns: int
@@ -52,9 +50,7 @@ def label_lanes(run: Run, steps: list[pd.DataFrame]) -> list[list[Lane]]:
     collectives_of_trace = _collectives(run)
     lanes_of_trace = []
     for place, trace in enumerate(run.traces):
-        begun = {
-            int_or_none(step): start for step, start in zip(steps[place]["step"], steps[place]["start_ns"], strict=True)
-        }
+        begun = dict(zip(map(int_or_none, steps[place]["step"]), steps[place]["start_ns"], strict=True))
         lanes = []
         for label, table, marks_of in tables:
             marks = [mark for row in _rows(table, trace) for mark in marks_of(row, begun[int_or_none(row["step"])])]
@@ -135,15 +131,10 @@ def _collectives(run: Run) -> dict[int, dict[int, tuple[int, MarkKind]]]:
 
 
 def _lane(label: str, marks: list[_LabelMark], collective: dict[int, tuple[int, MarkKind]]) -> Lane:
-    carried = [
-        collective.get(mark.start_ns, (-1, mark.mark)) if mark.end_ns > mark.start_ns else (-1, mark.mark)
-        for mark in marks
-    ]
-    table = marks_table(
-        [mark.start_ns for mark in marks],
-        [mark.end_ns for mark in marks],
-        [mark.name for mark in marks],
-        np.array([mark_code(mark) for _, mark in carried], dtype=np.int8),
-        collective=[index for index, _ in carried],
-    )
+    starts, ends, names, kinds = zip(*marks, strict=True)
+    alone = [(-1, kind) for kind in kinds]
+    spans = zip(starts, ends, alone, strict=True)
+    carried = [collective.get(start, otherwise) if end > start else otherwise for start, end, otherwise in spans]
+    parts = np.array([mark_code(kind) for _, kind in carried], dtype=np.int8)
+    table = marks_table(starts, ends, names, parts, collective=[index for index, _ in carried])
     return Lane(label=label, kind="labels", marks=table)

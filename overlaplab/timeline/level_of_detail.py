@@ -43,27 +43,21 @@ def merged_marks(events: pd.DataFrame, start: int, end: int, limit: int) -> pd.D
     busiest one, `name` the longest event's. Adds `events` (their number), `busy_ns` (the union of their times) and, if
     the events have it, `collective` (-1 unless all events are of the same one).
     """
-    begins = np.clip(events["start_ns"].to_numpy(), start, end)
-    ends = np.clip(events["end_ns"].to_numpy(), start, end)
-    lane, part = events["lane"].to_numpy(), events["part"].to_numpy()
+    begins, ends = (np.clip(events[name].to_numpy(), start, end) for name in ("start_ns", "end_ns"))
     group = np.arange(len(events))
     if len(events) > limit:
-        group = _fine_enough(begins, ends, lane, start, end - start, limit)
-    return _marks(events, begins, ends, lane, part, group)
+        group = _fine_enough(begins, ends, events["lane"].to_numpy(), (start, end), limit)
+    return _marks(events, begins, ends, group)
 
 
 def _fine_enough(
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    lane: NDArray[np.int64],
-    start: int,
-    span: int,
-    limit: int,
+    begins: NDArray[np.int64], ends: NDArray[np.int64], lane: NDArray[np.int64], window: tuple[int, int], limit: int
 ) -> NDArray[np.int64]:
     """The marks by the narrowest slots that make at most `limit` marks; slot widths grow in steps of 25 %."""
+    start, end = window
 
     def marks(step: int) -> NDArray[np.int64]:
-        width = max(int(span / limit / 16 * 1.25**step), 1)
+        width = max(int((end - start) / limit / 16 * 1.25**step), 1)
         return _runs(lane, np.where(ends - begins >= width, -1, (begins - start) // width))
 
     narrow, wide = -1, math.ceil(math.log(limit * 64, 1.25))  # one slot wider than the window: a mark per lane
@@ -86,14 +80,10 @@ def _runs(lane: NDArray[np.int64], slot: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def _marks(
-    events: pd.DataFrame,
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    lane: NDArray[np.int64],
-    part: NDArray[np.int64],
-    group: NDArray[np.intp],
+    events: pd.DataFrame, begins: NDArray[np.int64], ends: NDArray[np.int64], group: NDArray[np.intp]
 ) -> pd.DataFrame:
     """One row per mark: extent, number of events, union of their times, busiest part, name of the longest event."""
+    lane, part = events["lane"].to_numpy(), events["part"].to_numpy()
     adds, length = added_ns(group, begins, ends), ends - begins
     opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
     parts = int(part.max(initial=0)) + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +35,9 @@ class _CountedLane:
     """Their rows in the trace."""
     main: MarkKind
     """What takes most of their time."""
+    took_ns: float
+    """That time."""
+    marks: pd.DataFrame
 
 
 def rank_lanes(
@@ -46,16 +48,15 @@ def rank_lanes(
     """
     trace = run.traces[place]
     named = ["the trace" if pd.isna(step) else f"step {step}" for step in steps["step"]]
-    lanes = [
-        Lane(label="steps", kind="steps", marks=marks_table(steps["start_ns"], steps["end_ns"], named, MarkKind.STEP))
-    ]
+    step_marks = marks_table(steps["start_ns"], steps["end_ns"], named, MarkKind.STEP)
     phases = _phases(trace, zero)
-    if len(phases):
-        lanes.append(Lane(label="phases", kind="phases", marks=phases))
-    lanes += labels
-    lanes += _counted_lanes(run, place, zero)
-    lanes.append(Lane(label="exposed", kind="exposed", marks=_exposed_marks(trace, zero, moments)))
-    return lanes
+    return [
+        Lane(label="steps", kind="steps", marks=step_marks),
+        *([Lane(label="phases", kind="phases", marks=phases)] if len(phases) else []),
+        *labels,
+        *_counted_lanes(run, place, zero),
+        Lane(label="exposed", kind="exposed", marks=_exposed_marks(trace, zero, moments)),
+    ]
 
 
 def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFrame:
@@ -67,9 +68,8 @@ def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFra
     cause, causes = pd.factorize(moments["cause"])
     codes = np.array([mark_code(MarkKind(text)) for text in causes], dtype=np.int8)
     parts = np.concatenate((codes[cause], np.full(len(outside), mark_code(MarkKind.EXPOSED), dtype=np.int8)))
-    names = union_categoricals(
-        [used_names(moments["name"], np.arange(len(moments))), encode_names([_EXPOSED] * len(outside))]
-    )
+    of_moments = used_names(moments["name"], np.arange(len(moments)))
+    names = union_categoricals([of_moments, encode_names([_EXPOSED] * len(outside))])
     names = pd.Categorical.from_codes(names.codes, names.categories.astype(object))  # as in traces
     return marks_table(times[:, 0], times[:, 1], names, parts)
 
@@ -86,9 +86,8 @@ def _phases(trace: Trace, zero: int) -> pd.DataFrame:
     ends = starts + events["dur_ns"].to_numpy(np.int64)
     if rule_of(trace) is Rule.GPU:
         ran = executions(trace)
-        starts = np.array(
-            [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()], dtype=np.int64
-        )
+        begins = [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()]
+        starts = np.array(begins, dtype=np.int64)
         ends = np.maximum(starts, np.array([ran.done_ns(at) for at in ends.tolist()], dtype=np.int64))
     parts = np.array([mark_code(MarkKind(_word(name))) for name in events["name"]], dtype=np.int8)
     return marks_table(starts - zero, ends - zero, events["name"].astype(str), parts, event=rows)
@@ -111,25 +110,21 @@ def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:
     starts, lasted = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
     parts, collective = _parts(run, place, rows)
     names = used_names(trace.events["name"], rows)
-    counted: list[tuple[_CountedLane, pd.DataFrame, float]] = []
+    counted: list[_CountedLane] = []
     for own_rows in np.split(np.arange(len(rows)), bounds[:-1]):
         span = slice(int(own_rows[0]), int(own_rows[-1]) + 1)
-        marks = marks_table(
-            starts[span] - zero,
-            starts[span] - zero + lasted[span],
-            names[span],
-            parts[span],
-            event=rows[span],
-            collective=collective[span],
-        )
+        begins, of_events = starts[span] - zero, {"event": rows[span], "collective": collective[span]}
+        marks = marks_table(begins, begins + lasted[span], names[span], parts[span], **of_events)
         took = np.bincount(parts[span], weights=lasted[span], minlength=len(MarkKind))
-        main = int(took.argmax())
-        counted.append((_CountedLane(rows=rows[span], main=tuple(MarkKind)[main]), marks, float(took[main])))
-    counted.sort(
-        key=lambda item: (item[0].main is not MarkKind.COMPUTE, mark_code(item[0].main), -item[2], int(item[0].rows[0]))
-    )
-    labels = _lane_names(trace, [lane for lane, _, _ in counted], gpu=gpu)
-    return [Lane(label=label, kind="stream", marks=marks) for label, (_, marks, _) in zip(labels, counted, strict=True)]
+        main = tuple(MarkKind)[int(took.argmax())]
+        counted.append(_CountedLane(rows=rows[span], main=main, took_ns=float(took.max()), marks=marks))
+    counted.sort(key=_lane_order)
+    labels = _lane_names(trace, counted, gpu=gpu)
+    return [Lane(label=label, kind="stream", marks=lane.marks) for label, lane in zip(labels, counted, strict=True)]
+
+
+def _lane_order(lane: _CountedLane) -> tuple[bool, int, float, int]:
+    return lane.main is not MarkKind.COMPUTE, mark_code(lane.main), -lane.took_ns, int(lane.rows[0])
 
 
 def _lane_numbers(events: pd.DataFrame, rows: NDArray[np.intp], *, gpu: bool) -> NDArray[np.intp]:
@@ -182,12 +177,10 @@ def _lane_names(trace: Trace, lanes: Sequence[_CountedLane], *, gpu: bool) -> li
     if gpu:
         return _streams(trace, lanes)
     names = _threads(trace, lanes)
-    count, seen = Counter(names), Counter[str]()
-    numbered = []
-    for name in names:
-        seen[name] += 1
-        numbered.append(f"{name} {seen[name]}" if count[name] > 1 else name)
-    return numbered
+    return [
+        f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
 
 
 def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
@@ -200,12 +193,8 @@ def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
         what = {MarkKind.COMPUTE: "compute", MarkKind.MEMORY: "copies"}.get(lane.main)
         if what is None:
             communicating = lane.rows[communicates[lane.rows]]
-            what = ", ".join(
-                (
-                    "NCCL" if 2 * nccl[communicating].sum() > len(communicating) else "communication",
-                    *_axes(trace, communicating),
-                )
-            )
+            word = "NCCL" if 2 * nccl[communicating].sum() > len(communicating) else "communication"
+            what = ", ".join((word, *_axes(trace, communicating)))
         begin = f"device {device[lane.rows[0]]} " if several else ""
         names.append(f"{begin}stream {stream[lane.rows[0]]} ({what})")
     return names

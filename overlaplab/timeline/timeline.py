@@ -24,7 +24,7 @@ from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, rows_in_window
 from overlaplab.timeline.marks import Lane, MarkKind, Timeline, encode_names, mark_names, marks_table
 from overlaplab.timeline.rank_lanes import rank_lanes
-from overlaplab.timeline.window_statistics import chosen_lanes, window_totals
+from overlaplab.timeline.window_statistics import chosen_rows, window_totals
 
 MARK_LIMIT = 1500
 """The default number of marks in a view: a browser redraws them within a third of a second."""
@@ -69,9 +69,9 @@ def timeline_events(
     for trace in run.traces:
         zero = run_zero_ns(run, trace)
         activities.append((trace.rank, activity(trace), zero))
-        own_steps = windows(trace)[["step", "start_ns", "end_ns"]]
-        own_steps[["start_ns", "end_ns"]] -= zero
-        steps.append(own_steps.assign(rank=pd.array([trace.rank] * len(own_steps), dtype="Int64")))
+        rank_steps = windows(trace)[["step", "start_ns", "end_ns"]]
+        rank_steps[["start_ns", "end_ns"]] -= zero
+        steps.append(rank_steps.assign(rank=pd.array([trace.rank] * len(rank_steps), dtype="Int64")))
     for place, labels in enumerate(label_lanes(run, steps)):
         rank = run.traces[place].rank
         rank_moments = moments if rank is None else moments[moments["rank"] == rank]
@@ -79,12 +79,10 @@ def timeline_events(
             (place, lane) for lane in rank_lanes(run, place, activities[place][2], steps[place], labels, rank_moments)
         ]
     ranks = [run.traces[place].rank for place, _ in placed_lanes]
+    named = zip(ranks, placed_lanes, strict=True)
     lanes = {
         "lane": range(len(placed_lanes)),
-        "label": [
-            f"rank {'?' if rank is None else rank} {lane.label}"
-            for rank, (_, lane) in zip(ranks, placed_lanes, strict=True)
-        ],
+        "label": [f"rank {'?' if rank is None else rank} {lane.label}" for rank, (_, lane) in named],
         "rank": pd.array(ranks, dtype="Int64"),
         "kind": [lane.kind for _, lane in placed_lanes],
     }
@@ -124,11 +122,8 @@ def _join_marks(placed_lanes: list[tuple[int, Lane]]) -> pd.DataFrame:
     if not placed_lanes:
         return marks_table([], [], [], MarkKind.STEP).assign(lane=0, trace=0)
     tables = [lane.marks for _, lane in placed_lanes]
-    columns: dict[str, Any] = {
-        name: np.concatenate([table[name].to_numpy() for table in tables])
-        for name in map(str, tables[0])
-        if name != "name"
-    }
+    names = [name for name in map(str, tables[0]) if name != "name"]
+    columns: dict[str, Any] = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in names}
     sizes = [len(table) for table in tables]
     columns["lane"] = np.repeat(np.arange(len(placed_lanes)), sizes)
     columns["trace"] = np.repeat([place for place, _ in placed_lanes], sizes)
@@ -148,7 +143,7 @@ def timeline_view(
     start, end = timeline.extent
     start, end = start if start_ns is None else start_ns, end if end_ns is None else end_ns
     end = max(end, start + 1)
-    chosen = chosen_lanes(timeline, ranks)
+    chosen, steps = chosen_rows(timeline.lanes, ranks), chosen_rows(timeline.steps, ranks)
     cut = timeline.events.iloc[rows_in_window(timeline.events, start, end, chosen["lane"].to_numpy())]
     merged = merged_marks(cut, start, end, marks)
     merged["part"] = mark_names(merged["part"])
@@ -158,7 +153,7 @@ def timeline_view(
         end_ns=end,
         marks=merged,
         lanes=chosen.reset_index(drop=True),
-        steps=_steps(timeline, start, end, ranks),
+        steps=steps[(steps["start_ns"] < end) & (steps["end_ns"] > start)].reset_index(drop=True),
         offsets=tuple((rank, ns) for rank, ns in timeline.offsets if ranks is None or rank is None or rank in ranks),
         totals=window_totals(timeline, start, end, ranks),
     )
@@ -169,11 +164,3 @@ def _offsets(run: Run) -> tuple[tuple[int | None, int], ...]:
     table = table[table["applied"]]
     ranks = map(int_or_none, table["rank"])
     return tuple(zip(ranks, table["offset_ns"].astype(int), strict=True))
-
-
-def _steps(timeline: Timeline, start: int, end: int, ranks: frozenset[int] | None) -> pd.DataFrame:
-    table = timeline.steps
-    chosen = (table["start_ns"] < end) & (table["end_ns"] > start)
-    if ranks is not None:
-        chosen &= table["rank"].isin(ranks) | table["rank"].isna()
-    return table[chosen].reset_index(drop=True)

@@ -42,7 +42,7 @@ def timeline_window(
     timeline: Timeline, start_ns: int, end_ns: int, ranks: Collection[int] | None = None, *, top: int = TOP
 ) -> WindowStatistics:
     """Statistics of the window [start_ns, end_ns) of these ranks, or of all."""
-    lanes = chosen_lanes(timeline, ranks)
+    lanes = chosen_rows(timeline.lanes, ranks)
     streams = lanes.loc[lanes["kind"] == "stream", "lane"].to_numpy()
     here = rows_in_window(timeline.events, start_ns, end_ns, streams)
     return WindowStatistics(
@@ -55,10 +55,9 @@ def timeline_window(
     )
 
 
-def chosen_lanes(timeline: Timeline, ranks: Collection[int] | None) -> pd.DataFrame:
-    """The lanes of these ranks, or of all; traces without a rank are always included."""
-    lanes = timeline.lanes
-    return lanes if ranks is None else lanes[lanes["rank"].isin(list(ranks)) | lanes["rank"].isna()]
+def chosen_rows(table: pd.DataFrame, ranks: Collection[int] | None) -> pd.DataFrame:
+    """The rows of these ranks, or of all; those without a rank are always included."""
+    return table if ranks is None else table[table["rank"].isin(list(ranks)) | table["rank"].isna()]
 
 
 def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collection[int] | None) -> pd.DataFrame:

@@ -23,8 +23,8 @@ from samples import sample_run
 
 import overlaplab
 from overlaplab import Run, load_run
-from overlaplab.report.nesting import nesting_tracks
 from overlaplab.report.perfetto import write_perfetto
+from overlaplab.report.threads import nesting_tracks
 
 TIMES = ["start_ns", "launch_ns", "end_ns", "arrived_ns"]
 

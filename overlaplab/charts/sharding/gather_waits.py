@@ -56,22 +56,13 @@ def _strip(
     legend = alt.Legend(title=f"{word} (ms)", orient="top", tickCount=4, symbolType="square", titleColor=tones.soft)
     lines = tooltip({"row": "rank", "step:O": "step", "ms:Q": f"{word} ms"})
     chosen = alt.selection_point(name=CELL, fields=["rank", "step"])
-    drawn: alt.Chart = (
-        Layer(cells)
-        .mark_rect(cursor="pointer", fill=tones.exposed, stroke=tones.soft, strokeWidth=0.5)
-        .encode(x=x, y=y, opacity=alt.Opacity("ms:Q", scale=shade, legend=legend), tooltip=lines)
-        .add_params(chosen)
-    )
-    layers = [drawn]
+    drawn = Layer(cells).mark_rect(cursor="pointer", fill=tones.exposed, stroke=tones.soft, strokeWidth=0.5)
+    opacity = alt.Opacity("ms:Q", scale=shade, legend=legend)
+    layers = [drawn.encode(x=x, y=y, opacity=opacity, tooltip=lines).add_params(chosen)]
     if cells["step"].nunique() <= _MOST_NUMBERED_STEPS and len(cells):
         deep = f"datum.ms > {float(cells['ms'].max()) * _DEEP_SHARE!r}"
         ink = alt.condition(deep, alt.value(tones.on_dark), alt.value(tones.ink))
         layers.append(Layer(cells).mark_text(fontSize=12).encode(x=x, y=y, text="word:N", color=ink))
-    return finish(
-        layers,
-        title=title,
-        subtitle=[" ".join(filter(None, subtitle))],
-        description=f"A strip of {count(len(ranks), 'rank')} by {count(cells['step'].nunique(), 'step')}. {title}.",
-        dark=dark,
-        height=alt.Step(26 if len(ranks) <= 16 else 14),
-    )
+    subtitle = [" ".join(filter(None, subtitle))]
+    description = f"A strip of {count(len(ranks), 'rank')} by {count(cells['step'].nunique(), 'step')}. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(26 if len(ranks) <= 16 else 14))

@@ -7,8 +7,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, Layer, bars, dashed_lines, known_ms, tooltip
-from overlaplab.charts.sharding.held import LABELS_WIDTH, time_axis
+from overlaplab.charts.parts import WHEN, Layer, bars, dashed_lines, known_ms, row_axis, tooltip
+from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, palette
 from overlaplab.findings import schedule_remarks, schedule_title, turn_label
 from overlaplab.words import size_exact, to_ms, unit_name
@@ -21,6 +21,7 @@ FORWARD = "forward compute"
 BACKWARD = "backward compute"
 SCATTER = "reduce-scatter"
 
+_PARTS = (LIVE, PART, GATHER, WAIT, FORWARD, BACKWARD, SCATTER)
 _BAR_COLUMNS = ["row", "unit", "part", "phase", "microbatch", "begin", "end", "ms", "size"]
 _USES = (("first_use_ns", "last_use_ns"), ("backward_first_use_ns", "backward_last_use_ns"))
 _MOST_TURNS = 8
@@ -47,38 +48,18 @@ def schedule(
     names = unit_rows(table, scatters)
     step = 16 if len(names) <= 40 else 11 if len(names) <= 72 else 7
     labels = list(names.values())
-    y = alt.Y(
-        "row:N",
-        sort=labels,
-        title="layer" if table["layer"].notna().any() else "unit",
-        scale=alt.Scale(domain=labels, padding=0),
-        axis=alt.Axis(
-            domain=False,
-            ticks=False,
-            grid=False,
-            labelOverlap=False,
-            values=shown_rows(table, names, step),
-            minExtent=LABELS_WIDTH,
-            maxExtent=LABELS_WIDTH,
-            labelPadding=4,
-        ),
-    )
+    look = {"grid": False, "values": shown_rows(table, names, step), "labelPadding": 4} | LABELS_LOOK
+    word = "layer" if table["layer"].notna().any() else "unit"
+    y = row_axis("row", labels, word, scale=alt.Scale(domain=labels, padding=0), **look)
     x = time_axis(window_ns or schedule_window(table, scatters), line)
     parts = _parts(table, scatters, names)
-    colour = {
-        LIVE: tones.idle,
-        PART: tones.idle,
-        GATHER: tones.gather,
-        WAIT: tones.exposed,
-        FORWARD: tones.forward,
-        BACKWARD: tones.compute,
-        SCATTER: tones.scatter,
-    }
-    fills = [(part, tone) for part, tone in colour.items() if part in set(parts["part"])]
+    of_parts = (tones.idle, tones.idle, tones.gather, tones.exposed, tones.forward, tones.compute, tones.scatter)
+    fills = [(part, tone) for part, tone in zip(_PARTS, of_parts, strict=True) if part in set(parts["part"])]
     legend = colours(fills, left=LABELS_WIDTH + 20, columns=6 if line > LINE / 2 else 2, offset=22)
     titles = {"unit": "", "part": "what", "phase": "", "microbatch": "", "ms:Q": "took ms"}
     lines = tooltip(titles | WHEN | {"size": ""})
     live, in_part = parts["part"] == LIVE, parts["part"] == PART
+    undrawn_uses = table[_around_layers(table, *_USES[0]) | _around_layers(table, *_USES[1])]
     title = schedule_title(table)
     layers = [
         bars(parts[live], x, y, legend, lines, 0.86, clip=True),
@@ -87,15 +68,9 @@ def schedule(
         _frees(table, names, x, y, tones.ink, (step, 1.5 if line > LINE / 2 else 1.0)),
         *_turns(table, tones.ink, named=line > LINE / 2),
     ]
-    return finish(
-        layers,
-        title=title,
-        subtitle=[*schedule_remarks(table, prefetch, _undrawn_uses(table)), note],
-        description=f"{len(names)} units on a time axis: {', '.join(part for part, _ in fills)}, freed. {title}.",
-        dark=dark,
-        height=alt.Step(step),
-        line=line,
-    )
+    subtitle = [*schedule_remarks(table, prefetch, undrawn_uses), note]
+    description = f"{len(names)} units on a time axis: {', '.join(part for part, _ in fills)}, freed. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(step), line=line)
 
 
 def schedule_window(table: pd.DataFrame, scatters: pd.DataFrame | None = None) -> tuple[int, int]:
@@ -104,12 +79,9 @@ def schedule_window(table: pd.DataFrame, scatters: pd.DataFrame | None = None) -
     It begins at the step's start, or earlier with a gather: on a GPU the step's window begins with its first
     computation.
     """
-    columns = [
-        (table, ("gather_end_ns", "last_use_ns", "backward_last_use_ns", "free_ns")),
-        (pd.DataFrame() if scatters is None else scatters, ("end_ns",)),
-    ]
-    ends = [int(of[name].max()) for of, names in columns for name in names if name in of and of[name].notna().any()]
-    end = max(ends, default=1)
+    ends = [table[name] for name in ("gather_end_ns", "last_use_ns", "backward_last_use_ns", "free_ns")]
+    ends += [] if scatters is None or "end_ns" not in scatters else [scatters["end_ns"]]
+    end = max((int(times.max()) for times in ends if times.notna().any()), default=1)
     starts = [int(table[name].min()) for name in ("held_ns", "gather_start_ns") if table[name].notna().any()]
     return min(0, *starts), end + max(end // 100, 1)
 
@@ -159,11 +131,6 @@ def _around_layers(table: pd.DataFrame, begin: str, end: str) -> pd.Series:
     return pd.Series(around, index=table.index, dtype=bool)
 
 
-def _undrawn_uses(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a use that is not drawn."""
-    return table[_around_layers(table, *_USES[0]) | _around_layers(table, *_USES[1])]
-
-
 def _drawn_uses(table: pd.DataFrame) -> pd.DataFrame:
     """The table without the uses that are not drawn, and `waited_ns`, every row's first use, drawn or not."""
     drawn = table.assign(waited_ns=table["first_use_ns"])
@@ -209,7 +176,7 @@ def _word(value: Any, as_text: Any = str) -> str:
     return "unknown" if value is None or pd.isna(value) else str(as_text(value))
 
 
-_LABEL_HEIGHT_PX = 13  # pixels
+_LABEL_HEIGHT_PX = 13
 
 
 def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import pandas as pd
 
@@ -13,7 +15,7 @@ from overlaplab.words import byte_unit, to_ms
 
 LABELS_WIDTH = 72
 """Pixels left of the plot: the same for the curve and the schedule above it, so that their time axes line up."""
-
+LABELS_LOOK: dict[str, Any] = {"minExtent": LABELS_WIDTH, "maxExtent": LABELS_WIDTH}
 _HELD = "Held from the launch of a gather until the unit is freed."
 _IN_PART = " A unit that is resharded to fewer ranks stays held in part until it is gathered again."
 _HEADROOM = 1.45  # times the highest point: the peak's name stands above it
@@ -52,28 +54,21 @@ def gathered(
         "held:Q",
         title=f"gathered ({unit})",
         scale=alt.Scale(domain=[0, top], nice=False),
-        axis=alt.Axis(
-            tickCount=4, minExtent=LABELS_WIDTH, maxExtent=LABELS_WIDTH, domain=False, ticks=False, labelPadding=4
-        ),
+        axis=alt.Axis(tickCount=4, domain=False, ticks=False, labelPadding=4, **LABELS_LOOK),
     )
     steps = Layer(rows).encode(x=x, y=y)
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.gather, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.gather, strokeWidth=1.5, clip=True)
     title, unknown = gathered_title(curve), not in_bytes and curve["layers"].isna().any()
-    return finish(
-        [
-            area,
-            edge,
-            *_limit(limit if in_bytes else None, scale, tones.ink),
-            *([] if unknown else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
-        ],
-        title=title,
-        subtitle=[_HELD + (_IN_PART if (curve["resharded_bytes"] > 0).any() else ""), note],
-        description=f"A step curve of what is gathered over time. {title}.",
-        dark=dark,
-        height=118,
-        line=line,
-    )
+    layers = [
+        area,
+        edge,
+        *_limit(limit if in_bytes else None, scale, tones.ink),
+        *([] if unknown else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
+    ]
+    subtitle = [_HELD + (_IN_PART if (curve["resharded_bytes"] > 0).any() else ""), note]
+    description = f"A step curve of what is gathered over time. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=118, line=line)
 
 
 def _limit(limit: HeldLimit | None, scale: float, ink: str) -> list[alt.Chart]:

@@ -36,19 +36,12 @@ def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note
     )
     after = cells["after"].drop_duplicates().tolist()
     x = alt.X("after:N", sort=after, title="after hop", axis=alt.Axis(labelAngle=0, domain=False, ticks=False))
-    place = {
-        "x": x,
-        "xOffset": alt.XOffset("chunk:O"),
-        "y": row_axis("row", sorted(set(cells["row"]), key=int), "rank"),
-    }
+    y = row_axis("row", sorted(set(cells["row"]), key=int), "rank")
+    place = {"x": x, "xOffset": alt.XOffset("chunk:O"), "y": y}
     lines = tooltip({"row": "rank", "after": "after hop", "chunk": "", "ranks": "sum of ranks", "came": "came"})
     border = alt.condition("datum.came == 'in this hop'", alt.value(tones.ink), alt.value("transparent"))
-    drawn = (
-        Layer(cells)
-        .mark_rect(strokeWidth=1.5)
-        .encode(**place, color=colours([(PARTIAL, tones.idle), (WHOLE, tones.gather)]), stroke=border, tooltip=lines)
-    )
-    layers = [drawn]
+    fills = colours([(PARTIAL, tones.idle), (WHOLE, tones.gather)])
+    layers = [Layer(cells).mark_rect(strokeWidth=1.5).encode(**place, color=fills, stroke=border, tooltip=lines)]
     if len(after) * cells["chunk"].nunique() <= _MOST_NUMBERED_CELLS:
         ink = alt.condition(f"datum.part == '{WHOLE}'", alt.value(tones.on_dark), alt.value(tones.ink))
         layers.append(Layer(cells).mark_text(fontSize=11).encode(**place, text="ranks:Q", color=ink))
@@ -56,11 +49,6 @@ def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note
     reading = (
         "In each column a cell per chunk, with the number of ranks whose sum it holds; bordered: came in this hop."
     )
-    return finish(
-        layers,
-        title=title,
-        subtitle=[hops_remark(table), reading, note],
-        description=f"A grid of {count(ranks, 'rank')} by {count(len(after), 'moment')}, a cell per chunk. {title}.",
-        dark=dark,
-        height=alt.Step(34),
-    )
+    subtitle = [hops_remark(table), reading, note]
+    description = f"A grid of {count(ranks, 'rank')} by {count(len(after), 'moment')}, a cell per chunk. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(34))

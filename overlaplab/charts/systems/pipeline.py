@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, Layer, bars, tooltip
-from overlaplab.charts.sharding.held import LABELS_WIDTH, time_axis
-from overlaplab.charts.theme import LINE, Palette, colours, finish, labels_width, palette
+from overlaplab.charts.parts import WHEN, Layer, bars, row_axis, tooltip, words
+from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
+from overlaplab.charts.theme import LINE, colours, finish, labels_width, palette
 from overlaplab.findings import pipeline_held_title
 from overlaplab.words import to_ms
 
@@ -50,40 +50,31 @@ def pipeline(
             "wait": to_ms(rows["wait_ns"].astype("Float64")).astype("object").where(rows["wait_ns"].notna(), None),
         }
     )
+    of_parts = (tones.idle, tones.forward, tones.compute, tones.compute, tones.hidden)
     drawn["middle"] = (drawn["begin"] + drawn["end"]) / 2
-    fills = [(part, tone) for part, tone in _fills(tones) if part in set(drawn["part"])]
+    fills = [(part, tone) for part, tone in zip(_PARTS.values(), of_parts, strict=True) if part in set(drawn["part"])]
     labels = list(names.values())
-    axis = alt.Axis(
-        domain=False, ticks=False, grid=False, labelOverlap=False, minExtent=LABELS_WIDTH, maxExtent=LABELS_WIDTH
-    )
-    y = alt.Y("row:N", sort=labels, title=None, scale=alt.Scale(domain=labels), axis=axis)
+    y = row_axis("row", labels, None, scale=alt.Scale(domain=labels), grid=False, **LABELS_LOOK)
     x = time_axis((0, end), line)
     colour = colours(fills, columns=5, left=labels_width(labels))
     bubble = drawn["part"] == "bubble"
     wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _NUMBERED_SHARE * to_ms(end))]
     lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
+    drawn_parts = [part for part, _ in fills if part != "bubble"]
+    look: dict[str, Any] = {"column": "microbatch", "fontWeight": "bold"}
     inks = {"forward": tones.ink, "backward, weights": tones.on_light}
-    return finish(
-        [
-            bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
-            _draw_hatching(drawn[bubble], to_ms(end) / _STROKES_PER_STEP, y, tones.soft, lines[:2] + lines[3:5]),
-            bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
-            *(
-                _numbers(wide[wide["part"] == part], y, inks.get(part, tones.on_dark))
-                for part, _ in fills
-                if part != "bubble"
-            ),
-        ],
-        title=title,
-        subtitle=[
-            "The number is the microbatch. Hatched: bubble, time in which the stage's rank does nothing.",
-            note,
-        ],
-        description=f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}.",
-        dark=dark,
-        height=alt.Step(_ROW_PX),
-        line=line,
-    )
+    layers = [
+        bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
+        _draw_hatching(drawn[bubble], to_ms(end) / _STROKES_PER_STEP, y, tones.soft, lines[:2] + lines[3:5]),
+        bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
+        *(
+            words(wide[wide["part"] == part], "middle", y, inks.get(part, tones.on_dark), **look)
+            for part in drawn_parts
+        ),
+    ]
+    subtitle = ["The number is the microbatch. Hatched: bubble, time in which the stage's rank does nothing.", note]
+    description = f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(_ROW_PX), line=line)
 
 
 def pipeline_held(
@@ -94,33 +85,22 @@ def pipeline_held(
     stages = sorted(int(stage) for stage in table["stage"].unique())
     last = table.groupby("stage", as_index=False).tail(1).assign(time_ns=end_ns)
     rows = pd.concat([table, last])
-    drawn = pd.DataFrame(
-        {
-            "part": [f"stage {stage}" for stage in rows["stage"]],
-            "begin": to_ms(rows["time_ns"].astype("float64")),
-            "held": rows["held"].astype("float64"),
-        }
-    )
+    parts, begins = [f"stage {stage}" for stage in rows["stage"]], to_ms(rows["time_ns"].astype("float64"))
+    drawn = pd.DataFrame({"part": parts, "begin": begins, "held": rows["held"].astype("float64")})
     scheme = (tones.reduce, tones.compute, tones.gather, tones.hidden, tones.exposed, tones.blocking, tones.scatter)
     fills = [(f"stage {stage}", scheme[place % len(scheme)]) for place, stage in enumerate(stages)]
-    axis: dict[str, Any] = {"minExtent": LABELS_WIDTH, "maxExtent": LABELS_WIDTH, "tickMinStep": 1, "format": "d"}
     colour = colours(fills, columns=8, left=LABELS_WIDTH + 20, symbolType="stroke")
-    y = alt.Y("held:Q", title=None, axis=alt.Axis(domain=False, ticks=False, tickCount=4, **axis))
-    chart: alt.Chart = (
-        Layer(drawn)
-        .mark_line(interpolate="step-after", strokeWidth=2)
-        .encode(x=time_axis((0, end_ns), line), y=y, color=colour)
+    y = alt.Y(
+        "held:Q",
+        title=None,
+        axis=alt.Axis(domain=False, ticks=False, tickCount=4, tickMinStep=1, format="d", **LABELS_LOOK),
     )
+    curves = Layer(drawn).mark_line(interpolate="step-after", strokeWidth=2)
+    layers = [curves.encode(x=time_axis((0, end_ns), line), y=y, color=colour)]
     title = pipeline_held_title(table)
-    return finish(
-        [chart],
-        title=title,
-        subtitle=["Microbatches that were forward in a stage, and not yet backward.", note],
-        description=f"A step curve for each of {len(stages)} stages. {title}.",
-        dark=dark,
-        height=150,
-        line=line,
-    )
+    subtitle = ["Microbatches that were forward in a stage, and not yet backward.", note]
+    description = f"A step curve for each of {len(stages)} stages. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=150, line=line)
 
 
 def _names(table: pd.DataFrame) -> dict[int, str]:
@@ -139,15 +119,12 @@ def _bubbles(table: pd.DataFrame, end_ns: int) -> pd.DataFrame:
         begins, ends = [0, *actions["end_ns"].tolist()], [*actions["start_ns"].tolist(), end_ns]
         for stage in actions["stage"].unique():
             rows += [
-                {"rank": rank, "stage": stage, "start_ns": begin, "end_ns": end, "part": "bubble"}
-                for begin, end in zip(begins, ends, strict=True)
-                if end > begin
+                (rank, stage, begin, end, "bubble") for begin, end in zip(begins, ends, strict=True) if end > begin
             ]
     names = ["rank", "stage", "start_ns", "end_ns", "part"]
     whole = pd.DataFrame(rows, columns=names).astype({"start_ns": "Int64", "end_ns": "Int64", "stage": "Int64"})
-    return whole.assign(
-        microbatch=pd.array([pd.NA] * len(whole), "Int64"), wait_ns=pd.array([pd.NA] * len(whole), "Int64")
-    )
+    unknown = pd.array([pd.NA] * len(whole), "Int64")
+    return whole.assign(microbatch=unknown, wait_ns=unknown)
 
 
 def _draw_hatching(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, lines: list[alt.Tooltip]) -> alt.Chart:
@@ -157,22 +134,12 @@ def _draw_hatching(bubbles: pd.DataFrame, apart_ms: float, y: alt.Y, ink: str, l
         for row in bubbles.drop(columns="middle").to_dict("records")
         for number in range(ceil(row["begin"] / apart_ms), ceil(row["end"] / apart_ms))
     ]
-    table = pd.DataFrame(strokes, columns=list(bubbles.columns))
-    mark = Layer(table).mark_point(
-        shape="M-0.7,1L0.7,-1", size=_BAR_PX**2, color=ink, strokeWidth=1, opacity=0.5, clip=True
-    )
-    chart: alt.Chart = mark.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)
-    return chart
-
-
-def _fills(tones: Palette) -> list[tuple[str, str]]:
-    """The colour of each part."""
-    of = (tones.idle, tones.forward, tones.compute, tones.compute, tones.hidden)
-    return list(zip(_PARTS.values(), of, strict=True))
-
-
-def _numbers(table: pd.DataFrame, y: alt.Y, ink: str) -> alt.Chart:
-    """The microbatches' numbers in the middle of their bars."""
-    drawn = Layer(table).mark_text(color=ink, fontSize=12, fontWeight="bold")
-    chart: alt.Chart = drawn.encode(x=alt.X("middle:Q"), y=y, text=alt.Text("microbatch:N"))
-    return chart
+    look: dict[str, Any] = {
+        "shape": "M-0.7,1L0.7,-1",
+        "size": _BAR_PX**2,
+        "strokeWidth": 1,
+        "opacity": 0.5,
+        "clip": True,
+    }
+    drawn: alt.Chart = Layer(pd.DataFrame(strokes, columns=list(bubbles.columns))).mark_point(color=ink, **look)
+    return drawn.encode(x=alt.X("middle:Q"), y=y, tooltip=lines)

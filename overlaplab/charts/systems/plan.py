@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.systems.plan import PLAN_PARTS
-from overlaplab.charts.parts import Layer, dashed_lines, tooltip
+from overlaplab.charts.parts import Layer, dashed_lines, row_axis, tooltip
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.words import byte_unit, size_exact
 
@@ -22,26 +22,23 @@ def planned_memory(
     unit, scale = byte_unit(float(max(table["total_bytes"].max(), limit or 0)))
     labels = {ranks: f"{ranks:,}" + (" ◂ planned" if ranks == planned else "") for ranks in table["ranks"]}
     drawn = table.melt(["ranks", "total_bytes"], [f"{part}_bytes" for part in PLAN_PARTS], "part", "bytes")
+    part = drawn["part"].str.removesuffix("_bytes")
     drawn = drawn.assign(
-        part=drawn["part"].str.removesuffix("_bytes"),
-        order=drawn["part"].str.removesuffix("_bytes").map(PLAN_PARTS.index),
+        part=part,
+        order=part.map(PLAN_PARTS.index),
         held=drawn["bytes"] / scale,
         label=drawn["ranks"].map(labels),
         word=drawn["bytes"].map(size_exact),
         whole=drawn["total_bytes"].map(size_exact),
     )
     fills = (tones.gather, tones.scatter, tones.to_all, tones.memory)
-    axis = alt.Axis(domain=False, ticks=False, labelOverlap=False)
-    bars = (
-        Layer(drawn)
-        .mark_bar(height={"band": 0.7}, opacity=1)
-        .encode(
-            y=alt.Y("label:N", sort=list(labels.values()), title="GPUs", axis=axis),
-            x=alt.X("held:Q", title=f"memory per GPU ({unit})", stack="zero"),
-            order=alt.Order("order:Q"),
-            color=colours(list(zip(PLAN_PARTS, fills, strict=True)), left=labels_width(labels.values()), offset=22),
-            tooltip=tooltip({"label": "GPUs", "part": "", "word": "takes", "whole": "of"}),
-        )
+    bars = Layer(drawn).mark_bar(height={"band": 0.7}, opacity=1)
+    bars = bars.encode(
+        y=row_axis("label", labels.values(), "GPUs"),
+        x=alt.X("held:Q", title=f"memory per GPU ({unit})", stack="zero"),
+        order=alt.Order("order:Q"),
+        color=colours(list(zip(PLAN_PARTS, fills, strict=True)), left=labels_width(labels.values()), offset=22),
+        tooltip=tooltip({"label": "GPUs", "part": "", "word": "takes", "whole": "of"}),
     )
     layers = [bars]
     if limit is not None:
@@ -50,11 +47,5 @@ def planned_memory(
         place, name = pd.DataFrame({"held": [limit / scale]}), f"a GPU has {limit / scale:g} {unit}"
         layers += dashed_lines(place, "x", "held", name, tones.ink, width=2, dy=-7, **look)
     subtitle = ["States by ZeRO's formulas, and activations of one microbatch.", note]
-    return finish(
-        layers,
-        title=title,
-        subtitle=subtitle,
-        description=f"Stacked bars of the memory per GPU over {len(labels)} numbers of GPUs. {title}.",
-        dark=dark,
-        height=alt.Step(26),
-    )
+    description = f"Stacked bars of the memory per GPU over {len(labels)} numbers of GPUs. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(26))

@@ -15,23 +15,17 @@ _HEIGHT_PX = 220
 
 def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """A bar per staleness, as high as updates had it. Takes rows of `overlaplab.analyses.staleness`."""
-    tones = palette(dark)
     counted = table.groupby("staleness").agg(updates=("worker", "size"), by=("worker", _ranks)).reset_index()
     every = pd.DataFrame({"staleness": range(int(table["staleness"].max()) + 1)})
     rows = every.merge(counted, how="left").fillna({"updates": 0, "by": ""})
     x = alt.X("staleness:O", title="staleness (updates)", axis=alt.Axis(labelAngle=0))
     y = alt.Y("updates:Q", title="updates", axis=alt.Axis(tickMinStep=1, format="d"))
     lines = tooltip({"staleness": column("staleness", "staleness").header, "updates": "", "by": "of ranks"})
-    drawn = Layer(rows).mark_bar(color=tones.compute, opacity=1).encode(x=x, y=y, tooltip=lines)
+    layers = [Layer(rows).mark_bar(color=palette(dark).compute, opacity=1).encode(x=x, y=y, tooltip=lines)]
     title = staleness_title(table)
-    return finish(
-        [drawn],
-        title=title,
-        subtitle=[staleness_remark(table), note],
-        description=f"Bars of {len(table)} updates by their staleness. {title}.",
-        dark=dark,
-        height=_HEIGHT_PX,
-    )
+    subtitle = [staleness_remark(table), note]
+    description = f"Bars of {len(table)} updates by their staleness. {title}."
+    return finish(layers, title, subtitle, description, dark=dark, height=_HEIGHT_PX)
 
 
 def _ranks(workers: pd.Series[int]) -> str:

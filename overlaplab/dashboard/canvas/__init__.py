@@ -20,8 +20,7 @@ from overlaplab.charts.theme import palette
 from overlaplab.dashboard.canvas.packing import Packed, pack, pack_host, part_colours
 from overlaplab.timeline.host_lanes import HostLanes
 from overlaplab.timeline.marks import Timeline
-
-__all__ = ["CanvasState", "Mark", "timeline_canvas"]
+from overlaplab.timeline.window_statistics import chosen_rows
 
 Mark = int | tuple[int, int]
 """A mark's place in `Timeline.events`; in a host's lane the place of its trace, and its own in `HostLanes.events`."""
@@ -73,15 +72,10 @@ def timeline_canvas(
     which is drawn pale, in a dashed frame.
     """
     packed = _pack_once(timeline)
+    mark, span = list(event) if isinstance(event, tuple) else event, None if dragged is None else list(dragged)
     request: dict[str, Any] = {
         "id": packed.id,
-        "asked": [
-            list(window),
-            list(event) if isinstance(event, tuple) else event,
-            turn,
-            list(hosts),
-            None if dragged is None else list(dragged),
-        ],
+        "asked": [list(window), mark, turn, list(hosts), span],
         "lanes": shown_lanes(timeline, ranks),
         "rank": rank,
         "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
@@ -89,14 +83,10 @@ def timeline_canvas(
         "predicted": predicted,
         "colours": part_colours(palette(dark)),
     }
+    # Streamlit returns only values that have a callback.
+    callbacks = {f"on_{name}_change": _ignore_change for name in ("view", "missing", "host")}
     with st.container(gap=None):
-        answer = _components()[0](
-            data=request,
-            key=key,
-            on_view_change=_ignore_change,
-            on_missing_change=_ignore_change,
-            on_host_change=_ignore_change,
-        )
+        answer = _components()[0](data=request, key=key, **callbacks)
         _send(packed, wanted=answer.get("missing") == packed.id)
         _send_host(packed, answer.get("host"), find_host)
     return read_state(answer.get("view"), request, len(timeline.events), timeline.hosts)
@@ -105,10 +95,7 @@ def timeline_canvas(
 def read_state(message: object, request: Mapping[str, Any], events: int, traces: tuple[int, ...] = ()) -> CanvasState:
     """The browser's message, if it is sound and answers what was asked about these bytes; else what was asked."""
     window, event, _, hosts, dragged = request["asked"]
-    if not isinstance(message, Mapping) or [message.get("id"), message.get("asked")] != [
-        request["id"],
-        request["asked"],
-    ]:
+    if not isinstance(message, Mapping) or any(message.get(name) != request[name] for name in ("id", "asked")):
         mark = tuple(event) if isinstance(event, list) else event
         return CanvasState(window=(window[0], window[1]), selected=_span(dragged), mark=mark, hosts=tuple(hosts))
     unfolded = message.get("hosts")
@@ -132,10 +119,7 @@ def _mark(mark: object, events: int, traces: tuple[int, ...]) -> Mark | None:
 
 def shown_lanes(timeline: Timeline, ranks: frozenset[int] | None) -> list[int]:
     """The lanes of these ranks (None for all), and those of no known rank."""
-    lanes = timeline.lanes
-    if ranks is not None:
-        lanes = lanes[lanes["rank"].isin(ranks) | lanes["rank"].isna()]
-    return [int(lane) for lane in lanes["lane"]]
+    return [int(lane) for lane in chosen_rows(timeline.lanes, ranks)["lane"]]
 
 
 def _span(bounds: object) -> tuple[int, int] | None:
@@ -194,4 +178,4 @@ def read_script() -> str:
 
 
 def _ignore_change() -> None:
-    """Streamlit returns only values that have a callback."""
+    pass

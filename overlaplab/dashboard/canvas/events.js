@@ -1,12 +1,6 @@
 // ---- Unpacking ------------------------------------------------------------------------------------------------------
 
-const ARRAYS = {
-  uint8: Uint8Array,
-  uint16: Uint16Array,
-  uint32: Uint32Array,
-  int32: Int32Array,
-  float64: Float64Array,
-};
+const ARRAYS = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, int32: Int32Array, float64: Float64Array };
 const DEPTHS = { labels: 4, stream: 3, host: 5 }; // most rows of a lane whose marks overlap: operators call operators
 const SELDOM = 0.02; // of a lane's marks: where fewer overlap, one row will do
 
@@ -59,16 +53,19 @@ function stack(run, lane, most) {
   return 1;
 }
 
-// The first event of the lane that may reach beyond a time.
-function firstReaching(run, lane, time) {
-  let low = lane.first;
-  let high = lane.end;
+// The first place from `low` on from which something holds; `high` where there is none.
+function firstPlace(low, high, holds) {
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (run.reach[middle] >= time) high = middle;
+    if (holds(middle)) high = middle;
     else low = middle + 1;
   }
   return low;
+}
+
+// The first event of the lane that may reach beyond a time.
+function firstReaching(run, lane, time) {
+  return firstPlace(lane.first, lane.end, (event) => run.reach[event] >= time);
 }
 
 // How many ns of a window (from the run's zero) a lane's events take, which do not overlap.
@@ -82,14 +79,8 @@ function busyWithin(run, lane, from, to) {
 }
 
 function collectiveOf(run, event) {
-  let low = 0;
-  let high = run.linked.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (run.linked[middle] < event) low = middle + 1;
-    else high = middle;
-  }
-  return run.linked[low] === event ? run.collective[low] : -1;
+  const place = firstPlace(0, run.linked.length, (linked) => run.linked[linked] >= event);
+  return run.linked[place] === event ? run.collective[place] : -1;
 }
 
 function membersOf(run, collective) {
@@ -104,14 +95,7 @@ function membersOf(run, collective) {
 }
 
 function laneOf(run, event) {
-  let low = 0;
-  let high = run.lanes.length - 1;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (run.first[middle] <= event) low = middle;
-    else high = middle - 1;
-  }
-  return low;
+  return firstPlace(1, run.lanes.length, (lane) => run.first[lane] > event) - 1;
 }
 
 // The places of the events whose code was found, by their start.

@@ -72,14 +72,8 @@ function launchesOf(run, event) {
   } else if (lane.kind === "host") {
     const { calls, launched } = run.hosts.get(lane.host);
     const end = run.start[event] + run.length[event];
-    let low = 0;
-    let high = calls.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (calls[middle] < event) low = middle + 1;
-      else high = middle;
-    }
-    for (let i = low; i < calls.length && pairs.length < MOST_ARROWS; i++) {
+    const first = firstPlace(0, calls.length, (place) => calls[place] >= event);
+    for (let i = first; i < calls.length && pairs.length < MOST_ARROWS; i++) {
       if (calls[i] >= lane.end || run.start[calls[i]] >= Math.max(end, run.start[event] + 1)) break;
       pairs.push([calls[i], launched[i]]);
     }

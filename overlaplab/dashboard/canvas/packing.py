@@ -59,12 +59,8 @@ def pack(timeline: Timeline) -> Packed:
     linked, collective = _collectives(events)
     compute, exposed = _overview(timeline, base, last)
     shared, arrays = _marks(events, len(timeline.lanes), base, [mark_word(mark) for mark in MarkKind])
-    arrays |= {
-        "linked": linked.astype(np.uint32),
-        "collective": collective.astype(np.int32),
-        "compute": compute,
-        "exposed": exposed,
-    }
+    arrays |= {"linked": linked.astype(np.uint32), "collective": collective.astype(np.int32)}
+    arrays |= {"compute": compute, "exposed": exposed}
     header = shared | {
         "base_ns": base,
         "last_ns": max(last, base + 1),

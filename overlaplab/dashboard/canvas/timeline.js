@@ -59,13 +59,7 @@ const FONT = "11px Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, san
 class TimelineView {
   constructor(parent) {
     this.root = parent.querySelector(".timeline");
-    const find = (name) => this.root.querySelector(`.${name}`);
-    this.stage = find("stage");
-    this.marks = find("marks");
-    this.above = find("above");
-    this.overview = find("overview");
-    this.scroll = find("scroll");
-    this.tip = find("tip");
+    for (const name of ["stage", "marks", "above", "overview", "scroll", "tip"]) this[name] = this.child(name);
     this.input = this.root.querySelector("input");
     this.turn = 0;
     this.run = null;
@@ -88,6 +82,10 @@ class TimelineView {
     RUNS.views.add(this);
   }
 
+  child(name) {
+    return this.root.querySelector(`.${name}`);
+  }
+
   // -- What Python says, and what it is told
 
   update(data, setStateValue, setTriggerValue) {
@@ -101,7 +99,7 @@ class TimelineView {
 
   arrived() {
     const run = this.data && RUNS.kept.get(this.data.id);
-    this.root.querySelector(".waiting").hidden = run !== undefined;
+    this.child("waiting").hidden = run !== undefined;
     clearTimeout(this.missing);
     if (run === undefined) {
       this.missing = setTimeout(() => this.setTriggerValue("missing", this.data.id), MISSING);
@@ -231,20 +229,18 @@ class TimelineView {
         if (run.start[i] + run.length[i] > from || run.length[i] === 0) into[run.part[run.code[i]]] = 1;
       }
     }
-    const legend = this.root.querySelector(".legend");
+    const legend = this.child("legend");
     const text = `${this.data.id} ${this.data.dark} ${seen.map((parts) => parts.join(""))}`;
     if (text === this.legend) return;
     this.legend = text;
     const groups = seen.map((parts, place) => {
-      const group = document.createElement("div");
+      const group = element("div");
       const there = [...parts.keys()].filter((part) => parts[part]);
       if (there.length) group.append(heads[place]);
       for (const part of place === 2 ? there.reverse() : there) {
-        const word = document.createElement("span");
-        const patch = document.createElement("i");
+        const patch = element("i");
         patch.style.background = css(this.colours[part]);
-        word.append(patch, this.run.words[part]);
-        group.append(word);
+        group.append(element("span", patch, this.run.words[part]));
       }
       return group;
     });
@@ -307,7 +303,7 @@ class TimelineView {
     fitCanvas(this.overview, width, OVERVIEW, this.ratio);
     this.stage.style.height = `${this.view + AXIS}px`;
     Object.assign(this.scroll.style, { top: `${AXIS}px`, height: `${this.view}px` });
-    this.scroll.hidden = this.root.querySelector(".scrolling").hidden = !this.scrolls;
+    this.scroll.hidden = this.child("scrolling").hidden = !this.scrolls;
     this.scroll.firstElementChild.style.height = `${this.content}px`;
     const columns = Math.round(this.plot * this.ratio);
     this.image = new ImageData(columns, Math.round(this.view * this.ratio));
@@ -367,9 +363,24 @@ class TimelineView {
   }
 
   around(event) {
-    const start = this.run.base_ns + this.run.start[event];
-    const room = Math.max(this.run.length[event], LEAST_SPAN) * 0.6;
-    return [start - room, start + this.run.length[event] + room];
+    const [begin, end] = this.spanOf(event);
+    const room = Math.max(end - begin, LEAST_SPAN) * 0.6;
+    return [begin - room, end + room];
+  }
+
+  // When an event begins and ends, in ns from the run's zero.
+  spanOf(event) {
+    const begin = this.run.base_ns + this.run.start[event];
+    return [begin, begin + this.run.length[event]];
+  }
+
+  rowOf(event) {
+    return this.rows.find(({ lane }) => event >= lane.first && event < lane.end);
+  }
+
+  // How many pixels of the lanes are scrolled out of sight.
+  top() {
+    return this.scrolls ? this.scroll.scrollTop : 0;
   }
 
   // Brings a rank's lanes to the top.
@@ -380,15 +391,14 @@ class TimelineView {
 
   // Brings an event into view without zooming; the window of a link stays where it shows anything of it.
   reveal(event, linked = false) {
-    const begin = this.run.base_ns + this.run.start[event];
-    const end = begin + this.run.length[event];
+    const [begin, end] = this.spanOf(event);
     const span = this.to - this.from;
     const edge = span * 0.05;
     if (linked ? end < this.from || begin > this.to : begin < this.from + edge || end > this.to - edge) {
       const middle = Math.min((begin + end) / 2, begin + span * 0.4);
       this.show(middle - span / 2, middle + span / 2);
     }
-    const row = this.rows.find(({ lane }) => event >= lane.first && event < lane.end);
+    const row = this.rowOf(event);
     if (row === undefined) return;
     const top = this.scroll.scrollTop;
     if (row.y < top || row.y + row.height > top + this.view) this.scroll.scrollTop = row.y - this.view / 2;
@@ -408,15 +418,12 @@ class TimelineView {
     if (this.image === undefined) return;
     const began = performance.now();
     const context = this.marks.getContext("2d");
-    const top = this.scrolls ? this.scroll.scrollTop : 0;
+    const top = this.top();
     const { ratio } = this;
     const columns = this.row.length;
-    const scale = {
-      from: this.from - this.run.base_ns,
-      to: this.to - this.run.base_ns,
-      perNs: columns / (this.to - this.from),
-      width: columns,
-    };
+    const [from, to] = this.window();
+    const [begin, end] = [this.from, this.to].map((time) => time - this.run.base_ns);
+    const scale = { from: begin, to: end, perNs: columns / (this.to - this.from), width: columns };
     const look = {
       partOf: this.partOf,
       colours: this.colours,
@@ -459,7 +466,6 @@ class TimelineView {
     this.drawAbove();
     this.moveLens();
     this.painted += 1;
-    const [from, to] = this.window();
     Object.assign(this.root.dataset, {
       painted: this.painted,
       window: `${from},${to}`,
@@ -469,7 +475,7 @@ class TimelineView {
     });
     const span = `${lasting(to - from)} visible, from ${axisTime(from, step / 1000)}`;
     const chosen = this.range ? ` · ${lasting(this.range[1] - this.range[0])} selected` : "";
-    this.root.querySelector(".said").textContent = span + chosen;
+    this.child("said").textContent = span + chosen;
   }
 
   *ticks(step) {
@@ -529,10 +535,7 @@ class TimelineView {
 
   drawGutter(context, top) {
     context.clearRect(0, 0, GUTTER, this.view + AXIS);
-    context.save();
-    context.beginPath();
-    context.rect(0, AXIS, GUTTER - 6, this.view);
-    context.clip();
+    clipTo(context, 0, AXIS, GUTTER - 6, this.view);
     const offsets = new Map(this.data.offsets);
     for (const { lane, y, height, leads, busy } of this.rows) {
       const middle = AXIS + y - top + height / 2 + 0.5;
@@ -586,10 +589,7 @@ class TimelineView {
     context.clearRect(0, 0, this.plot + GUTTER + BAR, this.view + AXIS);
     if (this.range) {
       const [left, right] = this.range.map((time) => GUTTER + this.across(time));
-      context.save();
-      context.beginPath();
-      context.rect(GUTTER, 0, this.plot, this.view + AXIS);
-      context.clip();
+      clipTo(context, GUTTER, 0, this.plot, this.view + AXIS);
       context.globalAlpha = 0.1;
       context.fillStyle = this.tones.ink;
       context.fillRect(left, 0, right - left, this.view + AXIS);
@@ -598,14 +598,9 @@ class TimelineView {
       context.fillRect(right - 0.5, 0, 1, this.view + AXIS);
       context.restore();
     }
-    context.save();
-    context.beginPath();
-    context.rect(GUTTER, AXIS, this.plot, this.view);
-    context.clip();
-    for (const [event, strong] of [
-      [this.event, true],
-      [this.over, false],
-    ]) {
+    clipTo(context, GUTTER, AXIS, this.plot, this.view);
+    for (const strong of [true, false]) {
+      const event = strong ? this.event : this.over;
       if (event < 0) continue;
       const collective = collectiveOf(this.run, event);
       if (collective >= 0) this.drawLinks(context, membersOf(this.run, collective), strong);
@@ -631,20 +626,13 @@ class TimelineView {
     context.lineWidth = strong ? 1.5 : 1;
     for (let place = 0; place + 1 < boxes.length; place++) {
       const [a, b] = [boxes[place], boxes[place + 1]];
+      const bottom = a.y + a.height;
       context.globalAlpha = 0.1;
-      context.beginPath();
-      context.moveTo(a.left, a.y + a.height);
-      context.lineTo(a.right, a.y + a.height);
-      context.lineTo(b.right, b.y);
-      context.lineTo(b.left, b.y);
-      context.fill();
+      context.fill(pathThrough([a.left, bottom], [a.right, bottom], [b.right, b.y], [b.left, b.y]));
       context.globalAlpha = strong ? 0.9 : 0.6;
-      context.beginPath();
-      context.moveTo(a.left, a.y + a.height);
-      context.lineTo(b.left, b.y);
-      context.moveTo(a.right, a.y + a.height);
-      context.lineTo(b.right, b.y);
-      context.stroke();
+      const sides = pathThrough([a.left, bottom], [b.left, b.y]);
+      sides.addPath(pathThrough([a.right, bottom], [b.right, b.y]));
+      context.stroke(sides);
     }
     context.globalAlpha = 1;
     for (const box of boxes) this.drawBox(context, box, 1);
@@ -668,28 +656,18 @@ class TimelineView {
       context.moveTo(x0, y0);
       context.bezierCurveTo(x0, y0 + bend, x1, y1 - bend, x1, y1 - 5);
       context.stroke();
-      context.beginPath();
-      context.moveTo(x1, y1);
-      context.lineTo(x1 - 4, y1 - 7);
-      context.lineTo(x1 + 4, y1 - 7);
-      context.fill();
+      context.fill(pathThrough([x1, y1], [x1 - 4, y1 - 7], [x1 + 4, y1 - 7]));
       this.drawBox(context, call === event ? b : a, 1);
     }
   }
 
   // Where an event stands; null where its lane is not shown.
   boxOf(event) {
-    const row = this.rows.find(({ lane }) => event >= lane.first && event < lane.end);
+    const row = this.rowOf(event);
     if (row === undefined) return null;
-    const each = row.height / row.lane.depth;
-    const top = this.scrolls ? this.scroll.scrollTop : 0;
-    const begin = this.run.base_ns + this.run.start[event];
-    return {
-      left: GUTTER + this.across(begin),
-      right: GUTTER + this.across(begin + this.run.length[event]),
-      y: AXIS + row.y + this.run.depth[event] * each - top,
-      height: each,
-    };
+    const height = row.height / row.lane.depth;
+    const [left, right] = this.spanOf(event).map((time) => GUTTER + this.across(time));
+    return { left, right, y: AXIS + row.y + this.run.depth[event] * height - this.top(), height };
   }
 
   across(time) {
@@ -778,7 +756,7 @@ class TimelineView {
       this.typing = setTimeout(() => this.search(this.input.value), 120);
     });
     on(this.input, "keydown", (event) => this.searchKey(event));
-    const press = (name, act) => on(this.root.querySelector(`.${name}`), "click", () => this.run && act());
+    const press = (name, act) => on(this.child(name), "click", () => this.run && act());
     press("in", () => this.zoom(0.5));
     press("out", () => this.zoom(2));
     press("left", () => this.pan(-0.3));
@@ -811,10 +789,7 @@ class TimelineView {
     if (this.run === null || event.target === this.scroll || event.button > 1) return;
     const [x, y] = this.place(event);
     const host = this.hostAt(x, y);
-    if (host !== undefined) {
-      this.toggleHost(host);
-      return;
-    }
+    if (host !== undefined) return this.toggleHost(host);
     if (x < 0 || x > this.plot) return;
     const pans = event.shiftKey || event.button === 1;
     if (pans) event.preventDefault();
@@ -848,11 +823,15 @@ class TimelineView {
     }
   }
 
+  rowAt(y) {
+    const at = y + this.top();
+    return this.rows.find((row) => at >= row.y && at < row.y + row.height);
+  }
+
   // The host that a press folds or unfolds: on its lanes' names, and all along the row in their place.
   hostAt(x, y) {
     if (y < 0 || y > this.view) return undefined;
-    const at = y + (this.scrolls ? this.scroll.scrollTop : 0);
-    const lane = this.rows.find((row) => at >= row.y && at < row.y + row.height)?.lane;
+    const lane = this.rowAt(y)?.lane;
     return lane?.kind === "folded" || (lane?.kind === "host" && x < 0) ? lane.host : undefined;
   }
 
@@ -911,21 +890,17 @@ class TimelineView {
   key(event) {
     if (this.run === null || event.ctrlKey || event.metaKey || event.altKey) return;
     const at = this.pointer >= 0 && this.pointer <= this.plot ? this.anchor(this.pointer) : 0.5;
-    const scrollBy = (share) => (this.scroll.scrollTop += this.view * share);
     if (event.target === this.stage && this.walk(event)) {
       event.preventDefault();
       event.stopPropagation();
       return;
     }
+    const named = { "+": "w", "-": "s", ArrowLeft: "a", ArrowRight: "d" }[event.key] ?? event.key;
     const act = {
       w: () => this.zoom(0.8, at),
-      "+": () => this.zoom(0.8, at),
       s: () => this.zoom(1.25, at),
-      "-": () => this.zoom(1.25, at),
       a: () => this.pan(-0.15),
-      ArrowLeft: () => this.pan(-0.15),
       d: () => this.pan(0.15),
-      ArrowRight: () => this.pan(0.15),
       f: () => this.fit(),
       n: () => this.stretch(1),
       p: () => this.stretch(-1),
@@ -933,14 +908,14 @@ class TimelineView {
       h: () => this.toggleHost(this.hostInFocus()),
       Escape: () => this.clear(),
       "/": () => this.input.focus(),
-    }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    }[named.length === 1 ? named.toLowerCase() : named];
     const scrolls = { ArrowUp: -0.1, ArrowDown: 0.1, PageUp: -0.8, PageDown: 0.8 }[event.key];
     const here = event.currentTarget === this.root && this.scrolls;
     if (act === undefined && !(scrolls && here)) return;
     event.preventDefault();
     event.stopPropagation();
     if (act) act();
-    else scrollBy(scrolls);
+    else this.scroll.scrollTop += this.view * scrolls;
   }
 
   // Enter and the arrows with Shift choose events; whether the key was one of these.
@@ -1029,7 +1004,7 @@ class TimelineView {
   // Selects a stretch: its longest mark and, if it has several, all of it; zooms where it would be too narrow or wide.
   showStretch(lane, place, longest = "") {
     const list = stretchesOf(this.run, lane);
-    const words = this.root.querySelector(".stretch");
+    const words = this.child("stretch");
     if (place < 0 || list.length === 0) {
       words.textContent = "none exposed";
       return;
@@ -1043,13 +1018,12 @@ class TimelineView {
     }
     this.select(event);
     this.range = marks > 1 ? [from, to] : null;
-    const number = (value) => value.toLocaleString("en-US");
-    const which = longest ? `longest${longest}` : `${number(place + 1)} of ${number(list.length)}`;
+    const which = longest ? `longest${longest}` : `${grouped(place + 1)} of ${grouped(list.length)}`;
     words.textContent = `${which}, rank ${lane.rank ?? "unknown"}: ${lasting(to - from)}`;
   }
 
   clear() {
-    this.root.querySelector(".stretch").textContent = "";
+    this.child("stretch").textContent = "";
     this.event = -1;
     this.range = null;
     this.input.value = "";
@@ -1082,11 +1056,10 @@ class TimelineView {
 
   // The event at a place: the innermost one there, else the longest within the pixel; and how many share the pixel.
   find(x, y) {
-    const top = this.scrolls ? this.scroll.scrollTop : 0;
-    const row = this.rows.find((one) => y + top >= one.y && y + top < one.y + one.height);
+    const row = this.rowAt(y);
     if (row === undefined || y < 0 || y > this.view) return null;
     const { lane } = row;
-    const depth = Math.floor((y + top - row.y) / (row.height / lane.depth));
+    const depth = Math.floor((y + this.top() - row.y) / (row.height / lane.depth));
     const time = this.timeAt(x) - this.run.base_ns;
     const pixel = (this.to - this.from) / this.plot;
     let best = -1;
@@ -1099,8 +1072,7 @@ class TimelineView {
       if (end < time - 2 * pixel || (lane.depth > 1 && this.run.depth[i] !== depth)) continue;
       if (end >= time - pixel / 2 && begin <= time + pixel / 2) count += 1;
       const holds = begin <= time && time < end && end - begin > 2 * pixel;
-      const better = holds ? true : !inside && (best < 0 || this.run.length[i] > this.run.length[best]);
-      if (better) best = i;
+      if (holds || (!inside && (best < 0 || this.run.length[i] > this.run.length[best]))) best = i;
       inside ||= holds;
     }
     return best < 0 ? null : { event: best, row, count: inside ? 1 : Math.max(count, 1) };
@@ -1118,26 +1090,17 @@ class TimelineView {
   fillTip({ event, row, count }, x) {
     const code = this.run.code[event];
     const lane = this.run.lanes[laneOf(this.run, event)];
-    const name = document.createElement("b");
     const full = this.run.names[code];
-    name.textContent = full.length > 240 ? `${full.slice(0, 160)}…${full.slice(-79)}` : full;
-    const rank = rankName(lane);
+    const name = full.length > 240 ? `${full.slice(0, 160)}…${full.slice(-79)}` : full;
     const lines = [
-      `${lane.kind === "exposed" ? "" : `${this.run.words[this.run.part[code]]} · `}${rank}, ${lane.label}`,
+      `${lane.kind === "exposed" ? "" : `${this.run.words[this.run.part[code]]} · `}${rankName(lane)}, ${lane.label}`,
       `${lasting(this.run.length[event])}, from ${axisTime(this.run.base_ns + this.run.start[event], 1e3)}`,
     ];
-    if (count > 1) lines.push(`the longest of ${count.toLocaleString("en-US")} events here: zoom in to see each`);
-    const told = lines.map((line) => {
-      const span = document.createElement("span");
-      span.textContent = line;
-      return span;
-    });
-    this.tip.replaceChildren(name, ...told);
-    const width = this.plot + GUTTER;
-    const wide = this.tip.offsetWidth;
-    const tall = this.tip.offsetHeight;
-    const left = GUTTER + x + 14 + wide > width ? GUTTER + x - wide - 14 : GUTTER + x + 14;
-    const above = AXIS + row.y - (this.scrolls ? this.scroll.scrollTop : 0);
+    if (count > 1) lines.push(`the longest of ${grouped(count)} events here: zoom in to see each`);
+    this.tip.replaceChildren(element("b", name), ...lines.map((line) => element("span", line)));
+    const { offsetWidth: wide, offsetHeight: tall } = this.tip;
+    const left = x + 14 + wide > this.plot ? GUTTER + x - wide - 14 : GUTTER + x + 14;
+    const above = AXIS + row.y - this.top();
     const below = above + row.height + 4;
     const top = below + tall > this.view + AXIS && above - tall - 4 >= 0 ? above - tall - 4 : below;
     Object.assign(this.tip.style, { left: `${Math.max(left, 0)}px`, top: `${top}px` });
@@ -1168,12 +1131,11 @@ class TimelineView {
 
   tellHits() {
     const count = this.hits?.length ?? 0;
-    const number = (value) => value.toLocaleString("en-US");
-    const none = count === 0 ? "no hit" : `${number(count)} hit${count === 1 ? "" : "s"}`;
-    const said = this.hits === null ? "" : this.hit < 0 ? none : `${number(this.hit + 1)} of ${number(count)}`;
-    this.root.querySelector(".hits").textContent = said;
+    const none = count === 0 ? "no hit" : `${grouped(count)} hit${count === 1 ? "" : "s"}`;
+    const said = this.hits === null ? "" : this.hit < 0 ? none : `${grouped(this.hit + 1)} of ${grouped(count)}`;
+    this.child("hits").textContent = said;
     this.root.dataset.hits = said;
-    for (const name of ["previous", "next"]) this.root.querySelector(`.${name}`).disabled = count === 0;
+    for (const name of ["previous", "next"]) this.child(name).disabled = count === 0;
   }
 
   // To the next hit (1) or the one before (-1); at first to the one nearest after the window's start.
@@ -1182,14 +1144,8 @@ class TimelineView {
     if (count === 0) return;
     if (this.hit < 0) {
       const from = this.from - this.run.base_ns;
-      let low = 0;
-      let high = count;
-      while (low < high) {
-        const middle = (low + high) >> 1;
-        if (this.run.start[this.hits[middle]] < from) low = middle + 1;
-        else high = middle;
-      }
-      this.hit = way > 0 ? low % count : (low - 1 + count) % count;
+      const next = firstPlace(0, count, (hit) => this.run.start[this.hits[hit]] >= from);
+      this.hit = way > 0 ? next % count : (next - 1 + count) % count;
     } else {
       this.hit = (this.hit + way + count) % count;
     }
@@ -1228,7 +1184,7 @@ class TimelineView {
     this.stage.setAttribute(
       "aria-label",
       `Timeline of ${ranks} ${ranks === 1 ? "rank" : "ranks"} in ${lanes} lanes, ` +
-        `${this.run.count.toLocaleString("en-US")} events. Visible: ${lasting(to - from)} from ${axisTime(from, 1e3)}. ` +
+        `${grouped(this.run.count)} events. Visible: ${lasting(to - from)} from ${axisTime(from, 1e3)}. ` +
         `Exposed communication there: ${exposed.join(", ") || "none"}.${chosen} ` +
         "Keys: W and S zoom, A and D pan, F fits, N and P go to the next and the previous exposed stretch, L to the " +
         "longest of the step, Shift L of the run, Enter selects an event, Shift and an arrow the one beside it, H shows " +
@@ -1239,7 +1195,7 @@ class TimelineView {
   // The selected event in a line; all of it stands below.
   nameSelected() {
     const { run, event } = this;
-    const place = this.root.querySelector(".chosen");
+    const place = this.child("chosen");
     let text = "";
     if (event >= 0) {
       const lane = run.lanes[laneOf(run, event)];
@@ -1251,10 +1207,29 @@ class TimelineView {
   }
 }
 
+// Until `restore`, what is drawn beside this rectangle does not show.
+function clipTo(context, ...rectangle) {
+  context.save();
+  context.beginPath();
+  context.rect(...rectangle);
+  context.clip();
+}
+
+function pathThrough(...points) {
+  return new Path2D(`M${points.map((point) => point.join(" ")).join("L")}`);
+}
+
 function fitCanvas(canvas, width, height, ratio) {
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+}
+
+// A new element; text in it stays text.
+function element(kind, ...content) {
+  const made = document.createElement(kind);
+  made.append(...content);
+  return made;
 }
 
 // Whether a click there opens another page.

@@ -9,6 +9,11 @@ function axisTime(ns, step) {
   return `${text === "-0" ? "0" : text} ${seconds ? "s" : "ms"}`;
 }
 
+// A count with commas between thousands.
+function grouped(value) {
+  return value.toLocaleString("en-US");
+}
+
 // A duration in the unit that suits it.
 function lasting(ns) {
   if (ns === 0) return "0 ms";

@@ -5,20 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab import findings
-from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.head import open_page
 from overlaplab.dashboard.pickers import one_window, shown_diagnosis
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import nothing_to_show, show_page
-from overlaplab.findings import Diagnosis
-from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import buckets_section
 from overlaplab.sections.run_tables import table_window
-
-
-def _section(opened: Opened, table: pd.DataFrame, diagnosis: Diagnosis | None) -> Section | None:
-    """The section about these rows, which are of one rank and step, and their diagnosis."""
-    return buckets_section(table, diagnosis, findings.note(opened.manifest), opened.best_buckets)
 
 
 def page() -> None:
@@ -30,7 +22,10 @@ def page() -> None:
     if len(table):
         table = one_window(table, opened.window)
         diagnosis = opened.find_diagnosis(*table_window(table))
-        section = opened.get_or_make(("buckets", *table_window(table)), lambda: _section(opened, table, diagnosis))
+        section = opened.get_or_make(
+            ("buckets", *table_window(table)),
+            lambda: buckets_section(table, diagnosis, findings.note(opened.manifest), opened.best_buckets),
+        )
     else:
         diagnosis = shown_diagnosis(opened)
     head.show(diagnosis)

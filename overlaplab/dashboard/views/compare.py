@@ -13,7 +13,7 @@ from overlaplab.analyses import is_sweep, largest_batches, rows_of, sweep_links
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import runs_beside
 from overlaplab.dashboard.data import Opened, open_run, run_manifest
-from overlaplab.dashboard.folder import run_word, stamp
+from overlaplab.dashboard.folder import Stamp, run_word, stamp
 from overlaplab.dashboard.head import error_line, page_head
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import lead, show_block, show_blocks, show_section, what_to_do
@@ -78,7 +78,7 @@ def _choose(names: list[str]) -> list[str]:
 
 
 # The runs' paths and what tells whether their files have changed.
-Stamps = tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...]
+Stamps = tuple[tuple[str, Stamp], ...]
 
 
 @st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
@@ -132,9 +132,8 @@ def _go_to(good: list[Opened], rows: pd.DataFrame) -> None:
     first = dict(rows.iloc[0])
     opened = next(opened for opened in good if opened.run.path == first["path"])
     step = rows_of(opened.summary, first).iloc[0]
-    show_spot(
-        opened, step["start_ns"], step["start_ns"] + step["span_ns"], first["rank"], marked=False, room=0, least_ns=0
-    )
+    span = step["start_ns"], step["start_ns"] + step["span_ns"]
+    show_spot(opened, *span, first["rank"], marked=False, room=0, least_ns=0)
 
 
 def _runs(good: list[Opened]) -> None:

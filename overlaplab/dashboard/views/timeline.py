@@ -75,7 +75,7 @@ def page() -> None:
 
 def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Spot:
     """What the canvas is to show: a link's spot, else the chosen step, else the run; the same until that changes."""
-    of_run = (opened.name, id(opened.run))
+    of_run = _identity(opened)
     chosen = (*of_run, step)
     before: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
     of_written, written = _written_spots()
@@ -93,6 +93,10 @@ def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | No
     spot = spot or Spot(window=_whole_window(opened, ranks, step))
     st.session_state[_ASKED] = chosen, spot, before[2] + (spot is not before[1])
     return spot
+
+
+def _identity(opened: Opened) -> tuple[str, int]:
+    return opened.name, id(opened.run)
 
 
 def _goes_back() -> bool:
@@ -239,7 +243,7 @@ def _keep(opened: Opened, state: CanvasState, event: tuple[int, int] | None, spo
         return  # nothing was moved: the plain address says as much
     links.keep_spot(state.window, event, state.hosts, state.selected)
     linked: Linked = state.window, event, state.hosts, state.selected
-    st.session_state[_WRITTEN] = (opened.name, id(opened.run)), [*_written_spots()[1][-20:], linked]
+    st.session_state[_WRITTEN] = _identity(opened), [*_written_spots()[1][-20:], linked]
 
 
 def _event(opened: Opened, event: tuple[int, int]) -> None:
@@ -254,15 +258,8 @@ def _event(opened: Opened, event: tuple[int, int]) -> None:
         _facts(facts)
     peers = pd.DataFrame(collective["peers"]).astype("Int64")
     with right:
-        _table(
-            TableBlock(
-                key="timeline_peers",
-                caption="Its collective by rank",
-                frame=peers,
-                columns=_PEERS,
-                narrow=_PEERS_BESIDE,
-            )
-        )
+        look: dict[str, Any] = {"columns": _PEERS, "narrow": _PEERS_BESIDE}
+        _table(TableBlock(key="timeline_peers", caption="Its collective by rank", frame=peers, **look))
 
 
 def _facts(facts: pd.DataFrame) -> None:

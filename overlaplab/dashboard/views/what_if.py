@@ -50,10 +50,7 @@ def page() -> None:
     opened = head.opened
     head.show(shown_diagnosis(opened))
     if opened.not_predicted is not None:
-        nothing_to_show(
-            opened,
-            "No other setting can be predicted from this run.",
-        )
+        nothing_to_show(opened, "No other setting can be predicted from this run.")
         st.text(opened.not_predicted)
         return
     show_warnings(opened)
@@ -103,7 +100,7 @@ def _ask_on_gpus(opened: Opened) -> Question:
             setting = Setting(prefetch=controls.slide("Prefetch", "{} ahead", DEPTHS, ahead))
         elif what == "bucket_cap_mb":
             cap = _value_or(manifest.bucket_cap_mb if manifest else None, "as recorded")
-            setting = Setting(bucket_cap_mb=controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(run), cap))
+            setting = Setting(bucket_cap_mb=controls.slide_cap("bucket_cap_mb", opened, cap))
         setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
@@ -124,14 +121,19 @@ def _ask(opened: Opened) -> Question:
         traits = TRAITS.get(strategy or manifest.strategy or "") or strategy_traits(manifest) or Traits()
         name, gathers = strategy or manifest.strategy or "", traits.gathers == "units"
         ahead = _value_or(manifest.prefetch, 1)
+        cap = _value_or(manifest.bucket_cap_mb, CAP_MB)
+        first = _value_or((manifest.raw or {}).get("first_bucket_mb"), "as the others")
+        has_first = has_first_bucket(name, traits)
+        # A Recorder does not count microbatches.
+        microbatches = _value_or(manifest.accumulate, "as recorded" if manifest.by_recorder else 1)
         setting = Setting(
             strategy=strategy,
-            bucket_cap_mb=_cap(controls, opened) if traits.buckets else None,
-            first_bucket_mb=_first_bucket(controls, opened) if has_first_bucket(name, traits) else None,
+            bucket_cap_mb=controls.slide_cap("bucket_cap_mb", opened, cap) if traits.buckets else None,
+            first_bucket_mb=controls.slide_cap("First bucket", opened, first) if has_first else None,
             prefetch=controls.slide("Prefetch", "{} ahead", range(5), ahead) if gathers else None,
             link=_link(controls, manifest),
             ranks=controls.slide("Ranks", "{:,}", _RANKS, manifest.world_size),
-            accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), _microbatches(manifest)),
+            accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), microbatches),
             straggler=manifest.world_size == 1 or not controls.tick("No straggler", _NO_STRAGGLER),
         )
         setting = replace(setting, edits=_action(controls, opened))
@@ -147,7 +149,7 @@ def _ask_of_unnamed(opened: Opened) -> Question:
     with st.container(key="asked", horizontal=True, gap="small"):
         cap = None
         if find_recutting(opened.run) is not None:
-            cap = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), "as recorded")
+            cap = controls.slide_cap("bucket_cap_mb", opened, "as recorded")
         setting = Setting(bucket_cap_mb=cap, edits=_action(controls, opened))
     controls.keep()
     return Question(setting=setting)
@@ -166,27 +168,6 @@ def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None]
     words = {"none": "none"} | {each.action.name: each.short for each in actions if each.action.name in edits}
     chosen = controls.select("Action", words, "none")
     return () if chosen is None else (edits[chosen],)
-
-
-def _microbatches(manifest: Manifest) -> int | str:
-    """Those recorded; a Recorder does not count them."""
-    recorded: int | str = _value_or(manifest.accumulate, "as recorded" if manifest.by_recorder else 1)
-    return recorded
-
-
-def _cap(controls: _Controls, opened: Opened) -> float | None:
-    assert opened.manifest is not None
-    recorded = _value_or(opened.manifest.bucket_cap_mb, CAP_MB)
-    chosen: float | None = controls.slide("bucket_cap_mb", "{:g} MiB", caps_tried(opened.run), recorded)
-    return chosen
-
-
-def _first_bucket(controls: _Controls, opened: Opened) -> float | None:
-    """The first bucket's cap; None while it is the recorded one's, or where none was given that of all buckets."""
-    assert opened.manifest is not None
-    recorded = _value_or((opened.manifest.raw or {}).get("first_bucket_mb"), "as the others")
-    chosen: float | None = controls.slide("First bucket", "{:g} MiB", caps_tried(opened.run), recorded)
-    return chosen
 
 
 def _link(controls: _Controls, manifest: Manifest) -> Link | None:
@@ -225,6 +206,10 @@ class _Controls:
         look = self._look(label, options, recorded)
         chosen = st.select_slider(label, options, format_func=lambda value: _label(form, value, recorded), **look)
         return self._note(label, chosen, recorded)
+
+    def slide_cap(self, label: str, opened: Opened, recorded: Any) -> Any:
+        """A slider for a cap of buckets."""
+        return self.slide(label, "{:g} MiB", caps_tried(opened.run), recorded)
 
     def select(self, label: str, words: Mapping[Any, str], recorded: str | None) -> Any:
         """One of the options, at first the recorded one; None while it is that."""
