@@ -125,7 +125,7 @@ _INTEGERS = {
         "staleness",
         "to",
         "worker",
-    ),
+    )
 }
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")

@@ -173,3 +173,13 @@ def rate(gb_per_s: float) -> str:
 def byte_unit(count: float) -> tuple[str, float]:
     """The unit that suits so many bytes, and its size in bytes."""
     return next((pair for pair in _UNITS if count >= pair[1]), _UNITS[-1])
+
+
+def doubt_clause(gain_ns: int, doubt_ns: int | None) -> str:
+    """The error of a predicted gain, which it follows, and whether it may be none; empty where `doubt_ns` is unknown.
+
+    `doubt_ns`: see `simulate.predictions.error.gain_half_ns`.
+    """
+    if doubt_ns is None:
+        return ""
+    return f" ± {ms(doubt_ns)}{'' if abs(gain_ns) > doubt_ns else ', so perhaps none'}"

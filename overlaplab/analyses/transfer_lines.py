@@ -116,10 +116,5 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
         transfers = of_group[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
         latency_ns, ns_per_byte = fit_line(transfers["bytes"].tolist(), transfers["transfer_ns"].tolist())
         yield Fitted(
-            ranks=ranks,
-            kind=kind,
-            group_size=size,
-            transfers=transfers,
-            latency_ns=latency_ns,
-            ns_per_byte=ns_per_byte,
+            ranks=ranks, kind=kind, group_size=size, transfers=transfers, latency_ns=latency_ns, ns_per_byte=ns_per_byte
         )

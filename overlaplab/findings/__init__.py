@@ -17,7 +17,6 @@ from overlaplab.findings.across_runs.comparison import (
     short_names,
     work_compared,
 )
-from overlaplab.findings.across_runs.gate import CheckLine, Outcome, check_lines, gate_title
 from overlaplab.findings.across_runs.sweeps import (
     sweep_advice,
     sweep_ends,
@@ -39,14 +38,18 @@ from overlaplab.findings.advice import (
     record_options,
     verified_finding,
 )
-from overlaplab.findings.bucket_causes import (
+from overlaplab.findings.buckets import (
     best_buckets_remark,
     bucket_cause_words,
     bucket_causes,
+    bucket_notes,
+    buckets_lead,
+    buckets_remarks,
+    buckets_title,
     counted_once_note,
     gather_cause_words,
+    late_sentences,
 )
-from overlaplab.findings.buckets import bucket_notes, buckets_lead, buckets_remarks, buckets_title, late_sentences
 from overlaplab.findings.collectives import (
     NO_COLLECTIVES,
     bandwidth_remarks,
@@ -65,7 +68,8 @@ from overlaplab.findings.costs import (
     sent_notes,
     unknown_sizes,
 )
-from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
+from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.causes import CausePart, collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
     Diagnosis,
     diagnose,
@@ -77,12 +81,8 @@ from overlaplab.findings.diagnosis.diagnose import (
     why_and_what_to_do,
 )
 from overlaplab.findings.diagnosis.late_rank import late_reason
-from overlaplab.findings.diagnosis.parts import CausePart
-from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, how_short, verdict
-from overlaplab.findings.dumped import dumped_notes, dumped_sentences
-from overlaplab.findings.events import event_facts
 from overlaplab.findings.first_screen import (
     Tile,
     about,
@@ -91,12 +91,15 @@ from overlaplab.findings.first_screen import (
     mark_words,
     marks_note,
     marks_title,
+    ranks_left_out,
     rest_line,
     step_marks,
+    summary_scope,
+    summary_title,
     tiles,
 )
 from overlaplab.findings.loops import Loop, loop_of
-from overlaplab.findings.marks import exposed_name, group_name, mark_name, mark_word
+from overlaplab.findings.marks import event_facts, exposed_name, group_name, mark_name, mark_word
 from overlaplab.findings.predictions import (
     extrapolation,
     figure_line,
@@ -107,7 +110,14 @@ from overlaplab.findings.predictions import (
     prediction_lead,
     refuse_to_predict,
 )
-from overlaplab.findings.requirements import judge_requirements, parse_requirement
+from overlaplab.findings.requirements import (
+    CheckLine,
+    Outcome,
+    check_lines,
+    gate_title,
+    judge_requirements,
+    parse_requirement,
+)
 from overlaplab.findings.runs import (
     describe_link,
     describe_machine,
@@ -120,28 +130,24 @@ from overlaplab.findings.runs import (
     run_title,
     says_predicted,
 )
-from overlaplab.findings.sharding.gathers import (
+from overlaplab.findings.sharding import (
+    CHOOSE_A_CELL,
     GatherCost,
+    gather_waits_title,
     gathered_peak,
     gathered_title,
     gathers_lead,
+    held_limit,
     prefetch_gain,
+    scatters_exposed,
+    scatters_exposed_title,
     schedule_line,
     schedule_notes,
     schedule_remarks,
     schedule_title,
     turn_label,
 )
-from overlaplab.findings.sharding.sharded import (
-    CHOOSE_A_CELL,
-    gather_waits_title,
-    held_limit,
-    scatters_exposed,
-    scatters_exposed_title,
-)
-from overlaplab.findings.summary import ranks_left_out, summary_scope, summary_title
-from overlaplab.findings.systems.bench import bench_finding, bench_remarks
-from overlaplab.findings.systems.hops import hops_remark, hops_title
+from overlaplab.findings.systems.hops import bench_finding, bench_remarks, hops_remark, hops_title
 from overlaplab.findings.systems.pipeline import (
     NO_PIPELINE,
     PIPELINE_UNLABELLED,
@@ -164,6 +170,8 @@ from overlaplab.findings.systems.plan import (
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.watched import (
+    dumped_notes,
+    dumped_sentences,
     kind_word_of_steps,
     watched_about,
     watched_notes,

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab import simulate
-from overlaplab.analyses.across_runs.verified import Verified
+from overlaplab.analyses.across_runs.tiers import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
@@ -25,7 +24,7 @@ from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
-from overlaplab.words import count, duration, join_names, ms, percent, size_exact, to_ms
+from overlaplab.words import count, doubt_clause, duration, join_names, ms, percent, size_exact, to_ms
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `simulate.advise`."""

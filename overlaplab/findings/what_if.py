@@ -9,12 +9,11 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.predictions import extrapolation, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.words import count, join_names, ms, percent
+from overlaplab.words import count, doubt_clause, join_names, ms, percent
 
 BEST_FOUND = "best buckets found"
 """The name of the line at `what_if.best_found_ns`."""
@@ -61,12 +60,7 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
 
 
 def what_if_notes(
-    sure: Interval,
-    doubt_ns: int,
-    far: Mapping[str, float],
-    algorithm: Algorithm | None,
-    *,
-    all_ranks: bool = True,
+    sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm | None, *, all_ranks: bool = True
 ) -> list[str]:
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
     are missing), and what is extrapolated: see `Answer`.

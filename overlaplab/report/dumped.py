@@ -57,7 +57,6 @@ def dumped_terminal(dumps: FlightDumps) -> Iterator[Printed]:
             caption=f"The last collectives, {MAX_ROWS} at most",
             frame=collectives.tail(MAX_ROWS),
             columns=_COLUMNS,
-            narrow=_COLUMNS,
         )
     )
     for note in dumped_notes(dumps, collectives):

@@ -49,7 +49,7 @@ class TableBlock:
     wide: Sequence[Column] = ()
     """In a table that scrolls, the most asked for on the left; empty where they are the same."""
     narrow: Sequence[Column] = ()
-    """In a terminal of 80 characters."""
+    """In a terminal of 80 characters; empty where they are the same."""
     lead: str = ""
     """What it tells, in sentences."""
     legend: str = ""

@@ -52,15 +52,12 @@ def plan_section(plan: Plan, stage: int) -> Section:
 
 def plan_rows(plan: Plan) -> TableBlock:
     """A row per stage of ZeRO, on the planned number of GPUs."""
-    shown = columns("plan", "stage", *_BYTES, *(() if plan.gpu_bytes is None else ("fits_from",)))
     return TableBlock(
         key="plan_table",
         caption=f"Memory per GPU on {plan.batch.ranks:,}, by ZeRO stage",
         frame=plan_stages(plan),
-        columns=shown,
-        narrow=shown,
-        legend="MB per GPU; fits from = the smallest number of GPUs whose memory suffices"
-        if plan.gpu_bytes
-        else "MB per GPU",
+        columns=columns("plan", "stage", *_BYTES, *(() if plan.gpu_bytes is None else ("fits_from",))),
+        legend="MB per GPU"
+        + ("; fits from = the smallest number of GPUs whose memory suffices" if plan.gpu_bytes else ""),
         notes=findings.plan_notes(plan),
     )

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, setting_numbers
-from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
-from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
+from overlaplab.analyses.across_runs.tiers import Steps, is_fastest, spread, step_times, tiers
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.systems.recomputation import recomputation

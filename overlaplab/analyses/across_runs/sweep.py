@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_sweep, name_differences
-from overlaplab.analyses.across_runs.spread import spread, step_times
-from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
+from overlaplab.analyses.across_runs.tiers import is_fastest, spread, step_times, tiers
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import drop_damaged

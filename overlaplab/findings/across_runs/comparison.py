@@ -11,13 +11,7 @@ from pathlib import PurePath
 import pandas as pd
 
 from overlaplab.findings.runs import PREDICTED
-from overlaplab.findings.thresholds import (
-    FEWEST_RECORDINGS,
-    FEWEST_STEPS,
-    MOST_BEATEN,
-    MOST_REASONS,
-    MOST_RUNS_LISTED,
-)
+from overlaplab.findings.thresholds import FEWEST_RECORDINGS, FEWEST_STEPS, MOST_BEATEN, MOST_REASONS, MOST_RUNS_LISTED
 from overlaplab.words import count, duration, join_names, percent, sentence, shorten
 
 

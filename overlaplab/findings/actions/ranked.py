@@ -12,10 +12,9 @@ import pandas as pd
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
-from overlaplab.words import ms, percent, size_exact
+from overlaplab.words import doubt_clause, ms, percent, size_exact
 
 Row: TypeAlias = Mapping[Any, Any]
 _COST_WEIGHT = 0.5

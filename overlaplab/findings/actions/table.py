@@ -40,18 +40,8 @@ class Action:
 
 ACTIONS = [
     Action(name="host_work", causes=(Cause.STRAGGLER, Cause.GAP), fills_idle_time=True, words=words.host_work),
-    Action(
-        name="device_waits",
-        causes=(Cause.GAP,),
-        costs="a search",
-        fills_idle_time=True,
-        words=words.device_waits,
-    ),
-    Action(
-        name="last_pass",
-        causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
-        words=words.last_pass,
-    ),
+    Action(name="device_waits", causes=(Cause.GAP,), costs="a search", fills_idle_time=True, words=words.device_waits),
+    Action(name="last_pass", causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED), words=words.last_pass),
     Action(
         name="arrival_order",
         causes=(Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
@@ -93,10 +83,7 @@ ACTIONS = [
         words=words.launch_overhead,
     ),
     Action(
-        name="leave_out",
-        causes=(Cause.BLOCKING, Cause.QUEUED),
-        costs="numerics or hardware",
-        words=words.leave_out,
+        name="leave_out", causes=(Cause.BLOCKING, Cause.QUEUED), costs="numerics or hardware", words=words.leave_out
     ),
     Action(name="one_gradient_less", causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words=words.one_gradient_less),
     Action(

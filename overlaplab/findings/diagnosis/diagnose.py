@@ -13,7 +13,8 @@ from overlaplab.causes import Cause
 from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_clause, cause_words, in_general, is_undivided
-from overlaplab.findings.diagnosis.causes import what_moved
+from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.causes import CausePart, split_by_unit_kind, what_moved
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,
@@ -21,9 +22,7 @@ from overlaplab.findings.diagnosis.other_problems import (
     waits_for_cores,
     why_idle,
 )
-from overlaplab.findings.diagnosis.parts import CausePart, split_by_unit_kind
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
-from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS

@@ -114,10 +114,7 @@ def plan_notes(plan: Plan) -> tuple[str, ...]:
     """What the figures leave out; each begins with a small letter and ends without a full stop."""
     left = "gathered units, buckets, buffers of the allocator and of NCCL come on top"
     if plan.model is None:
-        return (
-            "operations are an estimate, 6 per parameter and token; activations are unknown without --layers",
-            left,
-        )
+        return ("operations are an estimate, 6 per parameter and token; activations are unknown without --layers", left)
     return (left, "operations count all scores of attention, though a causal mask needs half of them")
 
 
