@@ -149,9 +149,14 @@ def rank_word(rank: object) -> str:
     return str(rank) if isinstance(rank, Integral) else "unknown"
 
 
+def capitalise(text: str) -> str:
+    """With a capital letter at the beginning alone."""
+    return text[:1].upper() + text[1:]
+
+
 def sentence(text: str) -> str:
     """A warning as a full sentence."""
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capitalise(text)}."
 
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))

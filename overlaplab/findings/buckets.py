@@ -10,6 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses import launched_after_backward
 from overlaplab.causes import OVERHEAD, Cause
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.diagnosis.causes import bucket_numbers, bucket_rows_by_name
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
@@ -21,7 +22,7 @@ from overlaplab.findings.thresholds import (
     PROMPT_LAUNCH_NS,
 )
 from overlaplab.findings.windows import window_name
-from overlaplab.words import count, gradient_word, ms, size_exact, to_ms
+from overlaplab.words import capitalise, count, gradient_word, ms, size_exact, to_ms
 
 
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -144,8 +145,7 @@ def _late_sentence(row: dict[Any, Any]) -> str:
 def _bucket_numbers(indices: tuple[int, ...]) -> str:
     if len(indices) > MOST_BUCKETS_LISTED:
         return f"{len(indices)} buckets"
-    text = bucket_numbers(indices)
-    return f"{text[0].upper()}{text[1:]}"
+    return capitalise(bucket_numbers(indices))
 
 
 _COLUMNS = {"row": "Int64", **dict.fromkeys(("cause", "label"), "object")}
@@ -221,10 +221,7 @@ def _moments(diagnosis: Diagnosis | None) -> pd.DataFrame:
         return pd.DataFrame(columns=[*_COLUMNS, "what"]).astype(_COLUMNS)
     table = diagnosis.moments.sort_values("start_ns", kind="stable", ignore_index=True)
     facts = zip(table["cause"], table["late_rank"], table["overhead"], strict=True)
-    labels = [
-        cause_words(Cause(cause), None if pd.isna(late) else int(late), overhead=bool(overhead))
-        for cause, late, overhead in facts
-    ]
+    labels = [cause_words(Cause(cause), int_or_none(late), overhead=bool(short)) for cause, late, short in facts]
     times = {name: table[name] - diagnosis.start_ns for name in ("start_ns", "end_ns")}
     return table.assign(label=pd.Series(labels, dtype=object), cause=table["cause"].map(Cause), **times)
 

@@ -7,9 +7,8 @@ from math import inf
 from typing import Any
 from urllib.parse import unquote
 
-import pandas as pd
-
 from overlaplab.causes import Cause
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.diagnosis.causes import collective_label
 from overlaplab.findings.thresholds import SHORT_PAUSE_NS
@@ -26,8 +25,7 @@ _SILENT = ("modelled_ns", "dtype")
 
 def exposed_name(row: Mapping[Any, Any]) -> str:
     """A row of `overlaplab.exposed` on the timeline: `waited for rank 3: bucket 5, all-reduce 19`."""
-    late = None if pd.isna(row["late_rank"]) else int(row["late_rank"])
-    cause = Cause(row["cause"])
+    cause, late = Cause(row["cause"]), int_or_none(row["late_rank"])
     overhead = cause is Cause.GAP and row["exposed_ns"] < SHORT_PAUSE_NS
     return f"{cause_words(cause, late, overhead=overhead)}: {collective_label(row)}"
 

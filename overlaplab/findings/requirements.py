@@ -50,13 +50,10 @@ class CheckLine:
 
 def check_lines(judged: Sequence[Judged]) -> list[CheckLine]:
     """What became of conditions that must not be met."""
+    outcomes = [Outcome.FAILED if each.failed else Outcome.HOLDS for each in judged]
     return [
-        CheckLine(
-            name=str(each.condition),
-            outcome=Outcome.FAILED if each.failed else Outcome.HOLDS,
-            sentence=_judged_sentence(each),
-        )
-        for each in judged
+        CheckLine(name=str(each.condition), outcome=outcome, sentence=_judged_sentence(each))
+        for each, outcome in zip(judged, outcomes, strict=True)
     ]
 
 
@@ -135,10 +132,8 @@ def parse_requirement(text: str, option: str = "--require") -> Condition:
     """Read a condition that must hold of one run. Raises `OverlaplabError`, also for a change between runs."""
     condition = parse_condition(text, option)
     if condition.is_change:
-        raise OverlaplabError(
-            f"{option} {text!r} is a change, and what must hold is about one run",
-            remedy="--fail-if says which changes may not be.",
-        )
+        what = f"{option} {text!r} is a change, and what must hold is about one run"
+        raise OverlaplabError(what, remedy="--fail-if says which changes may not be.")
     return condition
 
 

@@ -10,7 +10,7 @@ from overlaplab.analyses import HeldLimit, gathered_bytes, kept_units, schedule_
 from overlaplab.findings.thresholds import MOST_UNITS_LISTED
 from overlaplab.formats import digits, text
 from overlaplab.vocabulary import root_number
-from overlaplab.words import count, join_names, ms, percent, size_exact, unit_name
+from overlaplab.words import capitalise, count, join_names, ms, percent, size_exact, unit_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def gathers_lead(table: pd.DataFrame, where: str) -> str:
     wait = "How long compute waited for them is unknown."
     if not pd.isna(counted["wait_ns"]):
         wait = f"Compute waited {ms(counted['wait_ns'])} for gathers."
-    begin = f"{where[0].upper()}{where[1:]}: " if where else ""
+    begin = f"{capitalise(where)}: " if where else ""
     return f"{begin}{counts}. {peak} {wait}"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import altair as alt  # takes longer to import than a terminal's tables take to print
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
     """A chart that is drawn once the theme is known."""
 

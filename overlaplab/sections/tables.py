@@ -19,7 +19,7 @@ from overlaplab.sections.blocks import TableBlock
 from overlaplab.simulate.transfers import UNSTEADY
 from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import WindowStatistics
-from overlaplab.words import kind_word, last_gradient, ms, shorten, size_exact, to_ms
+from overlaplab.words import capitalise, kind_word, last_gradient, ms, shorten, size_exact, to_ms
 
 _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
@@ -189,8 +189,7 @@ def spots_rows(diagnosis: findings.Diagnosis) -> TableBlock:
 
 def _place(diagnosis: findings.Diagnosis) -> str:
     """The rank and step of a diagnosis, as a caption begins."""
-    where = findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step})
-    return where[0].upper() + where[1:]
+    return capitalise(findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step}))
 
 
 def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
@@ -438,9 +437,7 @@ def kinds_rows(table: pd.DataFrame) -> TableBlock:
         key="by_kind_table",
         caption="By group and kind",
         frame=_word_groups(table),
-        columns=columns(
-            "communication_by", "rank", "group", *axis, "kind", "count", "bytes", "busy_ns", "exposed_ns"
-        ),
+        columns=columns("communication_by", "rank", "group", *axis, "kind", "count", "bytes", "busy_ns", "exposed_ns"),
         ranked_by="exposed_ns",
         ranked_words="that were exposed most",
     )

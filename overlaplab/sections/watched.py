@@ -21,7 +21,7 @@ _RANKS = columns(
 )
 
 
-def _table_of(analysis: Callable[..., pd.DataFrame], *names: str) -> cached_property[pd.DataFrame]:
+def _table_property(analysis: Callable[..., pd.DataFrame], *names: str) -> cached_property[pd.DataFrame]:
     """What an analysis makes of these attributes."""
     return cached_property(lambda tables: analysis(*(getattr(tables, name) for name in names)))
 
@@ -32,14 +32,14 @@ class WatchedTables:
     def __init__(self, watched: Watched) -> None:
         self.watched = watched
 
-    steps = _table_of(analyses.watched_steps, "watched")
-    bursts = _table_of(analyses.watched_bursts, "watched", "steps")
-    late = _table_of(analyses.watched_late, "watched", "times")
-    ranks = _table_of(analyses.watched_ranks, "steps", "bursts", "late")
-    kinds = _table_of(analyses.watched_kinds, "times")
-    series = _table_of(analyses.watched_series, "times", "kinds", "bursts")
-    changes = _table_of(analyses.watched_changes, "bursts", "late", "times", "kinds")
-    stopped = _table_of(analyses.watched_stopped, "watched")
+    steps = _table_property(analyses.watched_steps, "watched")
+    bursts = _table_property(analyses.watched_bursts, "watched", "steps")
+    late = _table_property(analyses.watched_late, "watched", "times")
+    ranks = _table_property(analyses.watched_ranks, "steps", "bursts", "late")
+    kinds = _table_property(analyses.watched_kinds, "times")
+    series = _table_property(analyses.watched_series, "times", "kinds", "bursts")
+    changes = _table_property(analyses.watched_changes, "bursts", "late", "times", "kinds")
+    stopped = _table_property(analyses.watched_stopped, "watched")
 
     @cached_property
     def times(self) -> pd.Series[Any]:

@@ -87,7 +87,7 @@ def _short_label(row: Mapping[Any, Any]) -> str:
     return collective_label(row) if pd.isna(row["what"]) else shorten(str(row["what"]), 40)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CausePart:
     """The exposed time of one cause and kind of unit."""
 

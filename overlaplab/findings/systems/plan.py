@@ -10,7 +10,7 @@ from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
 from overlaplab.findings.runs import PREDICTED, note
 from overlaplab.simulate.predictions.planned import PlannedStep
-from overlaplab.words import amount, count, join_names, ms, percent, shorten, size_exact
+from overlaplab.words import amount, capitalise, count, join_names, ms, percent, shorten, size_exact
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
 
@@ -26,7 +26,7 @@ def plan_lead(plan: Plan) -> str:
         f" {count(batch.ranks, 'GPU')} = {batch.samples:,} sequences of {batch.seq:,}",
         f"it takes {_operations(plan.step_flops)}, {_operations(plan.step_flops / batch.ranks)} on each GPU",
     ]
-    return ". ".join(text[:1].upper() + text[1:] for text in sentences) + "."
+    return ". ".join(capitalise(text) for text in sentences) + "."
 
 
 def plan_title(plan: Plan, stage: int) -> str:
