@@ -121,14 +121,7 @@ def _label_rows(
             "arrivals": tuple(gradient and gradient[0] for gradient in held.values()),
             "shapes": (None,) * len(held),
             "told_by": None if completed is None else "engine",
-            **_times(
-                None if completed is None else completed.start_ns,
-                label,
-                ran.communication_span(label),
-                step,
-                ran,
-                exposed_before,
-            ),
+            **_times(ready_ns, label, ran.communication_span(label), step, ran, exposed_before),
         }
 
 

@@ -45,7 +45,7 @@ def plan_section(plan: Plan, stage: int) -> Section:
     return Section(
         title="Memory per GPU",
         lead=findings.plan_lead(plan),
-        blocks=[Chart(key="plan_chart", draw=draw, note=None, table=stage_rows), plan_rows(plan)],
+        blocks=[Chart("plan_chart", draw, None, stage_rows), plan_rows(plan)],
         advice=(findings.plan_advice(plan),),
     )
 
