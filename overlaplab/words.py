@@ -60,13 +60,19 @@ def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
 
 def last_gradient(bucket: dict[Any, Any]) -> str | None:
     """The gradient that arrived last in a row of `overlaplab.buckets`, as from `gradient_word`; None where unknown."""
+    if isinstance(bucket["last_parameter"], str):
+        return gradient_word(bucket["last_parameter"], None, None)
+    arrival, shape = last_arrival(bucket)
+    return None if arrival is None else gradient_word(None, arrival, shape)
+
+
+def last_arrival(bucket: dict[Any, Any]) -> tuple[Any, Any]:
+    """Arrival number and shape of the gradient that came last in a row of `overlaplab.buckets`; None where unknown."""
     import pandas as pd
 
-    if not pd.isna(bucket["last_parameter"]):
-        return gradient_word(bucket["last_parameter"], None, None)
     gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
     arrived = [(arrival, shape) for arrival, shape in gradients if not pd.isna(arrival)]
-    return gradient_word(None, *max(arrived, key=lambda gradient: gradient[0])) if arrived else None
+    return max(arrived, key=lambda gradient: gradient[0], default=(None, None))
 
 
 def kind_word(kind: object) -> str:

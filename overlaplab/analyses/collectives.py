@@ -80,9 +80,8 @@ def _every_collective(run: Run) -> pd.DataFrame:
     for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"):
         is_known = table[name] != UNKNOWN_NS
         columns[name] = _nullable_integers(table[name] - (0 if name in ("wait_ns", "exposed_ns") else origin), is_known)
-    columns["group_size"], columns["bytes"] = (
-        _nullable_integers(table[name], table[name] != -1) for name in ("size", "bytes")
-    )
+    for column, name in (("group_size", "size"), ("bytes", "bytes")):
+        columns[column] = _nullable_integers(table[name], table[name] != -1)
     table["axis"] = group_axes(table["group_description"])
     for name in ("group", "group_description", "axis", "kind", "dtype"):
         columns[name] = or_none(table[name], table[name] != "")

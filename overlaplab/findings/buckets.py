@@ -128,8 +128,7 @@ def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[s
 def _late_sentence(row: dict[Any, Any]) -> str:
     """Say which gradient came last and when, whether it or the link held up the bucket, and what that cost."""
     name = gradient_word(row["parameter"], row["arrival"], row["shape"])
-    alone = pd.isna(row["gap_ns"])
-    gap = "the only one in it" if alone else f"{ms(row['gap_ns'])} after the one before it"
+    gap = "the only one in it" if pd.isna(row["gap_ns"]) else f"{ms(row['gap_ns'])} after the one before it"
     waited = f", and then waited {ms(row['link_ns'])} for the busy link" if row["link_ns"] > PROMPT_LAUNCH_NS else ""
     exposed = f"{ms(row['exposed_ns'])} of it is exposed."
     if row["earlier_ns"] <= HELD_NS:

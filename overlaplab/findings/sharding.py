@@ -71,12 +71,8 @@ def _peak_sentence(counted: pd.Series, curve: pd.DataFrame) -> str:
 
 def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
     """The waits and step times of two runs, and what the deeper prefetch hides if the runs differ in nothing else."""
-    same = (
-        first.strategy is not None
-        and first.strategy == second.strategy
-        and first.setting is not None
-        and first.setting == second.setting
-    )
+    what, other = ((cost.strategy, cost.setting) for cost in (first, second))
+    same = what == other and None not in what
     if same and first.prefetch is not None and second.prefetch is not None and first.prefetch != second.prefetch:
         deep, shallow = (first, second) if first.prefetch > second.prefetch else (second, first)
         names = (f"prefetch {deep.prefetch}", f"prefetch {shallow.prefetch}")

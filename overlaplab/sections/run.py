@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -77,13 +78,11 @@ def buckets_section(
         return None
     late = analyses.late_buckets(table)
     blocks: list[Block] = []
-    if len(late) and not analyses.launched_after_backward(table):
-        lines = tuple(findings.late_sentences(late))
-        if lines:
-            blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
+    lines = () if late.empty or analyses.launched_after_backward(table) else tuple(findings.late_sentences(late))
+    if lines:
+        blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
     causes = findings.bucket_causes(diagnosis, table)
-    window = dict(zip(("rank", "step"), (table[name].iloc[0] for name in ("rank", "step")), strict=True))
-    best = None if best is None else analyses.rows_of(best, window)
+    best = None if best is None else analyses.rows_of(best, _window(table))
     draw = partial(charts.buckets, table, causes=causes, best=best)
     blocks.append(Chart("buckets_chart", draw, note, as_held(table, "buckets")))
     return Section(
@@ -114,21 +113,19 @@ def gathers_section(
     """
     if table.empty:
         return None
-    first = {name: table[name].iloc[0] for name in ("rank", "step")}
-    scatters = analyses.rows_of(scatters, first)
+    scatters = analyses.rows_of(scatters, _window(table))
     held = analyses.gathered_bytes(table)
     window = window_ns or charts.schedule_window(table, scatters)
     prefetch = manifest.prefetch if manifest else None
     limit = gathers_limit(table, manifest)
     curve = partial(charts.gathered, held, window_ns=window, top_bytes=top_bytes, limit=limit, line=line)
     rows = partial(charts.schedule, table, scatters, prefetch=prefetch, window_ns=window, line=line)
+    where = findings.window_name(table) or "the whole recording"
     exposed = None if diagnosis is None else pd.concat([share.rows for share in diagnosis.causes] or [scatters.head(0)])
     remark = None if exposed is None or "kind" not in exposed else findings.scatters_exposed(scatters, exposed)
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
-        lead=" ".join(
-            filter(None, [findings.gathers_lead(table, findings.window_name(table) or "the whole recording"), remark])
-        ),
+        lead=" ".join(filter(None, [findings.gathers_lead(table, where), remark])),
         blocks=[
             Chart(f"{prefix}schedule_chart", rows, note, as_held(table, "schedule")),
             Chart(f"{prefix}curve_chart", curve, note, as_held(held, "gathered_bytes")),
@@ -272,6 +269,11 @@ def pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis | 
         blocks=[tables.pipeline_waits_rows(table)],
         advice=(findings.PIPELINE_UNLABELLED, *_advice(diagnosis)),
     )
+
+
+def _window(table: pd.DataFrame) -> dict[str, Any]:
+    """The rank and step of a table whose rows have the same ones."""
+    return {name: table[name].iloc[0] for name in ("rank", "step")}
 
 
 def _advice(diagnosis: findings.Diagnosis | None) -> tuple[str, ...]:

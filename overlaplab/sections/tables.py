@@ -295,9 +295,7 @@ def gathers_rows(table: pd.DataFrame, diagnosis: findings.Diagnosis | None = Non
 def schedule_rows(steps: pd.DataFrame) -> TableBlock:
     """Rows of `schedule_steps`, for a terminal."""
     counted = zip(*(steps[f"{of}layer_gathers"] for of in ("", "forward_", "backward_")), strict=True)
-    frame = steps.assign(
-        terse_layer_gathers=[f"{layers} = {forward} + {backward}" for layers, forward, backward in counted]
-    )
+    frame = steps.assign(terse_layer_gathers=[f"{of_all} = {ahead} + {back}" for of_all, ahead, back in counted])
     return TableBlock(
         key="schedule_table",
         caption="Per rank and step",
@@ -400,13 +398,8 @@ def sizes_rows(rows: pd.DataFrame, link_gb_per_s: float | None = None) -> TableB
             replace(column("each_collective", "bus_gb_per_s"), header="bus bandwidth"),
             replace(column("each_collective", "wait_ns"), header="longest wait"),
         ),
-        lead=" ".join(
-            f"{title}."
-            for title in (
-                findings.bandwidth_title(shown, link_gb_per_s),
-                *([findings.waits_title(rows, with_wait)] if len(with_wait) else []),
-            )
-        ),
+        lead=f"{findings.bandwidth_title(shown, link_gb_per_s)}."
+        + (f" {findings.waits_title(rows, with_wait)}." if len(with_wait) else ""),
         notes=[remark[:1].lower() + remark[1:].removesuffix(".") for remark in findings.bandwidth_remarks(rows, shown)],
     )
 

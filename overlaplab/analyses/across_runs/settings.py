@@ -71,9 +71,8 @@ def is_sweep(runs: Sequence[Run]) -> bool:
     """
     manifests = [run.manifest for run in runs if run.manifest is not None]
     caps = {manifest.bucket_cap_mb for manifest in manifests}
-    if len(manifests) < len(runs) or len(caps) < 2 or None in caps:
-        return False
-    return len({_fixed_settings(manifest) for manifest in manifests}) == 1
+    has_caps = len(manifests) == len(runs) and len(caps) > 1 and None not in caps
+    return has_caps and len({*map(_fixed_settings, manifests)}) == 1
 
 
 def setting_numbers(runs: Sequence[Run]) -> list[int]:
@@ -81,10 +80,8 @@ def setting_numbers(runs: Sequence[Run]) -> list[int]:
 
     Where all have the same settings, or nothing tells them, each run is its own.
     """
-    keys = [
-        (run.manifest.bucket_cap_mb, _fixed_settings(run.manifest)) if run.manifest else (place,)
-        for place, run in enumerate(runs)
-    ]
+    manifests = enumerate(run.manifest for run in runs)
+    keys = [(each.bucket_cap_mb, _fixed_settings(each)) if each else (place,) for place, each in manifests]
     return [keys.index(key) for key in keys] if len({*keys}) > 1 else [*range(len(runs))]
 
 

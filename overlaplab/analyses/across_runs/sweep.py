@@ -118,9 +118,8 @@ def _stretches(
 def _group_by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
     """The runs of each cap, the smallest first."""
     if not is_sweep(runs):
-        raise OverlaplabError(
-            "these runs are no sweep over bucket_cap_mb", remedy=f"Compare them instead: {name_differences(runs)}."
-        )
+        remedy = f"Compare them instead: {name_differences(runs)}."
+        raise OverlaplabError("these runs are no sweep over bucket_cap_mb", remedy=remedy)
     by_cap: dict[float, list[Run]] = {}
     for run in runs:
         if run.manifest is not None and run.manifest.bucket_cap_mb is not None:

@@ -436,11 +436,8 @@ def _advice(
 ) -> tuple[str, int | None]:
     """What to do against exposed communication, and how much shorter a step would be."""
     if not shares:
-        return (
-            ("Nothing to do: no communication is exposed.", 0)
-            if best is None
-            else (predicted_words(best), best.gain_ns)
-        )
+        nothing = "Nothing to do: no communication is exposed."
+        return (nothing, 0) if best is None else (predicted_words(best), best.gain_ns)
     first = _largest(shares)
     if first.untold and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None

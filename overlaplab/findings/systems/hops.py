@@ -64,10 +64,8 @@ def bench_remarks(table: pd.DataFrame, link: Link | None) -> Iterator[str]:
             f" {count(link.world_size, 'rank')} takes {less if until else 'no less than a ring'}."
         )
         ratio = (table["time_ns"] / table["modelled_ns"].astype("float64")).groupby(table["algorithm"], sort=False)
-        spread = [
-            f"{name} {least:.3f} to {most:.3f}"
-            for name, least, most in zip(ratio.groups, ratio.min(), ratio.max(), strict=True)
-        ]
+        ends = zip(ratio.groups, ratio.min(), ratio.max(), strict=True)
+        spread = [f"{name} {least:.3f} to {most:.3f}" for name, least, most in ends]
         yield f"Measured ÷ formula: {join_names(spread)}."
     if wrong := int(table["wrong"].sum()):
         yield f"{count(wrong, 'element')} came out wrong."
