@@ -47,7 +47,7 @@ def watched_notes(watched: Watched) -> list[str]:
     """What of a training is not watched, and why."""
     missing = sorted(set(range(watched.world_size)) - {rank.header.rank for rank in watched.ranks})
     notes = [f"{count(len(missing), 'rank')} of {watched.world_size} left no file here"] if missing else []
-    unseen = {note: None for rank in watched.ranks for note in rank.header.notes}
+    unseen = dict.fromkeys(note for rank in watched.ranks for note in rank.header.notes)
     return [*notes, *unseen, "waits in functional collectives and DTensor are not seen"]
 
 
@@ -106,17 +106,12 @@ def _change(change: pd.Series[Any]) -> str:
         if not after:
             return f"Rank {change['rank']} has ceased to be late {between}; until then it was, by {ms(before)}."
         return f"Rank {change['rank']} has changed {between}: it is late by {ms(after)}, until then by {ms(before)}."
-    longer = "longer" if after > before else "shorter"
-    text = (
-        f"From step {change['step']} on steps take {percent(abs(after - before), before)} {longer}: {ms(after)}, until"
-        f" then {ms(before)}"
-    )
+    longer = f"{percent(abs(after - before), before)} {'longer' if after > before else 'shorter'}"
+    text = f"From step {change['step']} on steps take {longer}: {ms(after)}, until then {ms(before)}"
     if pd.isna(change["exposed_before_ns"]) or pd.isna(change["exposed_after_ns"]):
         return text + "."
-    return (
-        f"{text}; exposed communication is {ms(int(change['exposed_after_ns']))}, until then"
-        f" {ms(int(change['exposed_before_ns']))}."
-    )
+    was, now = (ms(int(change[f"exposed_{when}_ns"])) for when in ("before", "after"))
+    return f"{text}; exposed communication is {now}, until then {was}."
 
 
 def _kind(kind: pd.Series[Any]) -> str:

@@ -43,7 +43,7 @@ def setting_words(setting: Setting) -> str:
         "no straggler" if not setting.straggler else "",
         *(f"the edit {name if value is None else f'{name}={value}'}" for name, value in setting.edits),
     ]
-    changes = [part for part in parts if part]
+    changes = [*filter(None, parts)]
     return join_names(changes) if changes else ""
 
 
@@ -175,21 +175,17 @@ def device_folded(option: str | None, why: str = "", *, first: bool = True, link
 
     `first`, `link`: whether `overlaplab predict` takes another cap of the first bucket, and another link.
     """
-    other = {
+    folded = {
         None: f"bucket_cap_mb, prefetch: {why}",
         "bucket_cap_mb": "Prefetch: DDP gathers nothing.",
         "prefetch": "bucket_cap_mb: FSDP2 sends no buckets.",
-    }[option]
-    return [
-        other,
-        *(
-            ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it."]
-            if first and option == "bucket_cap_mb"
-            else []
-        ),
-        *(["Link: overlaplab predict RUN --link 100Gbps,20us predicts another one."] if link else []),
-        "Strategy, ranks, microbatches: a trace does not show what the training loop would do then.",
-    ]
+    }
+    notes = [folded[option]]
+    if first and option == "bucket_cap_mb":
+        notes.append("First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it.")
+    if link:
+        notes.append("Link: overlaplab predict RUN --link 100Gbps,20us predicts another one.")
+    return [*notes, "Strategy, ranks, microbatches: a trace does not show what the training loop would do then."]
 
 
 def what_if_advice(
@@ -213,9 +209,8 @@ def what_if_advice(
     cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", without_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:
-        return (
-            f"No cap is predicted to make the step{beside} shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
-        )
+        shortest = f"the shortest is {ms(best['step_ns'])}, with {cap}"
+        return f"No cap is predicted to make the step{beside} shorter: {shortest}."
     gain = f"{ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}"
     if gain_ns <= doubt_ns:
         return f"{cap}{beside}: predicted gain {gain}. Record both settings several times to know."

@@ -7,7 +7,7 @@ from functools import partial
 from overlaplab import charts, findings
 from overlaplab.analyses import watched_strip
 from overlaplab.formats import as_held
-from overlaplab.sections.blocks import Block, Chart, Folded, Lines, Section, TableBlock
+from overlaplab.sections.blocks import Block, Chart, Folded, Section
 from overlaplab.sections.watched import WatchedTables, watched_ranks_block
 
 MAX_STRIP_RANKS = 16
@@ -28,12 +28,9 @@ def live_section(tables: WatchedTables) -> Section:
     if len(strip) and tables.watched.world_size > 1:
         held = as_held(strip, "watched_strip")
         blocks.append(Chart("watched_late", partial(charts.watched_late, strip), left_out, held))
-    blocks.append(Folded(key="ranks_fold", heading="Every rank", blocks=partial(_ranks, watched_ranks_block(tables))))
+    every = watched_ranks_block(tables)
+    blocks.append(Folded(key="ranks_fold", heading="Every rank", blocks=lambda: [every]))
     return Section(title="Live", lead=tables.sentences[0], blocks=blocks, advice=())
-
-
-def _ranks(block: TableBlock) -> list[TableBlock | Lines]:
-    return [block]
 
 
 def _strip_ranks(tables: WatchedTables) -> tuple[list[int], str | None]:

@@ -136,9 +136,8 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
     The keys are those of `analyses.work_differs`; no mapping where the chosen run has no run.json.
     """
     if differing is None:
-        return (
-            f"{shorten(chosen)} has no run.json, so which runs did the same work is unknown: choose those to compare."
-        )
+        unknown_work = "so which runs did the same work is unknown: choose those to compare."
+        return f"{shorten(chosen)} has no run.json, {unknown_work}"
     if not differing:
         return f"There is no other run to compare {shorten(chosen)} with."
     unknown = [name for name, keys in differing.items() if keys is None]
@@ -200,9 +199,8 @@ def _settings(table: pd.DataFrame) -> list[_ComparedSetting]:
     named = table.assign(label=[f"{'cap ' if axis == 'bucket_cap_mb' else ''}{label}" for label in labels])
     by_setting = named.dropna(subset=["step_ms_median"]).groupby("recording_of")
     rows = by_setting.agg(tier=("tier", "first"), step_ms=("step_ms_median", "median"), label=("label", "first"))
-    return [
-        _ComparedSetting(*row) for row in rows.sort_values(["tier", "step_ms"], kind="stable").itertuples(index=False)
-    ]
+    ordered = rows.sort_values(["tier", "step_ms"], kind="stable")
+    return [_ComparedSetting(*row) for row in ordered.itertuples(index=False)]
 
 
 def _without_steps(table: pd.DataFrame) -> list[str]:

@@ -204,8 +204,8 @@ def _two_shortest(table: pd.DataFrame) -> tuple[Row, Row]:
 
 def _is_largest(table: pd.DataFrame, row: Row) -> bool:
     """Whether this is the largest cap, and a larger one would make different buckets."""
-    several = pd.isna(row["buckets"]) or row["buckets"] > 1
-    return bool(row["bucket_cap_mb"] == table["bucket_cap_mb"].max() and several)
+    several = bool(pd.isna(row["buckets"]) or row["buckets"] > 1)
+    return several and bool(row["bucket_cap_mb"] == table["bucket_cap_mb"].max())
 
 
 def _caps(rows: Sequence[Row]) -> str:

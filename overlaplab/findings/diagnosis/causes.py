@@ -45,28 +45,23 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
     if number > MOST_COLLECTIVES_LISTED or rows["what"].isna().any():
         kinds = rows.groupby(rows["kind"].map(kind_word))["exposed_ns"].sum().sort_values(ascending=False)
         word = str(kinds.index[0]) if len(kinds) == 1 else "collective"
-        if number > 1:
-            return f"{count(number, word)}, most in {_short_label(first)}"
-        return _short_label(first)
+        return f"{count(number, word)}, most in {_short_label(first)}" if number > 1 else _short_label(first)
     names = list(dict.fromkeys(shorten(str(name), 40) for name in rows["what"]))
     if len(names) == 1 and cause in (Cause.TAIL, Cause.UNHIDEABLE) and buckets is not None:
         launched = buckets.loc[bucket_rows_by_name(buckets).get(names[0], [])]
         over = (launched["end_ns"] - launched["backward_end_ns"]).max()
         if pd.notna(over) and over > 0:
             return f"{names[0]}, which ends {ms(int(over))} after the backward pass"
-    numbers = [int(name[len(_BUCKET) :]) for name in names if re.fullmatch(rf"{_BUCKET}\d+", name)]
+    numbers = [int(match[1]) for name in names if (match := re.fullmatch(r"bucket (\d+)", name))]
     return bucket_numbers(numbers) if 1 < len(numbers) == len(names) else join_names(names)
-
-
-_BUCKET = "bucket "
 
 
 def bucket_numbers(numbers: Sequence[int]) -> str:
     """Buckets by number, in their order: `buckets 4–6`, `buckets 2, 4 and 5`."""
     ordered = sorted(numbers)
     if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
-        return f"{_BUCKET.rstrip()}s {ordered[0]}–{ordered[-1]}"
-    return f"{_BUCKET.rstrip()}{'' if len(ordered) == 1 else 's'} {join_names([str(number) for number in ordered])}"
+        return f"buckets {ordered[0]}–{ordered[-1]}"
+    return f"bucket{'' if len(ordered) == 1 else 's'} {join_names([*map(str, ordered)])}"
 
 
 def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:
