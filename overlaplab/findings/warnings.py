@@ -284,7 +284,7 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
     busy = _busy_rows(run)
     if not len(busy):
         return ()
-    worst = busy.iloc[(busy["delayed_ns"] / busy["span_ns"]).argmax()]
+    worst = busy.to_dict("records")[int((busy["delayed_ns"] / busy["span_ns"]).argmax())]
     unit_rows = table[table["rank"].eq(worst["rank"]) & table["step"].eq(worst["step"]) & table["unit"].ne("")]
     where = ""
     if len(unit_rows):
