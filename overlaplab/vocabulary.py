@@ -110,22 +110,8 @@ _REQUIRED = {
 }
 _DIGITS = 18
 _INTEGERS = {
-    *(
-        "bucket",
-        "bytes",
-        "delayed_ns",
-        "hop",
-        "microbatch",
-        "ran_ns",
-        "receives",
-        "sends",
-        "seq",
-        "source",
-        "stage",
-        "staleness",
-        "to",
-        "worker",
-    ),
+    *("bucket", "bytes", "delayed_ns", "hop", "microbatch", "ran_ns", "receives", "sends", "seq", "source"),
+    *("stage", "staleness", "to", "worker"),
 }
 _LISTS = {"parameters"}
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")

@@ -60,13 +60,19 @@ def gradient_word(name: Any, arrival: Any, shape: Any) -> str:
 
 def last_gradient(bucket: dict[Any, Any]) -> str | None:
     """The gradient that arrived last in a row of `overlaplab.buckets`, as from `gradient_word`; None where unknown."""
+    if isinstance(bucket["last_parameter"], str):
+        return gradient_word(bucket["last_parameter"], None, None)
+    arrival, shape = last_arrival(bucket)
+    return None if arrival is None else gradient_word(None, arrival, shape)
+
+
+def last_arrival(bucket: dict[Any, Any]) -> tuple[Any, Any]:
+    """Arrival number and shape of the gradient that came last in a row of `overlaplab.buckets`; None where unknown."""
     import pandas as pd
 
-    if not pd.isna(bucket["last_parameter"]):
-        return gradient_word(bucket["last_parameter"], None, None)
     gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
     arrived = [(arrival, shape) for arrival, shape in gradients if not pd.isna(arrival)]
-    return gradient_word(None, *max(arrived, key=lambda gradient: gradient[0])) if arrived else None
+    return max(arrived, key=lambda gradient: gradient[0], default=(None, None))
 
 
 def kind_word(kind: object) -> str:
@@ -149,9 +155,14 @@ def rank_word(rank: object) -> str:
     return str(rank) if isinstance(rank, Integral) else "unknown"
 
 
+def capitalise(text: str) -> str:
+    """With a capital letter at the beginning alone."""
+    return text[:1].upper() + text[1:]
+
+
 def sentence(text: str) -> str:
     """A warning as a full sentence."""
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capitalise(text)}."
 
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -173,3 +184,13 @@ def rate(gb_per_s: float) -> str:
 def byte_unit(count: float) -> tuple[str, float]:
     """The unit that suits so many bytes, and its size in bytes."""
     return next((pair for pair in _UNITS if count >= pair[1]), _UNITS[-1])
+
+
+def doubt_clause(gain_ns: int, doubt_ns: int | None) -> str:
+    """The error of a predicted gain, which it follows, and whether it may be none; empty where `doubt_ns` is unknown.
+
+    `doubt_ns`: see `simulate.predictions.error.gain_half_ns`.
+    """
+    if doubt_ns is None:
+        return ""
+    return f" ± {ms(doubt_ns)}{'' if abs(gain_ns) > doubt_ns else ', so perhaps none'}"

@@ -71,11 +71,13 @@ def _is_bare(name: str) -> bool:
 
 
 def _public_names(tree: ast.AST) -> set[str]:
-    """Collect what a package's `__all__` lists."""
+    """Collect what a package's `__all__` lists, or passes on where it consists of imports alone."""
     for statement in getattr(tree, "body", []):
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
             return {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
-    return set()
+    _, *imports = getattr(tree, "body", None) or [tree]
+    passes_on = all(isinstance(statement, ast.ImportFrom) for statement in imports)
+    return {alias.name for statement in imports for alias in getattr(statement, "names", ())} if passes_on else set()
 
 
 def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.events import Run, activity, table_of, window_bounds
+from overlaplab.events import Run, activity, window_bounds
 from overlaplab.evidence.exposed_waits import ExposedWaits, exposed_waits
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import EMPTY, lengths_within, subtract
@@ -26,7 +26,7 @@ def blocking(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     was held up by something else), `unresolved_ns` (unknown; all of it where the trace has no `cuda_sync` events). A
     rank whose device activity was not recorded has no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[tuple[object, ...]] = []
     for trace in selected_traces(run, selection):
         busy, windows = activity(trace), selected_windows(trace, selection)
         if busy.rule is Rule.UNRECORDED:
@@ -34,9 +34,8 @@ def blocking(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         waits, bounds = exposed_waits(trace) or ExposedWaits(EMPTY, EMPTY), window_bounds(windows)
         exposed = subtract(busy.communication, busy.compute)
         times = (lengths_within(part, *bounds) for part in (exposed, waits.blocking, waits.not_blocking))
-        parts = (
-            (window, *values, values[0] - values[1] - values[2])
-            for window, *values in zip(windows, *times, strict=True)
-        )
-        rows += [dict(zip(COLUMNS, (trace.rank, window.step, *values), strict=True)) for window, *values in parts]
-    return table_of(rows, dict(COLUMNS))
+        rows += [
+            (trace.rank, window.step, whole, blocks, not_blocking, whole - blocks - not_blocking)
+            for window, whole, blocks, not_blocking in zip(windows, *times, strict=True)
+        ]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from math import inf
 from typing import Any
 
 import pandas as pd
@@ -77,15 +76,8 @@ def _synchronising_passes(trace: Trace, labels: Sequence[Label]) -> Sequence[Spa
     if backwards:
         return [label for label in backwards if label.fields["sync"] == "1"]
     launches = [label.start_ns for label in labels if label.word == "bucket_launch"]
-    return [
-        backward for backward in autograd_passes(trace) if backward.end_ns >= _first_from(launches, backward.start_ns)
-    ]
-
-
-def _first_from(moments: Sequence[int], start_ns: int) -> float:
-    """The first of these moments, which are in order, from the start on; infinity where none follows."""
-    place = bisect_left(moments, start_ns)
-    return moments[place] if place < len(moments) else inf
+    passes = autograd_passes(trace)
+    return [each for each in passes if bisect_left(launches, each.start_ns) < bisect_right(launches, each.end_ns)]
 
 
 def _label_rows(
@@ -118,6 +110,7 @@ def _label_rows(
         if label.word != "bucket_launch":
             continue
         completed, held = ready.pop(label.fields["bucket"], (None, {}))
+        ready_ns = None if completed is None else completed.start_ns
         yield {
             **common,
             "index": int(label.fields["bucket"]),
@@ -128,14 +121,7 @@ def _label_rows(
             "arrivals": tuple(gradient and gradient[0] for gradient in held.values()),
             "shapes": (None,) * len(held),
             "told_by": None if completed is None else "engine",
-            **_times(
-                None if completed is None else completed.start_ns,
-                label,
-                ran.communication_span(label),
-                step,
-                ran,
-                exposed_before,
-            ),
+            **_times(ready_ns, label, ran.communication_span(label), step, ran, exposed_before),
         }
 
 

@@ -8,11 +8,7 @@ import pandas as pd
 from overlaplab.analyses.transfer_lines import fitted_lines
 from overlaplab.events import Run
 
-_TYPES = {
-    "ranks": "object",
-    **dict.fromkeys(("kind", "dtype"), "object"),
-    **dict.fromkeys(("bytes", "time_ns", "count"), "int64"),
-}
+_TYPES = dict.fromkeys(("ranks", "kind", "dtype"), "object") | dict.fromkeys(("bytes", "time_ns", "count"), "int64")
 _BEYOND = 2.0
 """Times: from half the smallest size that was measured to twice the largest."""
 _STEP = 2**0.25

@@ -24,17 +24,8 @@ from overlaplab.vocabulary import Rule
 
 COLUMNS = (
     *("index", "rank", "step", "group", "group_description", "axis", "group_size", "kind", "dtype", "bytes"),
-    *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"),
-    *(
-        "transfer_ns",
-        "bus_gb_per_s",
-        "bus_is_lower_bound",
-        "skew_ns",
-        "within_clock_error",
-        "last_rank",
-        "doubtful",
-        "unmatched",
-    ),
+    *("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns", "transfer_ns"),
+    *("bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "doubtful", "unmatched"),
 )
 """The columns of `collectives`, in order."""
 
@@ -89,9 +80,8 @@ def _every_collective(run: Run) -> pd.DataFrame:
     for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"):
         is_known = table[name] != UNKNOWN_NS
         columns[name] = _nullable_integers(table[name] - (0 if name in ("wait_ns", "exposed_ns") else origin), is_known)
-    columns["group_size"], columns["bytes"] = (
-        _nullable_integers(table[name], table[name] != -1) for name in ("size", "bytes")
-    )
+    for column, name in (("group_size", "size"), ("bytes", "bytes")):
+        columns[column] = _nullable_integers(table[name], table[name] != -1)
     table["axis"] = group_axes(table["group_description"])
     for name in ("group", "group_description", "axis", "kind", "dtype"):
         columns[name] = or_none(table[name], table[name] != "")
@@ -173,11 +163,9 @@ def time_spent(table: pd.DataFrame) -> pd.Series:
     return table["end_ns"] - table[["start_ns", "arrived_ns"]].min(axis=1)
 
 
-_FIRST = (
-    *("step", "group", "group_description", "axis", "group_size", "kind", "dtype", "bytes", "transfer_ns"),
-    "bus_gb_per_s",
-    *("bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "doubtful", "unmatched"),
-)
+_OF_RANK = ("index", "rank", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
+_FIRST = [name for name in COLUMNS if name not in _OF_RANK]
+"""What is the same on all rows of a collective, but for its step."""
 
 
 def each_collective(table: pd.DataFrame) -> pd.DataFrame:
@@ -193,7 +181,7 @@ def each_collective(table: pd.DataFrame) -> pd.DataFrame:
     """
     timed = table.assign(longest_ns=time_spent(table))
     by = timed.groupby("index", sort=False)
-    each = by[list(_FIRST)].first()
+    each = by[_FIRST].first()
     each["ranks"] = by.size()
     each["start_ns"], each["end_ns"] = by["start_ns"].min(), by["end_ns"].max()
     for name in ("longest_ns", "wait_ns", "exposed_ns"):

@@ -46,12 +46,11 @@ def _trace_rows(
 ) -> list[dict[str, Any]]:
     busy, zero = activity(trace), run_zero_ns(run, trace)
     identity = ["group", "group_description", "kind"]
-    mine = [
-        t[(t["rank"] == trace.rank) | t["rank"].isna()].fillna(dict.fromkeys(identity, "")) for t in (launched, timed)
-    ]
-    spans = dict(list(mine[1].dropna(subset=["start_ns"]).groupby(identity)))
+    unknown = dict.fromkeys(identity, "")
+    launched, timed = (t[(t["rank"] == trace.rank) | t["rank"].isna()].fillna(unknown) for t in (launched, timed))
+    spans = dict(list(timed.dropna(subset=["start_ns"]).groupby(identity)))
     rows = []
-    for key, rows_of_key in mine[0].groupby(identity):
+    for key, rows_of_key in launched.groupby(identity):
         ran = spans.get(key)
         inside = busy.communication[:0]
         if ran is not None:

@@ -119,18 +119,11 @@ class _Attribution:
 
     def moments(self) -> Facts:
         """One row per moment: `place` in `steps`, `cause` (its place in `_ORDER`), `row`, `exposed_ns`, times."""
-        place, row, start, end = (
-            np.concatenate([getattr(part, name) for _, part in self.parts]) for name in ("step", "row", "start", "end")
-        )
+        names = {"place": "step", "row": "row", "start_ns": "start", "end_ns": "end"}
+        rows = {key: np.concatenate([getattr(part, name) for _, part in self.parts]) for key, name in names.items()}
         causes = np.array([_ORDER.index(cause) for cause, _ in self.parts], dtype=np.int64)
-        return {
-            "place": place,
-            "cause": np.repeat(causes, [len(part.row) for _, part in self.parts]),
-            "row": row,
-            "exposed_ns": end - start,
-            "start_ns": start,
-            "end_ns": end,
-        }
+        rows["cause"] = np.repeat(causes, [len(part.row) for _, part in self.parts])
+        return rows | {"exposed_ns": rows["end_ns"] - rows["start_ns"]}
 
     def to_table(self, rows: Facts) -> pd.DataFrame:
         """Rows as of `moments`, with the columns of `exposed`."""
@@ -143,9 +136,8 @@ class _Attribution:
         columns |= {"cause": np.array(CAUSES, dtype=object)[cause], "rank": ranks[place], "step": numbers[place]}
         zero = zeros.astype(np.int64)[place]
         columns |= {"exposed_ns": rows["exposed_ns"]} | {name: rows[name] - zero for name in ("start_ns", "end_ns")}
-        return pd.DataFrame(
-            {name: pd.Series(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}, copy=False
-        )
+        series = {name: pd.Series(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()}
+        return pd.DataFrame(series, copy=False)
 
 
 def _attribute(run: Run, selection: Selection) -> _Attribution:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pandas as pd
 
+from overlaplab.words import last_arrival
+
 _COLUMNS = (
     *("index", "parameter", "arrival", "shape", "gap_ns"),
     *("held_ns", "held", "link_ns", "exposed_ns", "cost_ns", "earlier_ns", "saved_ns"),
@@ -53,7 +55,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
             {
                 "index": bucket["index"],
                 "parameter": bucket["last_parameter"],
-                **_last(bucket),
+                **dict(zip(("arrival", "shape"), last_arrival(bucket), strict=True)),
                 "gap_ns": last_gap_ns(bucket["gradient_ready_ns"]),
                 "held_ns": max(waiting.values(), default=0),
                 "held": tuple(ordered[other]["index"] for other in waiting),
@@ -65,14 +67,6 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
         )
     late = pd.DataFrame(rows, index=costly, columns=list(_COLUMNS)).astype({"gap_ns": "Int64", "arrival": "Int64"})
     return late.sort_values("cost_ns", ascending=False, kind="stable")
-
-
-def _last(bucket: dict[Any, Any]) -> dict[str, Any]:
-    """Arrival number and shape of the gradient that arrived last; None where unknown."""
-    gradients = zip(bucket["arrivals"], bucket["shapes"], strict=True)
-    arrived = [(arrival, shape) for arrival, shape in gradients if not pd.isna(arrival)]
-    arrival, shape = max(arrived, key=lambda gradient: gradient[0], default=(None, None))
-    return {"arrival": arrival, "shape": shape}
 
 
 def last_gap_ns(gradient_ready_ns: Iterable[int | None]) -> int | None:

@@ -14,6 +14,7 @@ from overlaplab.events import (
     WorkKind,
     activity,
     counting_as,
+    empty_table,
     once_per_run,
     outermost,
     rule_of,
@@ -30,11 +31,7 @@ MIN_LATE_SHARE = 0.8
 
 _MAX_KERNELS_APART = 0.01
 """Ranks whose numbers of kernels differ by at most 1 % run the same ones."""
-_NAMES = {
-    "name": "object",
-    **dict.fromkeys(("own_ns", "others_ns"), "int64"),
-    **dict.fromkeys(("own", "others"), "float64"),
-}
+_NAMES = {"name": "object", "own_ns": "int64", "others_ns": "int64", "own": "float64", "others": "float64"}
 _COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
 
@@ -46,9 +43,8 @@ def late_steps(run: Run) -> pd.DataFrame:
     """
     table = collectives(run)
     matched = table[table["last_rank"].notna() & ~table["within_clock_error"].fillna(True).astype(bool)]
-    waits = (
-        matched[matched["rank"] != matched["last_rank"]].groupby(["step", "last_rank"])["wait_ns"].sum().reset_index()
-    )
+    others = matched[matched["rank"] != matched["last_rank"]]
+    waits = others.groupby(["step", "last_rank"])["wait_ns"].sum().reset_index()
     waits = waits[waits["wait_ns"] > 0].sort_values("wait_ns", ascending=False, kind="stable")
     rows = waits.drop_duplicates("step").sort_values("step").rename(columns={"last_rank": "rank"})
     return rows.astype({"step": "Int64", "rank": "Int64", "wait_ns": "int64"}).reset_index(drop=True)
@@ -78,12 +74,11 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     """
     rules = {rule_of(trace) for trace in run.traces}
     if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
-        return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
-    spent = {
-        trace.rank: _time_by_phase(trace) if Rule.CPU in rules else _spent_on_device(trace) for trace in run.traces
-    }
+        return empty_table(_COLUMNS)
+    by_phase = _time_by_phase if Rule.CPU in rules else _spent_on_device
+    spent = {trace.rank: by_phase(trace) for trace in run.traces}
     if rank not in spent or not all(spent.values()):
-        return pd.DataFrame(columns=list(_COLUMNS)).astype(_COLUMNS)
+        return empty_table(_COLUMNS)
     same = Rule.GPU in rules and _has_as_many_kernels(run, rank)
     rows = []
     for phase, what in dict.fromkeys(key for each in spent.values() for key in each):
@@ -103,7 +98,7 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
     first. Empty of phases in which nothing computes: of all but passes, `kernels` and `same_kernels`.
     """
     if phase not in ("forward", "backward", "optimizer", "kernels", "same_kernels") or len(run.traces) < 2:
-        return pd.DataFrame(columns=list(_NAMES)).astype(_NAMES)
+        return empty_table(_NAMES)
     by_rank = {trace.rank: _computed_by_name(trace, phase) for trace in run.traces}
     took = pd.DataFrame({each: table["took_ns"] for each, table in by_rank.items()}).fillna(0)
     number = pd.DataFrame({each: table["number"] for each, table in by_rank.items()}).fillna(0)

@@ -38,17 +38,8 @@ from overlaplab.load import load_run
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
-    *(
-        recorded_collectives,
-        steps_and_labels,
-        could_start,
-        host_waits,
-        purposes,
-        idle_gaps,
-        stage_labels,
-        step_signatures,
-    ),
-    *(exposed_waits, missing_wait_fields),
+    *(recorded_collectives, steps_and_labels, could_start, host_waits, purposes, idle_gaps),
+    *(stage_labels, step_signatures, exposed_waits, missing_wait_fields),
 )
 
 

@@ -53,9 +53,8 @@ def scalars(run: Run | Watched, selection: Selection = EVERYTHING, *, causes: bo
     """
     if isinstance(run, Watched):
         if selection != EVERYTHING:
-            raise OverlaplabError(
-                "a watched training's figures are of all its steps", remedy="Leave the selection out."
-            )
+            what = "a watched training's figures are of all its steps"
+            raise OverlaplabError(what, remedy="Leave the selection out.")
         return watched_scalars(run)
     every = summary(run, selection)
     table = drop_damaged(every)
@@ -64,11 +63,8 @@ def scalars(run: Run | Watched, selection: Selection = EVERYTHING, *, causes: bo
     comm = int(table["comm_ns"].sum())
     figures[_RATIO] = int(table["overlapped_ns"].sum()) / comm if comm and figures["comm_ns"] is not None else None
     recognised = _communication_recognised(run, selection)
-    figures |= (
-        _hidden_counts(table, collectives(run, selection))
-        if recognised
-        else dict.fromkeys((*_OF_COMMUNICATION, *HIDDEN))
-    )
+    unknown = dict.fromkeys((*_OF_COMMUNICATION, *HIDDEN))
+    figures |= _hidden_counts(table, collectives(run, selection)) if recognised else unknown
     if causes and figures["exposed_comm_ns"] is None:
         figures |= dict.fromkeys(OF_CAUSE)
     elif causes:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, rule_of, step_windows, windows_at
+from overlaplab.events import (
+    Run,
+    Trace,
+    WorkKind,
+    activity,
+    counting_as,
+    empty_table,
+    rule_of,
+    step_windows,
+    windows_at,
+)
 from overlaplab.intervals import lengths_within
 from overlaplab.vocabulary import Rule
 
@@ -26,7 +36,7 @@ def slowdowns(run: Run) -> pd.DataFrame:
     """
     tables = [_kernels(trace) for trace in run.traces if rule_of(trace) is Rule.GPU]
     if not tables:
-        return pd.DataFrame(columns=list(_TYPES)).astype(_TYPES)
+        return empty_table(_TYPES)
     table = pd.concat(tables, ignore_index=True)
     usual = table.groupby("name")["of"].agg(lambda of: of.mode().iloc[0])
     table = table[table["of"] == table["name"].map(usual)]

@@ -15,6 +15,16 @@ from overlaplab.events import Run
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
+_COLUMNS = {
+    "rank": "Int64",
+    "collectives": "int64",
+    "last": "int64",
+    "late_median_ns": "Int64",
+    "late_max_ns": "Int64",
+    "cost_ns": "int64",
+    "alone_ns": "int64",
+}
+
 
 def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank that took part in a collective whose waits are known; the most expensive first.
@@ -57,11 +67,7 @@ def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
                 "alone_ns": int(waits["alone_ns"].sum()),
             }
         )
-    columns = ["rank", "collectives", "last", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns"]
-    result = pd.DataFrame(rows, columns=columns).astype(
-        {"rank": "Int64", "late_median_ns": "Int64", "late_max_ns": "Int64"}
-        | dict.fromkeys(("collectives", "last", "cost_ns", "alone_ns"), "int64")
-    )
+    result = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     return result.sort_values(["cost_ns", "rank"], ascending=[False, True], kind="stable", ignore_index=True)
 
 

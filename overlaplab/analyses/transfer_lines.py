@@ -83,19 +83,10 @@ def transfer_lines(run: Run) -> pd.DataFrame:
 
 
 def _row(line: Fitted) -> tuple[object, ...]:
-    messages = ROUNDS[line.kind] * (line.group_size - 1)
+    latency_ns = line.latency_ns / max(ROUNDS[line.kind] * (line.group_size - 1), 1)
     speed = ring_factor(line.kind, line.group_size) / line.ns_per_byte if line.ns_per_byte else None
     number, sizes = len(line.transfers), line.transfers["bytes"].nunique()
-    return (
-        line.ranks,
-        line.kind,
-        line.latency_ns / max(messages, 1),
-        speed,
-        line.deviation,
-        line.r_squared,
-        number,
-        sizes,
-    )
+    return line.ranks, line.kind, latency_ns, speed, line.deviation, line.r_squared, number, sizes
 
 
 def fitted_lines(run: Run) -> Iterator[Fitted]:
@@ -116,10 +107,5 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
         transfers = of_group[["dtype", "bytes", "transfer_ns"]].astype({"bytes": "int64", "transfer_ns": "int64"})
         latency_ns, ns_per_byte = fit_line(transfers["bytes"].tolist(), transfers["transfer_ns"].tolist())
         yield Fitted(
-            ranks=ranks,
-            kind=kind,
-            group_size=size,
-            transfers=transfers,
-            latency_ns=latency_ns,
-            ns_per_byte=ns_per_byte,
+            ranks=ranks, kind=kind, group_size=size, transfers=transfers, latency_ns=latency_ns, ns_per_byte=ns_per_byte
         )

@@ -84,7 +84,7 @@ def _folder_beside(run: str) -> Path:
 def _verify_advice(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
     """Record the settings in turn, by the user's command or else the run's own: is the advised one's gain confirmed?"""
     from overlaplab import findings
-    from overlaplab.analyses.across_runs.verified import verify_gain
+    from overlaplab.analyses.across_runs.tiers import verify_gain
     from overlaplab.sections.run_tables import RunTables
 
     tables = RunTables(run=run)

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab import simulate
-from overlaplab.analyses.across_runs.verified import Verified
+from overlaplab.analyses.across_runs.tiers import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
@@ -25,7 +25,7 @@ from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
-from overlaplab.words import count, duration, join_names, ms, percent, size_exact, to_ms
+from overlaplab.words import capitalise, count, doubt_clause, duration, join_names, ms, percent, size_exact, to_ms
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `simulate.advise`."""
@@ -77,8 +77,8 @@ def neighbour(table: pd.DataFrame, row: Row) -> Row | None:
         beyond = same_option[(same_option[by] - row[by]) * sign > 0]
         if len(beyond):
             nearest = beyond[(beyond[by] - row[by]).abs() == (beyond[by] - row[by]).abs().min()]
-            nearest_row: Row = nearest.sort_values("gain_ns", ascending=False, kind="stable").to_dict("records")[0]
-            return nearest_row
+            rows: list[Row] = nearest.to_dict("records")
+            return max(rows, key=lambda row: int(row["gain_ns"]))
     return None
 
 
@@ -109,7 +109,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"Best option: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
-            yield _sentence(row)[0].upper() + _sentence(row)[1:]
+            yield capitalise(_sentence(row))
     if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
         played = table["least_ns"].notna().any()
         of = "of the mean step" if played else f"in {place_name(diagnosis)}"
@@ -152,7 +152,7 @@ def _sentence(row: Row) -> str:
 
 
 def _doubt(row: Row) -> str:
-    return doubt_clause(int(row["gain_ns"]), None if pd.isna(row["half_ns"]) else int(row["half_ns"]))
+    return doubt_clause(int(row["gain_ns"]), int_or_none(row["half_ns"]))
 
 
 def _memory(row: Row) -> str:
@@ -204,9 +204,8 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
 
 def _gathers_ns(diagnosis: Diagnosis) -> int:
     """How much of the step waited for gathers."""
-    return sum(
-        int(share.rows.loc[share.rows["kind"] == "all_gather", "exposed_ns"].sum()) for share in diagnosis.causes
-    )
+    rows = [share.rows[share.rows["kind"] == "all_gather"] for share in diagnosis.causes]
+    return sum(int(each["exposed_ns"].sum()) for each in rows)
 
 
 _AHEAD = (

@@ -33,16 +33,12 @@ def collectives_lead(table: pd.DataFrame, diagnosis: Diagnosis | None = None) ->
     every = table["index"].nunique()
     with_waits = table[table["wait_ns"].notna()]
     if with_waits.empty:
-        took = table.dropna(subset=["start_ns", "end_ns"])
-        spent = ms(int(time_spent(took).sum()))
+        spent = ms(int(time_spent(table.dropna(subset=["start_ns", "end_ns"])).sum()))
         why = why_waits_unknown(table) or "that takes the traces of all ranks that took part"
         return f"{number}, in which ranks spent {spent}. How much of it is waiting is unknown: {why}."
     spent_ns, waited_ns = int(time_spent(with_waits).sum()), int(with_waits["wait_ns"].sum())
-    in_these = (
-        "them"
-        if with_waits["index"].nunique() == every
-        else f"the {with_waits['index'].nunique()} whose waits are known"
-    )
+    number_known = with_waits["index"].nunique()
+    in_these = "them" if number_known == every else f"the {number_known} whose waits are known"
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in {in_these},"
         f" {ms(waited_ns)} was spent waiting for the last rank to arrive."
@@ -76,13 +72,11 @@ def bandwidth_remarks(table: pd.DataFrame, with_bandwidth: pd.DataFrame) -> list
     if bounds := int(with_bandwidth["bus_is_lower_bound"].sum()):
         why = why_waits_unknown(with_bandwidth) or "how long the data took is not known without all ranks"
         remarks.append(f"{bounds} of {len(with_bandwidth)} are lower bounds: {why}.")
-    doubtful = int(table["doubtful"].sum())
-    if doubtful:
+    if doubtful := int(table["doubtful"].sum()):
         remarks.append(f"{count(doubtful, 'collective')} left out: doubtful matches.")
-    if len(table) - doubtful > len(with_bandwidth) > 0:
-        remarks.append(
-            f"{count(len(table) - doubtful - len(with_bandwidth), 'collective')} left out: size or group unknown."
-        )
+    unknown = len(table) - doubtful - len(with_bandwidth)
+    if unknown > 0 < len(with_bandwidth):
+        remarks.append(f"{count(unknown, 'collective')} left out: size or group unknown.")
     return remarks
 
 

@@ -8,13 +8,12 @@ from typing import Any
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, rule_of
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest, played_phantoms, strategy_traits
 from overlaplab.simulate.predictions.what_if import message_without_path, why_not
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
-from overlaplab.words import ms, shorten, to_ms
+from overlaplab.words import doubt_clause, ms, shorten, to_ms
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlaplab.costs import ENOUGH_STEPS, Attained, attained_steps, link_attained
+from overlaplab.costs import ENOUGH_STEPS, attained_steps, link_attained
 from overlaplab.events import Run
 from overlaplab.findings.thresholds import MOST_STEPS, MOST_STEPS_NAMED
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, numbers_named, shorten, to_ms
+from overlaplab.words import count, join_names, numbers_named, shorten, to_ms
 
 SLEEPS = "sleeping device"
 """What a run with `--compute sleep` was recorded on."""
@@ -28,7 +28,7 @@ def run_title(run: Run) -> str:
         SLEEPS if run.manifest.sleeps else "",
         f"emulated link {link}" if link else "",
     )
-    return f"{run.path}: {', '.join(part for part in parts if part)}"
+    return f"{run.path}: {', '.join(filter(None, parts))}"
 
 
 def note(manifest: Manifest | None) -> str | None:
@@ -41,7 +41,7 @@ def note(manifest: Manifest | None) -> str | None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
         parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
-    return ", ".join(part for part in (*parts, describe_link(manifest), describe_machine(manifest)) if part)
+    return ", ".join(filter(None, (*parts, describe_link(manifest), describe_machine(manifest))))
 
 
 def says_predicted(note: str | None) -> bool:
@@ -63,9 +63,11 @@ def describe_machine(manifest: Manifest) -> str:
     busy = sorted({row.step for row in manifest.machine or () if row.busy})
     if not busy:
         return ""
-    return "machine busy" + (
-        "" if len(busy) == len(steps) else f" in step{'s' * (len(busy) > 1)} {numbers_named(busy, last=' and ')}"
-    )
+    return "machine busy" + ("" if len(busy) == len(steps) else f" in {_steps_named(busy)}")
+
+
+def _steps_named(steps: Sequence[int]) -> str:
+    return f"step{'s' * (len(steps) > 1)} {numbers_named(steps, last=' and ')}"
 
 
 def link_note(manifest: Manifest | None) -> str | None:
@@ -87,9 +89,7 @@ def _predicted_note(manifests: Sequence[Manifest | None]) -> str:
     predicted = [manifest for manifest in manifests if manifest is not None and manifest.predicted is not None]
     if not predicted:
         return ""
-    return (
-        f"{PREDICTED}, not recorded" if len(predicted) == len(manifests) else f"in some runs {PREDICTED}, not recorded"
-    )
+    return f"{'' if len(predicted) == len(manifests) else 'in some runs '}{PREDICTED}, not recorded"
 
 
 def _links_note(manifests: Sequence[Manifest | None]) -> str | None:
@@ -123,9 +123,8 @@ def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:
 
 def describe_link(manifest: Manifest) -> str:
     """The emulated link, and whether it was attained, or in which steps it was not; empty without one."""
-    link = manifest.emulated_link
-    missed = f", link {_missed_words(manifest)}" if _missed_words(manifest) else ""
-    return f"emulated link {link}{missed}" if link else ""
+    link, missed = manifest.emulated_link, _missed_words(manifest)
+    return f"emulated link {link}{f', link {missed}' if missed else ''}" if link else ""
 
 
 def link_missed(manifest: Manifest) -> str | None:
@@ -139,7 +138,7 @@ def link_missed(manifest: Manifest) -> str | None:
         for step in late[:MOST_STEPS]
     ]
     parts += [f"{len(late) - MOST_STEPS} more"] if len(late) > MOST_STEPS else []
-    problem = f"link not attained in {_joined_words(parts)}"
+    problem = f"link not attained in {join_names(parts)}"
     tried = f" in the best of {manifest.attempts} recordings" if (manifest.attempts or 1) > 1 else ""
     if link_attained(manifest):
         good = [f"--step {step.step}" for step in steps if step.attained]
@@ -156,13 +155,8 @@ def _missed_words(manifest: Manifest) -> str:
     """`not attained`, with the steps if the run attained the link otherwise; empty if it did in all."""
     if link_attained(manifest) is False:
         return "not attained"
-    late: list[Attained] = [step for step in attained_steps(manifest) if not step.attained]
-    named = numbers_named([step.step for step in late], last=" and ")
-    return f"not attained in {'step' if len(late) == 1 else 'steps'} {named}" if late else ""
-
-
-def _joined_words(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    late = [step.step for step in attained_steps(manifest) if not step.attained]
+    return f"not attained in {_steps_named(late)}" if late else ""
 
 
 def describe_settings(manifest: Manifest | None) -> str:
@@ -184,9 +178,8 @@ def describe_settings(manifest: Manifest | None) -> str:
         bound = "" if manifest.max_staleness is None else f", staleness {manifest.max_staleness} or less"
         parts.append(f"asynchronous{bound}")
     if manifest.every is not None:
-        parts.append(
-            f"averages every {count(manifest.every, 'step')}{' in the background' * bool(manifest.background)}"
-        )
+        behind = " in the background" if manifest.background else ""
+        parts.append(f"averages every {count(manifest.every, 'step')}{behind}")
     if manifest.reshard_after_forward is False:
         parts.append("layers kept for backward")
     elif manifest.keep_last is not None:

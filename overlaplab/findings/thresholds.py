@@ -6,9 +6,9 @@ But for those by which a step is an outlier: they lie in `analyses.worst`, which
 from __future__ import annotations
 
 from overlaplab import causes
-from overlaplab.analyses.across_runs import spread, tiers
+from overlaplab.analyses.across_runs import tiers
 
-FEWEST_STEPS = spread.FEWEST
+FEWEST_STEPS = tiers.FEWEST
 """Steps: with fewer there is no spread, which is why the analysis defines the number."""
 
 # LITTLE_EXPOSED and LITTLE_GAIN mean almost the same. They stay apart because several steps of the sample runs lie

@@ -53,21 +53,15 @@ _NO_WAIT_FIELDS = (
 
 def run_warnings(run: Run) -> tuple[str, ...]:
     """What a reader of any figure of this run must know, a line each."""
-    warnings = [*_predicted_warnings(run), *run.warnings]
-    if run.manifest and (missed := link_missed(run.manifest)):
-        warnings.append(missed)
-    warnings += _busy_warnings(run)
-    warnings += _damaged_warnings(run)
-    warnings += _clock_warnings(run)
-    warnings += _contradictions(run)
+    missed = link_missed(run.manifest) if run.manifest else None
     missing = unrecorded_activity(run, run.manifest.device_activity_missing if run.manifest else None)
-    warnings += [missing] if missing else []
     silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
-    warnings += [_nothing_counts(run, silent)] if silent else []
-    warnings += _communication_warnings(run)
-    warnings += _hook_warnings(run)
-    warnings += _overlap_warnings(run)
-    warnings += _unmarked_warnings(run)
+    warnings = [
+        *(*_predicted_warnings(run), *run.warnings, *([missed] if missed else [])),
+        *(*_busy_warnings(run), *_damaged_warnings(run), *_clock_warnings(run), *_contradictions(run)),
+        *(*([missing] if missing else []), *([_nothing_counts(run, silent)] if silent else [])),
+        *(*_communication_warnings(run), *_hook_warnings(run), *_overlap_warnings(run), *_unmarked_warnings(run)),
+    ]
     missing_fields = [trace for trace in run.traces if missing_wait_fields(trace)]
     if missing_fields and run.manifest is None:  # the Recorder asks for the events by itself, in case they have them
         warnings.append(f"cuda_sync events{_rank_words(run, missing_fields)} {_NO_WAIT_FIELDS}")
@@ -100,9 +94,8 @@ def _contradiction(run: Run, place: int) -> str | None:
     first, other = run.traces[0], run.traces[place]
     if first.world_size and other.world_size and first.world_size != other.world_size:
         return f"rank {first.rank} is one of {first.world_size}, and rank {other.rank} one of {other.world_size}"
-    steps, others = (
-        {window.step for window in step_windows(trace) if window.step is not None} for trace in (first, other)
-    )
+    windows = (step_windows(trace) for trace in (first, other))
+    steps, others = ({window.step for window in each if window.step is not None} for each in windows)
     if steps and others and not steps & others:
         return f"rank {first.rank} recorded {_range(steps)}, and rank {other.rank} {_range(others)}"
     rows = match_collectives(run)
@@ -138,10 +131,8 @@ def _communication_warnings(run: Run) -> list[str]:
     if run.traces and (pattern := run.traces[0].communication) is not None:
         events = sum(map(said_to_communicate, run.traces))
         matched = f"{count(events, 'event')} of kernels and copies" if events else "no kernel and no copy"
-        warnings.append(
-            f"--communication '{shorten(pattern)}' matches {matched}"
-            + (": they count as communication" if events else "")
-        )
+        so = ": they count as communication" if events else ""
+        warnings.append(f"--communication '{shorten(pattern)}' matches {matched}{so}")
     unknown: Counter[str] = Counter()
     for trace in run.traces:
         unknown.update(unknown_communication(trace))
@@ -287,16 +278,13 @@ def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
 def _busy_warnings(run: Run) -> tuple[str, ...]:
     """In which steps a computing thread waited long for a core, or that nobody can tell."""
     if run.manifest and run.manifest.processor_counts is False:
-        return (
-            "the operating system did not report how long computation waited for a core: such time counts as"
-            " computation",
-        )
+        unknown = "the operating system did not report how long computation waited for a core"
+        return (f"{unknown}: such time counts as computation",)
     table = delays(run)
-    steps = _machine_steps(run, table)
-    busy = steps[steps["busy"]]
+    busy = _busy_rows(run)
     if not len(busy):
         return ()
-    worst = busy.iloc[(busy["delayed_ns"] / busy["span_ns"]).argmax()]
+    worst = busy.to_dict("records")[int((busy["delayed_ns"] / busy["span_ns"]).argmax())]
     unit_rows = table[table["rank"].eq(worst["rank"]) & table["step"].eq(worst["step"]) & table["unit"].ne("")]
     where = ""
     if len(unit_rows):
@@ -320,11 +308,9 @@ def _busy_warnings(run: Run) -> tuple[str, ...]:
 def _damaged_warnings(run: Run) -> list[str]:
     """That steps lack events whose times cannot be true, and which."""
     steps = {window.step for trace in run.traces for window in step_windows(trace) if window.damaged}
-    if not steps:
-        return []
     numbers = sorted(step for step in steps if step is not None)
     if not numbers:
-        return ["the figures are without the events whose times cannot be true"]
+        return ["the figures are without the events whose times cannot be true"] if steps else []
     named = numbers_named(numbers)
     words = ("step", "is", "its", "it counts") if len(numbers) == 1 else ("steps", "are", "their", "they count")
     return [
@@ -337,25 +323,24 @@ def busy_share(run: Run, step: int | None) -> float | None:
     """The part of this step that the computation of the rank that lost most waited for a core; None where the machine
     was not busy in it, or that is unknown.
     """
-    steps = _machine_steps(run, delays(run))
-    busy_steps = steps[steps["busy"].astype(bool) & steps["step"].eq(-1 if step is None else step).fillna(False)]
-    return float((busy_steps["delayed_ns"] / busy_steps["span_ns"]).max()) if len(busy_steps) else None
+    busy = _busy_rows(run)
+    busy = busy[busy["step"].eq(-1 if step is None else step).fillna(False)]
+    return float((busy["delayed_ns"] / busy["span_ns"]).max()) if len(busy) else None
 
 
 def busy_steps(run: Run) -> set[int]:
     """The numbers of the steps in which the machine was busy."""
-    steps = _machine_steps(run, delays(run))
-    return {int(number) for number in steps.loc[steps["busy"].astype(bool), "step"].dropna()}
+    return {int(number) for number in _busy_rows(run)["step"].dropna()}
 
 
-def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
-    """For each rank and step `span_ns`, `delayed_ns`, which shares of the cores its machine's ranks (`own`) and others
-    (`foreign`) used, NaN where unknown, and `busy`: from run.json, or else from the trace's counts alone.
+def _busy_rows(run: Run) -> pd.DataFrame:
+    """For each rank and step in which the machine was busy `span_ns`, `delayed_ns`, and which shares of the cores its
+    machine's ranks (`own`) and others (`foreign`) used, NaN where unknown: from run.json, or else the trace's counts.
     """
     recorded = run.manifest.machine if run.manifest else None
     if recorded is None:
-        steps = counts.groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
-        return steps.assign(own=np.nan, foreign=np.nan, busy=steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"])
+        steps = delays(run).groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
+        return steps[steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"]].assign(own=np.nan, foreign=np.nan)
     of_rank: dict[int | None, list[MachineStep]] = {}
     for row in recorded:
         of_rank.setdefault(row.rank, []).append(row)
@@ -364,9 +349,9 @@ def _machine_steps(run: Run, counts: pd.DataFrame) -> pd.DataFrame:
         (row.rank, row.step, row.took_ns, row.delayed_ns or 0)
         + (_shares([row]) if row.took_ns >= SHORT_STEP_NS else over_all[row.rank])
         for row in recorded
+        if row.busy
     ]
-    steps = pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
-    return steps.assign(busy=[row.busy for row in recorded])
+    return pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
 
 
 def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
@@ -396,6 +381,6 @@ def _clock_warnings(run: Run) -> tuple[str, ...]:
 
 def _longest_kernels(trace: Trace) -> str:
     """The names with the most time, among which a reader may recognise communication."""
-    longest = longest_names(trace)[:MOST_KERNELS]
-    names = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in longest]
+    cut = _NAME_CHARACTERS - 1
+    names = [name if len(name) <= cut + 1 else f"{name[:cut]}…" for name in longest_names(trace)[:MOST_KERNELS]]
     return "most time is in " + ", ".join(names) if names else "nothing that counts was recorded"

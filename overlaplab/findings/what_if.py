@@ -9,12 +9,11 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.predictions import extrapolation, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.words import count, join_names, ms, percent
+from overlaplab.words import count, doubt_clause, join_names, ms, percent
 
 BEST_FOUND = "best buckets found"
 """The name of the line at `what_if.best_found_ns`."""
@@ -44,7 +43,7 @@ def setting_words(setting: Setting) -> str:
         "no straggler" if not setting.straggler else "",
         *(f"the edit {name if value is None else f'{name}={value}'}" for name, value in setting.edits),
     ]
-    changes = [part for part in parts if part]
+    changes = [*filter(None, parts)]
     return join_names(changes) if changes else ""
 
 
@@ -61,12 +60,7 @@ def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: 
 
 
 def what_if_notes(
-    sure: Interval,
-    doubt_ns: int,
-    far: Mapping[str, float],
-    algorithm: Algorithm | None,
-    *,
-    all_ranks: bool = True,
+    sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm | None, *, all_ranks: bool = True
 ) -> list[str]:
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
     are missing), and what is extrapolated: see `Answer`.
@@ -181,21 +175,17 @@ def device_folded(option: str | None, why: str = "", *, first: bool = True, link
 
     `first`, `link`: whether `overlaplab predict` takes another cap of the first bucket, and another link.
     """
-    other = {
+    folded = {
         None: f"bucket_cap_mb, prefetch: {why}",
         "bucket_cap_mb": "Prefetch: DDP gathers nothing.",
         "prefetch": "bucket_cap_mb: FSDP2 sends no buckets.",
-    }[option]
-    return [
-        other,
-        *(
-            ["First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it."]
-            if first and option == "bucket_cap_mb"
-            else []
-        ),
-        *(["Link: overlaplab predict RUN --link 100Gbps,20us predicts another one."] if link else []),
-        "Strategy, ranks, microbatches: a trace does not show what the training loop would do then.",
-    ]
+    }
+    notes = [folded[option]]
+    if first and option == "bucket_cap_mb":
+        notes.append("First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it.")
+    if link:
+        notes.append("Link: overlaplab predict RUN --link 100Gbps,20us predicts another one.")
+    return [*notes, "Strategy, ranks, microbatches: a trace does not show what the training loop would do then."]
 
 
 def what_if_advice(
@@ -219,9 +209,8 @@ def what_if_advice(
     cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", without_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:
-        return (
-            f"No cap is predicted to make the step{beside} shorter: the shortest is {ms(best['step_ns'])}, with {cap}."
-        )
+        shortest = f"the shortest is {ms(best['step_ns'])}, with {cap}"
+        return f"No cap is predicted to make the step{beside} shorter: {shortest}."
     gain = f"{ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}"
     if gain_ns <= doubt_ns:
         return f"{cap}{beside}: predicted gain {gain}. Record both settings several times to know."

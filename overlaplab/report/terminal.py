@@ -268,14 +268,15 @@ def terminal_table(
         pad_edge=False,
         collapse_padding=True,
     )
-    for column in block.narrow:
+    columns = block.narrow or block.columns
+    for column in columns:
         if column.unit == "text":
             shown.add_column(column.terse, **_LOOKS.get(column.name, {"overflow": "fold"}))
         else:
             shown.add_column(column.terse, justify="right", no_wrap=True)
-    times = {column.name: column.unit for column in block.narrow if column.unit in ("ns", "ms")}
+    times = {column.name: column.unit for column in columns if column.unit in ("ns", "ms")}
     places = digits(block.frame[list(times)], *set(times.values()), one_digit_from=100)
-    cells = [_cells(block.frame, column, places) for column in block.narrow]
+    cells = [_cells(block.frame, column, places) for column in columns]
     for row, texts in enumerate(zip(*cells, strict=True)):
         shown.add_row(*map(plain_text, texts), style="bold" if bold and bold[row] else None)
     return shown

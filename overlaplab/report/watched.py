@@ -88,7 +88,7 @@ def dumped_terminal(dumps: FlightDumps) -> Iterator[Printed]:
     yield from dumped_sentences(dumps, collectives, dumped_stopped(dumps))
     key, caption = "dumped_collectives", f"The last collectives, {MAX_ROWS} at most"
     last = collectives.tail(MAX_ROWS)
-    yield terminal_table(TableBlock(key=key, caption=caption, frame=last, columns=_COLUMNS, narrow=_COLUMNS))
+    yield terminal_table(TableBlock(key=key, caption=caption, frame=last, columns=_COLUMNS))
     yield from _notes(dumped_notes(dumps, collectives))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import altair as alt  # takes longer to import than a terminal's tables take to print
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
     """A chart that is drawn once the theme is known."""
 
@@ -49,7 +49,7 @@ class TableBlock:
     wide: Sequence[Column] = ()
     """In a table that scrolls, the most asked for on the left; empty where they are the same."""
     narrow: Sequence[Column] = ()
-    """In a terminal of 80 characters."""
+    """In a terminal of 80 characters; empty where they are the same."""
     lead: str = ""
     """What it tells, in sentences."""
     legend: str = ""

@@ -22,8 +22,8 @@ def sweep_section(table: pd.DataFrame, links: pd.DataFrame, note: str | None) ->
         title="Step time by bucket_cap_mb",
         lead=f"{findings.sweep_finding(table)}.",
         blocks=[
-            Chart(key="caps_chart", draw=partial(charts.caps, table), note=note, table=as_held(table, "sweep")),
-            Chart(key="links_chart", draw=partial(charts.links, links), note=note, table=as_held(links, "sweep_links")),
+            Chart("caps_chart", partial(charts.caps, table), note, as_held(table, "sweep")),
+            Chart("links_chart", partial(charts.links, links), note, as_held(links, "sweep_links")),
             sweep_rows(table, links),
         ],
         advice=findings.sweep_advice(table),
@@ -37,7 +37,7 @@ def step_times_section(table: pd.DataFrame, note: str | None, settings: Sequence
         title="Step time",
         lead=f"{findings.compare_finding(table)}.",
         blocks=[
-            Chart(key="compare_chart", draw=draw, note=note, table=as_held(table, "compare")),
+            Chart("compare_chart", draw, note, as_held(table, "compare")),
             compare_rows(table, settings),
         ],
         advice=(findings.compare_advice(table),),

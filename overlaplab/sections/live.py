@@ -7,7 +7,7 @@ from functools import partial
 from overlaplab import charts, findings
 from overlaplab.analyses import watched_strip
 from overlaplab.formats import as_held
-from overlaplab.sections.blocks import Block, Chart, Folded, Lines, Section, TableBlock
+from overlaplab.sections.blocks import Block, Chart, Folded, Section
 from overlaplab.sections.watched import WatchedTables, watched_ranks_block
 
 MAX_STRIP_RANKS = 16
@@ -20,21 +20,17 @@ def live_section(tables: WatchedTables) -> Section:
     blocks: list[Block] = []
     if len(series):
         held = as_held(series, "watched_series")
-        draw = partial(charts.watched_times, series, recordings)
-        blocks.append(Chart(key="watched_times", draw=draw, note=None, table=held))
+        blocks.append(Chart("watched_times", partial(charts.watched_times, series, recordings), None, held))
     if series["exposed_share"].notna().any():
-        blocks.append(Chart(key="watched_shares", draw=partial(charts.watched_shares, series), note=None))
+        blocks.append(Chart("watched_shares", partial(charts.watched_shares, series), None))
     ranks, left_out = _strip_ranks(tables)
     strip = watched_strip(tables.watched, tables.late, ranks)
     if len(strip) and tables.watched.world_size > 1:
         held = as_held(strip, "watched_strip")
-        blocks.append(Chart(key="watched_late", draw=partial(charts.watched_late, strip), note=left_out, table=held))
-    blocks.append(Folded(key="ranks_fold", heading="Every rank", blocks=partial(_ranks, watched_ranks_block(tables))))
+        blocks.append(Chart("watched_late", partial(charts.watched_late, strip), left_out, held))
+    every = watched_ranks_block(tables)
+    blocks.append(Folded(key="ranks_fold", heading="Every rank", blocks=lambda: [every]))
     return Section(title="Live", lead=tables.sentences[0], blocks=blocks, advice=())
-
-
-def _ranks(block: TableBlock) -> list[TableBlock | Lines]:
-    return [block]
 
 
 def _strip_ranks(tables: WatchedTables) -> tuple[list[int], str | None]:

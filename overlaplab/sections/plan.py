@@ -45,22 +45,19 @@ def plan_section(plan: Plan, stage: int) -> Section:
     return Section(
         title="Memory per GPU",
         lead=findings.plan_lead(plan),
-        blocks=[Chart(key="plan_chart", draw=draw, note=None, table=stage_rows), plan_rows(plan)],
+        blocks=[Chart("plan_chart", draw, None, stage_rows), plan_rows(plan)],
         advice=(findings.plan_advice(plan),),
     )
 
 
 def plan_rows(plan: Plan) -> TableBlock:
     """A row per stage of ZeRO, on the planned number of GPUs."""
-    shown = columns("plan", "stage", *_BYTES, *(() if plan.gpu_bytes is None else ("fits_from",)))
     return TableBlock(
         key="plan_table",
         caption=f"Memory per GPU on {plan.batch.ranks:,}, by ZeRO stage",
         frame=plan_stages(plan),
-        columns=shown,
-        narrow=shown,
-        legend="MB per GPU; fits from = the smallest number of GPUs whose memory suffices"
-        if plan.gpu_bytes
-        else "MB per GPU",
+        columns=columns("plan", "stage", *_BYTES, *(() if plan.gpu_bytes is None else ("fits_from",))),
+        legend="MB per GPU"
+        + ("; fits from = the smallest number of GPUs whose memory suffices" if plan.gpu_bytes else ""),
         notes=findings.plan_notes(plan),
     )

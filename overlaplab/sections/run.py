@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -32,7 +33,7 @@ def timeline_section(
         title="Timeline",
         lead=findings.timeline_lead(view, where, ranks),
         blocks=[
-            Chart(key="timeline", draw=partial(charts.timeline, view), note=note),
+            Chart("timeline", partial(charts.timeline, view), note),
             tables.window_rows(view.totals, "The same window in figures, from the raw events"),
         ],
         advice=_advice(diagnosis),
@@ -77,15 +78,13 @@ def buckets_section(
         return None
     late = analyses.late_buckets(table)
     blocks: list[Block] = []
-    if len(late) and not analyses.launched_after_backward(table):
-        lines = tuple(findings.late_sentences(late))
-        if lines:
-            blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
+    lines = () if late.empty or analyses.launched_after_backward(table) else tuple(findings.late_sentences(late))
+    if lines:
+        blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
     causes = findings.bucket_causes(diagnosis, table)
-    window = dict(zip(("rank", "step"), (table[name].iloc[0] for name in ("rank", "step")), strict=True))
-    best = None if best is None else analyses.rows_of(best, window)
+    best = None if best is None else analyses.rows_of(best, _window(table))
     draw = partial(charts.buckets, table, causes=causes, best=best)
-    blocks.append(Chart(key="buckets_chart", draw=draw, note=note, table=as_held(table, "buckets")))
+    blocks.append(Chart("buckets_chart", draw, note, as_held(table, "buckets")))
     return Section(
         title="Buckets",
         lead=findings.buckets_lead(table, late),
@@ -114,24 +113,22 @@ def gathers_section(
     """
     if table.empty:
         return None
-    first = {name: table[name].iloc[0] for name in ("rank", "step")}
-    scatters = analyses.rows_of(scatters, first)
+    scatters = analyses.rows_of(scatters, _window(table))
     held = analyses.gathered_bytes(table)
     window = window_ns or charts.schedule_window(table, scatters)
     prefetch = manifest.prefetch if manifest else None
     limit = gathers_limit(table, manifest)
     curve = partial(charts.gathered, held, window_ns=window, top_bytes=top_bytes, limit=limit, line=line)
     rows = partial(charts.schedule, table, scatters, prefetch=prefetch, window_ns=window, line=line)
+    where = findings.window_name(table) or "the whole recording"
     exposed = None if diagnosis is None else pd.concat([share.rows for share in diagnosis.causes] or [scatters.head(0)])
     remark = None if exposed is None or "kind" not in exposed else findings.scatters_exposed(scatters, exposed)
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
-        lead=" ".join(
-            filter(None, [findings.gathers_lead(table, findings.window_name(table) or "the whole recording"), remark])
-        ),
+        lead=" ".join(filter(None, [findings.gathers_lead(table, where), remark])),
         blocks=[
-            Chart(key=f"{prefix}schedule_chart", draw=rows, note=note, table=as_held(table, "schedule")),
-            Chart(key=f"{prefix}curve_chart", draw=curve, note=note, table=as_held(held, "gathered_bytes")),
+            Chart(f"{prefix}schedule_chart", rows, note, as_held(table, "schedule")),
+            Chart(f"{prefix}curve_chart", curve, note, as_held(held, "gathered_bytes")),
             *after,
             tables.gathers_rows(table, diagnosis),
         ],
@@ -157,7 +154,7 @@ def strips(
         ("scatters_exposed", charts.scatters_exposed, analyses.scatter_steps(scatters, exposed)),
     )
     return [
-        Chart(key=key, draw=partial(draw, steps), note=note)
+        Chart(key, partial(draw, steps), note)
         for key, draw, steps in tables
         if len(steps.dropna(subset=["rank", "step"])) > 1
     ]
@@ -186,20 +183,17 @@ def collectives_section(
     rows = analyses.each_collective(table)
     held, blocks = as_held(rows, "each_collective"), list[Block]()
     if late["last"].any():
-        draw = partial(charts.late_ranks, late)
-        blocks.append(Chart(key="late_ranks", draw=draw, note=note, table=as_held(late, "stragglers")))
+        blocks.append(Chart("late_ranks", partial(charts.late_ranks, late), note, as_held(late, "stragglers")))
         blocks.append(tables.late_ranks_rows(late))
     by_size = tables.sizes_rows(rows, None if link is None else link.bandwidth_gbps / 8)
     if by_size is not None:
         blocks.append(by_size)
     if by_size is None and rows["wait_ns"].notna().any():
-        blocks.append(Chart(key="waits", draw=partial(charts.waits, rows), note=note, table=held))
+        blocks.append(Chart("waits", partial(charts.waits, rows), note, held))
     if by_size is None and ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
-        draw = partial(charts.bus_bandwidth, rows, link=link)
-        blocks.append(Chart(key="bus_bandwidth", draw=draw, note=note, table=held))
+        blocks.append(Chart("bus_bandwidth", partial(charts.bus_bandwidth, rows, link=link), note, held))
     if stale is not None and len(stale):
-        draw = partial(charts.staleness, stale)
-        blocks.append(Chart(key="staleness", draw=draw, note=note, table=as_held(stale, "staleness")))
+        blocks.append(Chart("staleness", partial(charts.staleness, stale), note, as_held(stale, "staleness")))
     if hops is not None:
         blocks += _hops(hops, None if diagnosis is None else diagnosis.step, note)
     blocks.append(tables.collectives_rows(rows))
@@ -225,8 +219,7 @@ def _hops(table: pd.DataFrame, step: int | None, note: str | None) -> Iterator[C
     hops = hops[hops["bucket"] == hops.groupby("bucket")["bytes"].sum().idxmax()]
     moments = analyses.chunks_after_hops(hops)
     if 0 < len(moments) <= MOST_CELLS:
-        draw = partial(charts.hops, hops, moments)
-        yield Chart(key="hops_chart", draw=draw, note=note, table=as_held(hops, "hops"))
+        yield Chart("hops_chart", partial(charts.hops, hops, moments), note, as_held(hops, "hops"))
 
 
 def pipeline_section(
@@ -254,8 +247,8 @@ def pipeline_section(
         lead=findings.pipeline_lead(figures),
         blocks=[
             Tiles(key="pipeline_tiles", tiles=findings.pipeline_tiles(figures)),
-            Chart(key="pipeline_chart", draw=draw, note=note, table=as_held(table, "pipeline")),
-            Chart(key="pipeline_held_chart", draw=hold, note=None, table=as_held(curves, "pipeline_held")),
+            Chart("pipeline_chart", draw, note, as_held(table, "pipeline")),
+            Chart("pipeline_held_chart", hold, None, as_held(curves, "pipeline_held")),
             tables.pipeline_ranks_rows(ranks),
             tables.pipeline_rows(table),
         ],
@@ -276,6 +269,11 @@ def pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis | 
         blocks=[tables.pipeline_waits_rows(table)],
         advice=(findings.PIPELINE_UNLABELLED, *_advice(diagnosis)),
     )
+
+
+def _window(table: pd.DataFrame) -> dict[str, Any]:
+    """The rank and step of a table whose rows have the same ones."""
+    return {name: table[name].iloc[0] for name in ("rank", "step")}
 
 
 def _advice(diagnosis: findings.Diagnosis | None) -> tuple[str, ...]:

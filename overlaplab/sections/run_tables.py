@@ -87,11 +87,6 @@ class RunTables:
 
         Each is computed once, and that which speaks for the run says so however it is asked for.
         """
-        if (rank, step) not in self._answers:
-            self._answers[rank, step] = self._choose_diagnosis(rank, step)
-        return self._answers[rank, step]
-
-    def _choose_diagnosis(self, rank: int | None, step: int | None) -> Diagnosis | None:
         if self.summary.empty:
             return None
         window = analyses.worst_step(self.summary, rank, step)
@@ -167,10 +162,6 @@ class RunTables:
         return replace(loop, host=analyses.host_role(self.run), accumulates=loop.accumulates or several)
 
     @cached_property
-    def _answers(self) -> dict[tuple[int | None, int | None], Diagnosis | None]:
-        return {}
-
-    @cached_property
     def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:
         return {}
 
@@ -219,8 +210,7 @@ def step_timeline(run: Run, step: int | None = None) -> View:
 
 def _window_place(window: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """The rank and step of a row of `summary`."""
-    rank, step = (int_or_none(window[name]) for name in ("rank", "step"))
-    return rank, step
+    return int_or_none(window["rank"]), int_or_none(window["step"])
 
 
 def _select_window(rank: int | None, step: int | None) -> Selection:
@@ -229,8 +219,7 @@ def _select_window(rank: int | None, step: int | None) -> Selection:
 
 def table_window(table: pd.DataFrame) -> tuple[int | None, int | None]:
     """The rank and step of a table whose rows all have the same ones."""
-    rank, step = (int_or_none(table[name].iloc[0]) for name in ("rank", "step"))
-    return rank, step
+    return int_or_none(table["rank"].iloc[0]), int_or_none(table["step"].iloc[0])
 
 
 def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
@@ -258,5 +247,5 @@ def pipeline_tables(
     """The rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of the pipeline that a rank is in, in a step."""
     number = tables.pipeline.loc[(tables.pipeline["rank"] == rank).fillna(rank is None), "pipeline"].iloc[0]
     every = (tables.pipeline, tables.pipeline_ranks, tables.pipeline_steps)
-    chosen = [of[(of["pipeline"] == number) & (of["step"] == step).fillna(step is None)] for of in every]
-    return chosen[0], chosen[1], chosen[2]
+    actions, ranks, steps = (of[(of["pipeline"] == number) & (of["step"] == step).fillna(step is None)] for of in every)
+    return actions, ranks, steps

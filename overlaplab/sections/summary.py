@@ -34,8 +34,7 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
         blocks.append(cause_bars(diagnosis, predicted=bool(findings.describe_prediction(of.manifest))))
     rows = tables.summary_rows(table)
     held = as_shown(table, rows.columns)
-    draw = partial(charts.summary, table, most=MOST_RANKS_DRAWN)
-    blocks.append(Chart(key="summary_chart", draw=draw, note=note, table=held))
+    blocks.append(Chart("summary_chart", partial(charts.summary, table, most=MOST_RANKS_DRAWN), note, held))
     return Section(
         title="Summary",
         lead=sentence(findings.place_name(diagnosis)),

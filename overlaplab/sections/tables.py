@@ -19,9 +19,8 @@ from overlaplab.sections.blocks import TableBlock
 from overlaplab.simulate.transfers import UNSTEADY
 from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import WindowStatistics
-from overlaplab.words import kind_word, last_gradient, ms, shorten, size_exact, to_ms
+from overlaplab.words import capitalise, kind_word, last_gradient, ms, shorten, size_exact, to_ms
 
-_ADVICE = columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes")
 _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
     *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
@@ -159,8 +158,7 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
         key="advice_table",
         caption="What other settings gain",
         frame=best.assign(setting=pd.Series(words, dtype=object)),
-        columns=_ADVICE,
-        narrow=_ADVICE,
+        columns=columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes"),
         legend="ms; the mean undisturbed step; ±: the real gain may be so much more or less; more MB: each rank holds",
     )
 
@@ -168,20 +166,18 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
 def spots_rows(diagnosis: findings.Diagnosis) -> TableBlock:
     """Each cause and collective of a diagnosis, in the order of its causes."""
     rows = pd.concat([share.rows for share in diagnosis.causes], ignore_index=True)
-    records = rows.to_dict("records")
     of_step = rows["exposed_ns"] / diagnosis.span_ns
     frame = rows.assign(
         cause=[share.label for share in diagnosis.causes for _ in range(len(share.rows))],
-        moved=[findings.collective_label(row) for row in records],
+        moved=[findings.collective_label(row) for row in rows.to_dict("records")],
         of_step=of_step,
         terse_exposed_ns=_texts(rows["exposed_ns"], "ns", 3),
         terse_of_step=_texts(of_step, "ratio", 1),
         terse_start_ns=_texts(rows["start_ns"], "ns", 3),
     ).sort_values("exposed_ns", ascending=False, kind="stable", ignore_index=True)
-    where = findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step})
     return TableBlock(
         key="exposed_table",
-        caption=f"{where[0].upper()}{where[1:]}: each cause and collective, the largest first",
+        caption=f"{_place(diagnosis)}: each cause and collective, the largest first",
         frame=frame,
         columns=columns("exposed", "cause", "moved", "exposed_ns", "of_step", "start_ns", "end_ns"),
         narrow=columns("exposed", "exposed_ns", "of_step", "cause", "moved", "start_ns"),
@@ -189,6 +185,11 @@ def spots_rows(diagnosis: findings.Diagnosis) -> TableBlock:
         notes=["from and to count from the run's start, as on the timeline"],
         most=20,
     )
+
+
+def _place(diagnosis: findings.Diagnosis) -> str:
+    """The rank and step of a diagnosis, as a caption begins."""
+    return capitalise(findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step}))
 
 
 def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
@@ -201,13 +202,11 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
             "against": [each.why for each in actions],
         }
     )
-    shown = columns("advise", "gain_ns", "half_ns", "action", "against")
     return TableBlock(
         key="actions_table",
         caption=findings.ACTIONS_TITLE,
         frame=frame,
-        columns=shown,
-        narrow=shown,
+        columns=columns("advise", "gain_ns", "half_ns", "action", "against"),
         legend="ms; gains do not add up; ±: by how much the real gain may differ; against: the cause that it reduces",
     )
 
@@ -224,15 +223,13 @@ def causes_rows(diagnosis: findings.Diagnosis) -> TableBlock:
             "remedy": [share.remedy for share in diagnosis.causes],
         }
     )
-    where = findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step})
-    shown = columns("exposed", "cause", "exposed_ns", "of_step", "concerned", "remedy")
     return TableBlock(
         key="causes_table",
-        caption=f"{where[0].upper()}{where[1:]}: by cause",
+        caption=f"{_place(diagnosis)}: by cause",
         frame=frame.assign(
             terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 3), terse_of_step=_texts(frame["of_step"], "ratio", 1)
         ),
-        columns=shown,
+        columns=columns("exposed", "cause", "exposed_ns", "of_step", "concerned", "remedy"),
         narrow=columns("exposed", "exposed_ns", "of_step", "cause", "concerned"),
     )
 
@@ -298,9 +295,7 @@ def gathers_rows(table: pd.DataFrame, diagnosis: findings.Diagnosis | None = Non
 def schedule_rows(steps: pd.DataFrame) -> TableBlock:
     """Rows of `schedule_steps`, for a terminal."""
     counted = zip(*(steps[f"{of}layer_gathers"] for of in ("", "forward_", "backward_")), strict=True)
-    frame = steps.assign(
-        terse_layer_gathers=[f"{layers} = {forward} + {backward}" for layers, forward, backward in counted]
-    )
+    frame = steps.assign(terse_layer_gathers=[f"{of_all} = {ahead} + {back}" for of_all, ahead, back in counted])
     return TableBlock(
         key="schedule_table",
         caption="Per rank and step",
@@ -399,19 +394,12 @@ def sizes_rows(rows: pd.DataFrame, link_gb_per_s: float | None = None) -> TableB
         columns=(
             *columns("each_collective", "kind", "bytes", "count"),
             replace(transfer, header="transfer"),
-            replace(
-                column("each_collective", "transfer_ns"), name="transfers", unit="text", header="shortest to longest"
-            ),
+            replace(transfer, name="transfers", unit="text", header="shortest to longest"),
             replace(column("each_collective", "bus_gb_per_s"), header="bus bandwidth"),
             replace(column("each_collective", "wait_ns"), header="longest wait"),
         ),
-        lead=" ".join(
-            f"{title}."
-            for title in (
-                findings.bandwidth_title(shown, link_gb_per_s),
-                *([findings.waits_title(rows, with_wait)] if len(with_wait) else []),
-            )
-        ),
+        lead=f"{findings.bandwidth_title(shown, link_gb_per_s)}."
+        + (f" {findings.waits_title(rows, with_wait)}." if len(with_wait) else ""),
         notes=[remark[:1].lower() + remark[1:].removesuffix(".") for remark in findings.bandwidth_remarks(rows, shown)],
     )
 
@@ -422,13 +410,12 @@ def _span(least_ns: Any, most_ns: Any) -> str:
 
 def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `stragglers`."""
-    shown = columns("stragglers", "rank", "last", "collectives", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns")
+    names = ("rank", "last", "collectives", "late_median_ns", "late_max_ns", "cost_ns", "alone_ns")
     return TableBlock(
         key="late_table",
         caption="Who came last",
         frame=table,
-        columns=shown,
-        narrow=shown,
+        columns=columns("stragglers", *names),
         legend="late: its median, counted from the other ranks' median arrival; others waited: ms, summed over ranks",
         ranked_by="cost_ns",
         ranked_words="that the others waited for longest",
@@ -439,12 +426,11 @@ def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
 def kinds_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `communication_by`; with their axes where one is known."""
     axis = () if table["axis"].isna().all() else ("axis",)
-    shown = columns("communication_by", "rank", "group", *axis, "kind", "count", "bytes", "busy_ns", "exposed_ns")
     return TableBlock(
         key="by_kind_table",
         caption="By group and kind",
         frame=_word_groups(table),
-        columns=shown,
+        columns=columns("communication_by", "rank", "group", *axis, "kind", "count", "bytes", "busy_ns", "exposed_ns"),
         ranked_by="exposed_ns",
         ranked_words="that were exposed most",
     )
@@ -474,12 +460,10 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
 def lines_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `transfer_lines`."""
     names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
-    groups = [", ".join(map(str, ranks)) for ranks in table["ranks"]]
-    shown = columns("transfer_lines", *names)
     astray = table["deviation"].gt(UNSTEADY).fillna(False)
     frame = table.assign(
         **{name: table[name].mask(astray) for name in ("latency_ns", "bus_gb_per_s")},
-        ranks=[shorten(group, 40) for group in groups],
+        ranks=[shorten(", ".join(map(str, ranks)), 40) for ranks in table["ranks"]],
         kind=table["kind"].map(kind_word),
         terse_bus_gb_per_s=_texts(table["bus_gb_per_s"].mask(astray), "GB/s", 2),
     )
@@ -487,7 +471,7 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
         key="lines_table",
         caption="Latency and bandwidth, by lines through the transfers",
         frame=frame,
-        columns=shown,
+        columns=columns("transfer_lines", *names),
         narrow=columns("transfer_lines", *(name for name in names if name not in ("sizes", "deviation"))),
         legend=(f"{UNKNOWN}: no line explains the times. " if astray.any() else "")
         + "T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
@@ -500,13 +484,11 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
 
 def slowdown_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `slowdowns`."""
-    shown = columns("slowdowns", "name", "pairs", "alone_ns", "beside_ns", "slowdown")
     return TableBlock(
         key="slowdown_table",
         caption="The same kernels alone, and beside communication",
         frame=table.assign(terse_name=[shorten(name.removeprefix("void "), 40) for name in table["name"]]),
-        columns=shown,
-        narrow=shown,
+        columns=columns("slowdowns", "name", "pairs", "alone_ns", "beside_ns", "slowdown"),
         legend="medians of one step's kernels, ms",
         most=_MOST_KERNELS,
     )
@@ -572,14 +554,12 @@ def costs_rows(table: pd.DataFrame) -> TableBlock | None:
         "; act.: activations that autograd keeps of a microbatch",
         "; again: forward passes that run again in a step",
     )
-    shown = columns("compare", "run", *_COSTS, *filled)
     legend = "MB; sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
     return TableBlock(
         key="costs_table",
         caption="Per run",
         frame=table.assign(run=findings.run_labels(table)[1], terse_run=findings.short_names(table)),
-        columns=shown,
-        narrow=shown,
+        columns=columns("compare", "run", *_COSTS, *filled),
         legend=legend + "".join(words for name, words in zip(_ALSO, legends, strict=True) if name in filled),
     )
 
@@ -635,14 +615,11 @@ def copies_rows(copies: pd.DataFrame) -> TableBlock | None:
     if copies.empty:
         return None
     figures = ["count", "bytes", "theory_bytes", "copy_ns", "hidden_ns"]
-    means = copies.groupby("way", sort=False)[figures].mean().reset_index()
-    shown = columns("copies", "way", *figures)
     return TableBlock(
         key="copies_table",
         caption="Copied between the device and its host, per rank and step",
-        frame=means,
-        columns=shown,
-        narrow=shown,
+        frame=copies.groupby("way", sort=False)[figures].mean().reset_index(),
+        columns=columns("copies", "way", *figures),
         legend="MB and ms; down: gradients, to the host; up: parameters",
     )
 

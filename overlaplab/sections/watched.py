@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
-from overlaplab.analyses import (
-    watched_bursts,
-    watched_changes,
-    watched_kinds,
-    watched_late,
-    watched_ranks,
-    watched_series,
-    watched_step_times,
-    watched_steps,
-    watched_stopped,
-)
+from overlaplab import analyses
 from overlaplab.columns import columns
 from overlaplab.findings import watched_notes, watched_sentences
 from overlaplab.load.watched import Watched
@@ -30,47 +21,29 @@ _RANKS = columns(
 )
 
 
+def _table_property(analysis: Callable[..., pd.DataFrame], *names: str) -> cached_property[pd.DataFrame]:
+    """What an analysis makes of these attributes."""
+    return cached_property(lambda tables: analysis(*(getattr(tables, name) for name in names)))
+
+
 class WatchedTables:
     """The tables of a watched training; each is computed when it is first asked for."""
 
     def __init__(self, watched: Watched) -> None:
         self.watched = watched
 
-    @cached_property
-    def steps(self) -> pd.DataFrame:
-        return watched_steps(self.watched)
-
-    @cached_property
-    def bursts(self) -> pd.DataFrame:
-        return watched_bursts(self.watched, self.steps)
+    steps = _table_property(analyses.watched_steps, "watched")
+    bursts = _table_property(analyses.watched_bursts, "watched", "steps")
+    late = _table_property(analyses.watched_late, "watched", "times")
+    ranks = _table_property(analyses.watched_ranks, "steps", "bursts", "late")
+    kinds = _table_property(analyses.watched_kinds, "times")
+    series = _table_property(analyses.watched_series, "times", "kinds", "bursts")
+    changes = _table_property(analyses.watched_changes, "bursts", "late", "times", "kinds")
+    stopped = _table_property(analyses.watched_stopped, "watched")
 
     @cached_property
     def times(self) -> pd.Series[Any]:
-        return watched_step_times(self.steps)
-
-    @cached_property
-    def late(self) -> pd.DataFrame:
-        return watched_late(self.watched, self.times)
-
-    @cached_property
-    def ranks(self) -> pd.DataFrame:
-        return watched_ranks(self.steps, self.bursts, self.late)
-
-    @cached_property
-    def kinds(self) -> pd.DataFrame:
-        return watched_kinds(self.times)
-
-    @cached_property
-    def series(self) -> pd.DataFrame:
-        return watched_series(self.times, self.kinds, self.bursts)
-
-    @cached_property
-    def changes(self) -> pd.DataFrame:
-        return watched_changes(self.bursts, self.late, self.times, self.kinds)
-
-    @cached_property
-    def stopped(self) -> pd.DataFrame:
-        return watched_stopped(self.watched)
+        return analyses.watched_step_times(self.steps)
 
     @property
     def sentences(self) -> list[str]:
@@ -88,6 +61,5 @@ def watched_ranks_block(tables: WatchedTables) -> TableBlock:
         caption="Ranks, medians of steps",
         frame=tables.ranks,
         columns=_RANKS,
-        narrow=_RANKS,
         legend="grads, gathers, others: exposed; late: of the measured steps, and by how much",
     )

@@ -189,7 +189,7 @@ def _over_caps(
         found_ns=None if found_ns is None else min(found_ns, int(caps["step_ns"].min())),
         least_ns=what_if.least_ns(played.run),
     )
-    yield Chart(key="caps_predicted", draw=draw, note=played.note, table=as_held(caps, "by_cap"))
+    yield Chart("caps_predicted", draw, played.note, as_held(caps, "by_cap"))
 
 
 def _over_depths(played: _ShownAnswer, depths: pd.DataFrame) -> Iterator[Chart]:
@@ -201,7 +201,7 @@ def _over_depths(played: _ShownAnswer, depths: pd.DataFrame) -> Iterator[Chart]:
             measured_ns=None if played.changes_but("prefetch") or played.depth is not None else played.measured_ns,
             half_ns=played.sure.half_ns,
         )
-        yield Chart(key="depths_predicted", draw=draw, note=played.note, table=as_held(depths, "by_depth"))
+        yield Chart("depths_predicted", draw, played.note, as_held(depths, "by_depth"))
 
 
 def _over_ranks(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
@@ -214,24 +214,23 @@ def _over_ranks(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
             chosen=played.ranks,
             half=played.sure.half_ns / played.answer.step_ns,
         )
-        yield Chart(key="ranks_predicted", draw=draw, note=played.note, table=as_held(ranks, "by_ranks"))
+        yield Chart("ranks_predicted", draw, played.note, as_held(ranks, "by_ranks"))
 
 
 def _growth_charts(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
     if len(ranks):
         draw = partial(charts.throughput_predicted, ranks, recorded=played.manifest.world_size, chosen=played.ranks)
-        yield Chart(key="throughput_predicted", draw=draw, note=played.note, table=as_held(ranks, "by_ranks"))
+        yield Chart("throughput_predicted", draw, played.note, as_held(ranks, "by_ranks"))
     if "held_bytes" in ranks and ranks["held_bytes"].notna().any():
         draw = partial(charts.held_predicted, ranks, chosen=played.ranks)
-        yield Chart(key="held_predicted", draw=draw, note=None, table=as_held(ranks, "by_ranks"))
+        yield Chart("held_predicted", draw, None, as_held(ranks, "by_ranks"))
 
 
 def _lanes(played: _ShownAnswer) -> Chart:
     before, after = what_if.answer(played.run, Question(setting=Setting())).lanes, played.answer.lanes
     both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
     spans = (what_if.measured_span_ns(played.run), played.answer.median_span_ns)
-    draw = partial(charts.step_lanes, before, after, spans)
-    return Chart(key="step_lanes", draw=draw, note=played.note, table=as_held(both, "lanes"))
+    return Chart("step_lanes", partial(charts.step_lanes, before, after, spans), played.note, as_held(both, "lanes"))
 
 
 def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame, str | None]:

@@ -93,7 +93,7 @@ def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
     assert table["peak_memory_bytes"].tolist() == [9_000_000]
     sizes = costs_rows(table)
     assert sizes is not None
-    assert sizes.narrow[-1].terse == "peak MB"
+    assert sizes.columns[-1].terse == "peak MB"
     assert [str(cell) for cell in terminal_table(sizes).columns[-1].cells] == ["9.00"]
     cpu = phantom_run(tmp_path / "cpu", engine_events(), memory=[held | {"peak_allocated": None, "scratch": 500}])
     assert peaks(cpu)[["rank", "scratch_bytes"]].to_numpy().tolist() == [[0, 500]]
@@ -103,4 +103,4 @@ def test_measured_peak_stands_beside_theory(tmp_path: Path) -> None:
     assert peaks(run_of(tmp_path / "real", engine_events(), manifest={"memory": nothing_lent})).empty
     sizes = costs_rows(compare([cpu]))
     assert sizes is not None
-    assert sizes.narrow[-1].terse == "theory held"
+    assert sizes.columns[-1].terse == "theory held"

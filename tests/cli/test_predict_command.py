@@ -14,7 +14,7 @@ from made.traces import run_of
 
 from overlaplab import findings, load_run
 from overlaplab.cli.predict import OPTIONS
-from overlaplab.findings import PREDICTED
+from overlaplab.findings.runs import PREDICTED
 from overlaplab.simulate.programs.edits import EDITS
 
 SWEEP = Path(__file__).parents[2] / "traces" / "sweep"

@@ -14,7 +14,7 @@ from samples import sample_run, sample_tables
 
 import overlaplab
 from overlaplab import findings, simulate
-from overlaplab.analyses.across_runs.verified import verify_gain
+from overlaplab.analyses.across_runs.tiers import verify_gain
 from overlaplab.findings import Loop, diagnose
 from overlaplab.manifest import MachineStep, Swept
 from overlaplab.report.documents import advice_document

@@ -10,7 +10,7 @@ from made.diagnoses import MS, diagnosis, share
 
 from overlaplab import findings
 from overlaplab.causes import Cause
-from overlaplab.findings import OTHER_RANKS
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS
 
 STEPS = pd.DataFrame(
     {

@@ -8,7 +8,8 @@ from typing import Any
 from made.traces import op, run_of
 
 from overlaplab.costs import attained_steps, link_attained
-from overlaplab.findings import describe_link, describe_settings, link_missed, link_note, links_note, note, run_title
+from overlaplab.findings import describe_link, describe_settings, link_note, links_note, note, run_title
+from overlaplab.findings.runs import link_missed
 from overlaplab.manifest import Carried, Link, LinkStep, Manifest
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)

@@ -77,11 +77,8 @@ def require_causes(stored: Baseline, path: Path, conditions: Sequence[Condition]
     """Raise `OverlaplabError` where changes of causes are asked of a baseline that has them by earlier rules."""
     column = next((condition.column for condition in conditions if condition.is_change and condition.is_of_cause), None)
     if column is not None and stored.format_version < _VERSION:
-        raise OverlaplabError(
-            f"has {column} by the rules of an earlier overlaplab",
-            path=path,
-            remedy="Write it again: overlaplab baseline RUN… -o FILE",
-        )
+        remedy = "Write it again: overlaplab baseline RUN… -o FILE"
+        raise OverlaplabError(f"has {column} by the rules of an earlier overlaplab", path=path, remedy=remedy)
 
 
 def recordings_before(
@@ -97,7 +94,12 @@ def recordings_before(
     if stored is not None:
         _require_same(stored.settings, _settings(run), run)
         _require_ranks(run, selection, set(stored.ranks or ()))
-        _require_same_steps(stored, selection)
+        if stored.skip_steps != selection.skip_steps:
+            raise OverlaplabError(
+                f"the baseline leaves out the first {stored.skip_steps} steps of each rank, this comparison"
+                f" {selection.skip_steps}",
+                remedy=f"Compare with --skip-steps {stored.skip_steps}.",
+            )
         return stored.recordings
     if other is None:
         return ()
@@ -110,15 +112,11 @@ def recordings_before(
 def _require_judgeable(run: Run) -> None:
     """Raise where a run's figures say nothing of what they would be compared for."""
     if is_predicted(run):
-        raise OverlaplabError(
-            "was predicted, not recorded", path=run.path, remedy="`overlaplab predict` says how far it may be off."
-        )
+        remedy = "`overlaplab predict` says how far it may be off."
+        raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
     if link_attained(run.manifest) is False:
-        raise OverlaplabError(
-            "its emulated link was not attained, so that its figures are not those of this link",
-            path=run.path,
-            remedy="Record on a quieter machine, or with a slower --link.",
-        )
+        what = "its emulated link was not attained, so that its figures are not those of this link"
+        raise OverlaplabError(what, path=run.path, remedy="Record on a quieter machine, or with a slower --link.")
 
 
 def _require_ranks(run: Run, selection: Selection, others: set[int]) -> None:
@@ -126,21 +124,8 @@ def _require_ranks(run: Run, selection: Selection, others: set[int]) -> None:
     size = run.manifest.world_size if run.manifest else max((trace.world_size or 1 for trace in run.traces), default=1)
     missing = {rank for rank in others - _ranks(run, selection) if rank < size}
     if missing:
-        raise OverlaplabError(
-            "is missing: what this run is compared with has it",
-            path=run.path,
-            rank=min(missing),
-            remedy="Compare the same ranks.",
-        )
-
-
-def _require_same_steps(stored: Baseline, selection: Selection) -> None:
-    if stored.skip_steps != selection.skip_steps:
-        raise OverlaplabError(
-            f"the baseline leaves out the first {stored.skip_steps} steps of each rank, this comparison"
-            f" {selection.skip_steps}",
-            remedy=f"Compare with --skip-steps {stored.skip_steps}.",
-        )
+        what = "is missing: what this run is compared with has it"
+        raise OverlaplabError(what, path=run.path, rank=min(missing), remedy="Compare the same ranks.")
 
 
 def _settings(run: Run) -> dict[str, Any] | None:
@@ -155,11 +140,6 @@ def _require_same(
     first: dict[str, Any] | None, other: dict[str, Any] | None, run: Run, *, others: str = "the other recordings"
 ) -> None:
     """Runs without run.json are trusted to be what they are said to be."""
-    if first is None or other is None:
-        return
-    if differ := settings_differ(first, other):
-        raise OverlaplabError(
-            f"differs from {others} in {', '.join(differ)}",
-            path=run.path,
-            remedy="Only recordings of one model, input, machine and link can be compared.",
-        )
+    if first is not None and other is not None and (differ := settings_differ(first, other)):
+        remedy = "Only recordings of one model, input, machine and link can be compared."
+        raise OverlaplabError(f"differs from {others} in {', '.join(differ)}", path=run.path, remedy=remedy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -17,31 +16,20 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
 
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    batch: int
-    """The largest that fits, per GPU."""
-    minutes: float
-    """Time of one epoch, so that ratios are those of the time per sample."""
-
-
 PUBLISHED = {
-    "DDP": _Published(7, 15),
-    "SHARD_GRAD_OP": _Published(11, 11),
-    "FULL_SHARD": _Published(15, 12),
-    "FULL_SHARD, offloaded": _Published(20, 23),
+    "DDP": (7, 15),
+    "SHARD_GRAD_OP": (11, 11),
+    "FULL_SHARD": (15, 12),
+    "FULL_SHARD, offloaded": (20, 23),
 }
-"""GPT-2 Large (762M) on two GPUs of 24 GB, units of 1M parameters or more: S. Mangrulkar and S. Gugger, "Accelerate
+"""The largest batch per GPU, and the minutes of an epoch, so that ratios are those of the time per sample.
+
+GPT-2 Large (762M) on two GPUs of 24 GB, units of 1M parameters or more: S. Mangrulkar and S. Gugger, "Accelerate
 Large Model Training using PyTorch Fully Sharded Data Parallel", Hugging Face, 2022, table 1."""
 
 _SIZES = ("memory_limit_bytes", "peak_memory_bytes", "batch")
 _RATIOS = (
-    "batch_ratio",
-    "published_batch_ratio",
-    "sample_ms",
-    "sample_iqr_ms",
-    "sample_ratio",
+    *("batch_ratio", "published_batch_ratio", "sample_ms", "sample_iqr_ms", "sample_ratio"),
     "published_sample_ratio",
 )
 
@@ -82,14 +70,14 @@ def _row(run: Run, manifest: Manifest, selection: Selection) -> dict[str, Any]:
 
 
 def _ratios(row: dict[str, Any], base: dict[str, Any], *, comparable: bool) -> dict[str, float | None]:
-    ratios: dict[str, float | None] = {}
-    for name in ("batch", "sample"):
-        figure = "batch" if name == "batch" else "sample_ms"
-        ratios[f"{name}_ratio"] = row[figure] / base[figure] if comparable and row[figure] and base[figure] else None
+    ratios: dict[str, float | None] = {
+        ratio: row[figure] / base[figure] if comparable and row[figure] and base[figure] else None
+        for ratio, figure in (("batch_ratio", "batch"), ("sample_ratio", "sample_ms"))
+    }
     published, of_base = PUBLISHED.get(row["sharding"]), PUBLISHED.get(base["sharding"])
     if published is not None and of_base is not None:
-        ratios["published_batch_ratio"] = published.batch / of_base.batch
-        ratios["published_sample_ratio"] = published.minutes / of_base.minutes
+        for name, here, there in zip(("batch", "sample"), published, of_base, strict=True):
+            ratios[f"published_{name}_ratio"] = here / there
     return ratios
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, setting_numbers
-from overlaplab.analyses.across_runs.spread import Steps, spread, step_times
-from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
+from overlaplab.analyses.across_runs.tiers import Steps, is_fastest, spread, step_times, tiers
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.systems.recomputation import recomputation
@@ -31,15 +30,10 @@ MEASURES = {
 }
 """The compared figures and the column of `summary` that each shows, in ms."""
 
-_SIZES = (
-    "sent_bytes",
-    "theory_sent_bytes",
-    "memory_bytes",
-    "theory_memory_bytes",
-    "peak_memory_bytes",
-    "activation_bytes",
+_COSTS = (
+    *("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes", "peak_memory_bytes"),
+    *("activation_bytes", "recompute_ms"),
 )
-_COSTS = (*_SIZES, "recompute_ms")
 
 
 def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -80,19 +74,8 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     figures = [f"{figure}_{of}" for figure in MEASURES for of in ("median", "iqr")]
     numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_COSTS)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
-    shown = [
-        "path",
-        "strategy",
-        "bucket_cap_mb",
-        "ranks",
-        "steps",
-        *figures,
-        "overlap_ratio",
-        "fastest",
-        "emulated",
-        "predicted",
-    ]
-    return table[[*shown, *_COSTS, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
+    shown = ["path", "strategy", "bucket_cap_mb", "ranks", "steps", *figures, "overlap_ratio", "fastest", "emulated"]
+    return table[[*shown, "predicted", *_COSTS, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
 
 
 def _summarise_run(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:

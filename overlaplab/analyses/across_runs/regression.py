@@ -58,9 +58,9 @@ class Condition:
 
     def change(self, before: Sequence[Scalars], figures: Scalars) -> float | None:
         """By how many percent the figure changed, from its mean over earlier recordings; None where unknown."""
-        earlier, after = [scalars_of_run.get(self.column) for scalars_of_run in before], figures.get(self.column)
-        figures_before = [scalars_of_run for scalars_of_run in earlier if scalars_of_run is not None]
-        if after is None or len(figures_before) < len(earlier):
+        after, earlier = figures.get(self.column), [each.get(self.column) for each in before]
+        figures_before = [figure for figure in earlier if figure is not None]
+        if after is None or len(figures_before) < len(before):
             return None
         mean = fmean(figures_before)
         if mean == 0:
@@ -111,11 +111,9 @@ def _judge(condition: Condition, before: Sequence[Scalars], figures: Scalars) ->
         return judged
     at_most = [with_unknown(each, condition.column) for each in (*before, figures)]
     if _apply_condition(condition, at_most[:-1], at_most[-1]).failed:
-        raise OverlaplabError(
-            f"--fail-if: {condition} cannot be judged: {unknown_ms(figures)} of exposed time per step have no known"
-            " cause",
-            remedy="`overlaplab exposed` says why.",
-        )
+        why = f"{unknown_ms(figures)} of exposed time per step have no known cause"
+        what = f"--fail-if: {condition} cannot be judged: {why}"
+        raise OverlaplabError(what, remedy="`overlaplab exposed` says why.")
     return judged
 
 
@@ -137,10 +135,7 @@ def _apply_condition(condition: Condition, before: Sequence[Scalars], figures: S
         raise OverlaplabError(f"--fail-if: {condition.column} is unknown in one of the runs")
     mean, now, within = None, None, False
     if condition.is_change:
-        now, others = (
-            figures[condition.column] or 0,
-            [scalars_of_run.get(condition.column) or 0 for scalars_of_run in before],
-        )
+        now, others = figures[condition.column] or 0, [each.get(condition.column) or 0 for each in before]
         mean = fmean(others)
         if len(before) > 1:
             within = now <= max(others) if condition.sign[0] == ">" else now >= min(others)
@@ -172,8 +167,7 @@ def parse_condition(text: str, option: str = "--fail-if") -> Condition:
         raise OverlaplabError(f"{option}: no figure {match[1]!r}", remedy=f"There are {', '.join(figures)}.")
     if unit != "%" and (column in _WITHOUT_UNIT) is not (unit == ""):
         limits = "a count" if column in HIDDEN else "a ratio from 0 to 1"
-        remedy = (
-            f"Write {limits}, or a change in %." if column in _WITHOUT_UNIT else "Write %, ns, us, ms or s after it."
-        )
+        by_unit = "Write %, ns, us, ms or s after it."
+        remedy = f"Write {limits}, or a change in %." if column in _WITHOUT_UNIT else by_unit
         raise OverlaplabError(f"{option} {text!r}: {match[3]}{unit} is no limit of {column}", remedy=remedy)
     return Condition(column=column, sign=sign, limit=limit, unit=unit)

@@ -12,15 +12,8 @@ from overlaplab.manifest import Manifest
 
 _SAME = (
     *("strategy", "device", "backend", "world_size", "mesh", "model", "first_bucket_mb", "prefetch"),
-    *(
-        "overlap_param_gather",
-        "keep_last",
-        "reshard_after_forward",
-        "asynchronous",
-        "max_staleness",
-        "every",
-        "background",
-    ),
+    *("overlap_param_gather", "keep_last", "reshard_after_forward", "asynchronous", "max_staleness"),
+    *("every", "background"),
     *("checkpointing", "main_grad", "param_dtype", "reduce_dtype", "accumulate", "communicators"),
     *("offload", "host_link", "unit_policy", "pipeline", "swept"),
     *("link", "link_wait", "phantom_ranks", "hardware", "predicted"),
@@ -55,15 +48,10 @@ def same_but_batch(first: Manifest, other: Manifest) -> bool:
 
 def work_settings(manifest: Manifest) -> dict[str, Any]:
     """What decides the work of a step, and on what machine and link it runs: the model's keys, then others; as JSON."""
-    model = manifest.raw.get("model")
-    of_model = (
-        {key: model[key] for key in model if key not in ("dtype", "parameters")} if isinstance(model, dict) else {}
-    )
-    settings = _with_defaults(manifest)
-    return {
-        key: json.loads(_canonical_json(value))
-        for key, value in (of_model | {key: settings.get(key) for key in _WORK}).items()
-    }
+    settings, model = _with_defaults(manifest), _model(manifest) or {}
+    of_model = {key: value for key, value in model.items() if key not in ("dtype", "parameters")}
+    decisive = of_model | {key: settings.get(key) for key in _WORK}
+    return {key: json.loads(_canonical_json(value)) for key, value in decisive.items()}
 
 
 def settings_differ(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -83,9 +71,8 @@ def is_sweep(runs: Sequence[Run]) -> bool:
     """
     manifests = [run.manifest for run in runs if run.manifest is not None]
     caps = {manifest.bucket_cap_mb for manifest in manifests}
-    if len(manifests) < len(runs) or len(caps) < 2 or None in caps:
-        return False
-    return len({_fixed_settings(manifest) for manifest in manifests}) == 1
+    has_caps = len(manifests) == len(runs) and len(caps) > 1 and None not in caps
+    return has_caps and len({*map(_fixed_settings, manifests)}) == 1
 
 
 def setting_numbers(runs: Sequence[Run]) -> list[int]:
@@ -93,10 +80,8 @@ def setting_numbers(runs: Sequence[Run]) -> list[int]:
 
     Where all have the same settings, or nothing tells them, each run is its own.
     """
-    keys = [
-        (run.manifest.bucket_cap_mb, _fixed_settings(run.manifest)) if run.manifest else (place,)
-        for place, run in enumerate(runs)
-    ]
+    manifests = enumerate(run.manifest for run in runs)
+    keys = [(each.bucket_cap_mb, _fixed_settings(each)) if each else (place,) for place, each in manifests]
     return [keys.index(key) for key in keys] if len({*keys}) > 1 else [*range(len(runs))]
 
 
@@ -105,24 +90,21 @@ def name_differences(runs: Sequence[Run]) -> str:
     manifests = [run.manifest for run in runs if run.manifest is not None]
     if len(manifests) < len(runs):
         return "some have no run.json"
-    differ = [
-        key
-        for key, values in zip(_SAME, zip(*map(_fixed_settings, manifests), strict=True), strict=True)
-        if len({*values}) > 1
-    ]
-    if differ:
+    by_key = zip(_SAME, zip(*map(_fixed_settings, manifests), strict=True), strict=True)
+    if differ := [key for key, values in by_key if len({*values}) > 1]:
         return f"they differ in {', '.join(differ)}"
     return "their bucket_cap_mb is the same or unknown"
 
 
 def model_settings(manifest: Manifest | None) -> str | None:
     """The model and its input in a manifest, as JSON; without the precision, as runs are compared across precisions."""
-    model = manifest.raw.get("model") if manifest is not None else None
-    return (
-        _canonical_json({key: value for key, value in model.items() if key != "dtype"})
-        if isinstance(model, dict)
-        else None
-    )
+    model = _model(manifest) if manifest else None
+    return None if model is None else _canonical_json({key: model[key] for key in model if key != "dtype"})
+
+
+def _model(manifest: Manifest) -> dict[str, Any] | None:
+    model = manifest.raw.get("model")
+    return model if isinstance(model, dict) else None
 
 
 def is_emulated(run: Run) -> bool:

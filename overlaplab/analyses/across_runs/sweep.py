@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_sweep, name_differences
-from overlaplab.analyses.across_runs.spread import spread, step_times
-from overlaplab.analyses.across_runs.tiers import is_fastest, tiers
+from overlaplab.analyses.across_runs.tiers import is_fastest, spread, step_times, tiers
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import drop_damaged
@@ -80,11 +79,8 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
         place = int(np.argmin([distances.min() for distances in off]))
         at = int(off[place].to_numpy().argmin())
         row = firsts[place].iloc[at]
-        trace = (
-            selected_traces(recordings[place], selection)[0]
-            if pd.isna(row["rank"])
-            else _trace(recordings[place], int(row["rank"]))
-        )
+        traces = selected_traces(recordings[place], selection)
+        trace = next(each for each in traces if pd.isna(row["rank"]) or each.rank == row["rank"])
         window = selected_windows(trace, selection)[at]
         shared = {"bucket_cap_mb": cap, "path": recordings[place].path, "rank": trace.rank, "step": window.step}
         rows += [shared | stretch for stretch in _link_rows(recordings[place], trace, window)]
@@ -100,9 +96,8 @@ def _link_rows(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any
     busy = activity(trace)
     compute = clip(busy.compute, window.start_ns, window.end_ns)
     rows = buckets(run, EVERYTHING if trace.rank is None else Selection(ranks=[trace.rank]))
-    rows = rows[rows["step"].isna() if window.step is None else rows["step"].eq(window.step)].dropna(
-        subset=["start_ns"]
-    )
+    in_step = rows["step"].isna() if window.step is None else rows["step"].eq(window.step)
+    rows = rows[in_step].dropna(subset=["start_ns"])
     spans = rows[["start_ns", "end_ns"]].to_numpy(dtype="int64") + window.start_ns
     for bucket, (start, end) in zip(rows.to_dict("records"), spans, strict=True):
         identity = {"bucket": bucket["index"], "bytes": bucket["bytes"]}
@@ -123,9 +118,8 @@ def _stretches(
 def _group_by_cap(runs: Sequence[Run]) -> dict[float, list[Run]]:
     """The runs of each cap, the smallest first."""
     if not is_sweep(runs):
-        raise OverlaplabError(
-            "these runs are no sweep over bucket_cap_mb", remedy=f"Compare them instead: {name_differences(runs)}."
-        )
+        remedy = f"Compare them instead: {name_differences(runs)}."
+        raise OverlaplabError("these runs are no sweep over bucket_cap_mb", remedy=remedy)
     by_cap: dict[float, list[Run]] = {}
     for run in runs:
         if run.manifest is not None and run.manifest.bucket_cap_mb is not None:
@@ -170,7 +164,3 @@ def _bucket_count(run: Run, selection: Selection) -> int | None:
 def _first_rank(table: pd.DataFrame) -> pd.DataFrame:
     first = table["rank"].iloc[0]
     return table[table["rank"].isna() if pd.isna(first) else table["rank"].eq(first)]
-
-
-def _trace(run: Run, rank: int) -> Trace:
-    return next(trace for trace in run.traces if trace.rank == rank)

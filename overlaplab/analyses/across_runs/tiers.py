@@ -37,8 +37,42 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from overlaplab.analyses.across_runs.spread import Steps, spread
+from overlaplab.words import to_ms
+
+FEWEST = 3
+"""The fewest steps with a spread."""
+_QUARTILES = 8
+"""The fewest steps whose quartiles are used."""
+
+Steps = npt.NDArray[np.float64]
+
+
+def step_times(table: pd.DataFrame) -> Steps:
+    """The spans of `summary`'s rows in ms, of shape (ranks, steps), NaN where a rank lacks a step."""
+    of_rank = [to_ms(spans.to_numpy()) for _, spans in table.groupby("rank", dropna=False)["span_ns"]]
+    times = np.full((len(of_rank), max(map(len, of_rank), default=0)), np.nan)
+    for row, spans in zip(times, of_rank, strict=True):
+        row[: len(spans)] = spans
+    return times
+
+
+def spread(recordings: Sequence[Steps]) -> float:
+    """The interquartile range of a setting's steps; infinite with fewer than three.
+
+    With fewer than eight quartiles mean little, so it is the whole range. The ranks of a step wait for each other, so a
+    step counts once.
+    """
+    steps = sum(recording.shape[1] for recording in recordings)
+    values = np.concatenate([recording.ravel() for recording in recordings])
+    if steps < FEWEST:
+        return float("inf")
+    if steps < _QUARTILES:
+        return float(np.nanmax(values) - np.nanmin(values))
+    low, high = np.nanquantile(values, [0.25, 0.75])
+    return float(high - low)
+
 
 LEVEL = 0.05
 """Equal settings may differ in at most 5 % of cases."""
@@ -121,3 +155,37 @@ def _orders(many: int, more: int) -> tuple[int, ...]:
         for wrong in range(size, many * more + 1):
             counts[wrong] += counts[wrong - size]
     return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What recordings of two settings say of a predicted gain; times in ms, medians over the recordings' medians."""
+
+    before_ms: float
+    after_ms: float
+    faster: bool
+    """Whether the second setting is faster by an exact one-sided rank-sum test, since the direction was predicted."""
+    error_ms: float
+    """The gain's error: the root of the added squares of half the range of each setting's recordings."""
+    recordings: int
+    """Recordings of the setting with fewer."""
+
+    @property
+    def gained_ms(self) -> float:
+        """How much shorter the median step became."""
+        return self.before_ms - self.after_ms
+
+
+def verify_gain(before: Sequence[Steps], after: Sequence[Steps]) -> Verified:
+    """Compare recordings of two settings, each an array of shape (ranks, steps) of step times in ms."""
+    first, second = (
+        np.array([np.nanmedian(np.nanmax(recording, axis=0)) for recording in recordings])
+        for recordings in (before, after)
+    )
+    return Verified(
+        before_ms=float(np.median(first)),
+        after_ms=float(np.median(second)),
+        faster=chance(second, first) / 2 <= LEVEL,
+        error_ms=float(np.hypot(np.ptp(first), np.ptp(second)) / 2),
+        recordings=min(len(first), len(second)),
+    )

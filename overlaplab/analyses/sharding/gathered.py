@@ -106,9 +106,7 @@ def _lasting_units(table: pd.DataFrame) -> set[str]:
     stays_of_units = table[(table["phase"] == "forward") & table["unit"].isin(staying)]
     return {
         unit
-        for unit, begin, end in zip(
-            stays_of_units["unit"], stays_of_units["held_ns"], stays_of_units["free_ns"], strict=True
-        )
+        for unit, begin, end in stays_of_units[["unit", "held_ns", "free_ns"]].itertuples(index=False)
         if ((again["held_ns"] >= begin) & (pd.isna(end) | (again["free_ns"] <= end))).fillna(False).any()
     }
 
@@ -155,9 +153,8 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
     held = every.groupby(["place", "time_ns"]).sum().groupby("place").cumsum().reset_index()
     first = every.groupby("place", as_index=False)["time_ns"].min()
     zeros = first.assign(time_ns=first["time_ns"].clip(upper=0), bytes=0, resharded_bytes=0, layers=0)
-    curves: pd.DataFrame = (
-        pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True).astype("Int64")
-    )
+    curves: pd.DataFrame = pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True)
+    curves = curves.astype("Int64")
     unsized = np.unique(place[(in_full.isna() | unclear).to_numpy(dtype=bool)])
     uncounted = np.unique(place[(unclear & ~freed & (layer > 0)).to_numpy(dtype=bool)])
     for name, unknown in (("bytes", unsized), ("resharded_bytes", unsized), ("layers", uncounted)):

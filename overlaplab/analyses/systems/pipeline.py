@@ -84,8 +84,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     }
     table["whole_ns"] = table.groupby(["pipeline", "step"], dropna=False)["end_ns"].transform("max")
     for (number, step, rank), of_rank in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
-        span = int(of_rank["whole_ns"].iloc[0])
-        busy = int(of_rank["took_ns"].sum())
+        span, busy = int(of_rank["whole_ns"].iloc[0]), int(of_rank["took_ns"].sum())
         own_idle = idle.get(places.get((int_or_none(rank), int_or_none(step)), (-1, -1)))
         rows.append(
             {
@@ -97,8 +96,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
                 "busy_ns": busy,
                 "idle_ns": span - busy,
                 **{name: of_rank[name].sum(min_count=1) for name in _GAPS},
-                "schedule_ns": own_idle.bubble_ns if own_idle else pd.NA,
-                "imbalance_ns": own_idle.imbalance_ns if own_idle else pd.NA,
+                **({"schedule_ns": own_idle.bubble_ns, "imbalance_ns": own_idle.imbalance_ns} if own_idle else {}),
                 "actions": len(of_rank),
                 "held": of_rank["held"].max(),
             }
@@ -129,10 +127,8 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         all_known = of[["wait_ns", "schedule_ns"]].notna().to_numpy().all()
         share = int(of["idle_ns"].sum()) / whole if whole else 0.0
         microbatches = int(of_step["microbatch"].nunique())
-        schedule, uneven, overhead = (
-            int(of[name].sum()) / whole if all_known and whole else None
-            for name in ("schedule_ns", "imbalance_ns", "overhead_ns")
-        )
+        names = ("schedule_ns", "imbalance_ns", "overhead_ns")
+        schedule, uneven, overhead = (int(of[name].sum()) / whole if all_known and whole else None for name in names)
         rows.append(
             {
                 "pipeline": number,
@@ -231,12 +227,10 @@ def _gaps(
     run: Run, place: int, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int64]] | None:
     """The parts of these gaps of a rank; None where the two ends of a message are not known."""
-    messages = _messages(run)[place]
-    if messages is None:
+    if (messages := _messages(run)[place]) is None:
         return None
-    waiting, moving = messages
-    parts = {"wait_ns": lengths_within(waiting, starts, ends), "transfer_ns": lengths_within(moving, starts, ends)}
-    return parts | {"overhead_ns": ends - starts - parts["wait_ns"] - parts["transfer_ns"]}
+    waits, moves = (lengths_within(times, starts, ends) for times in messages)
+    return dict(zip(_GAPS, (waits, moves, ends - starts - waits - moves), strict=True))
 
 
 @once_per_run
@@ -260,10 +254,8 @@ def _waiting_and_moving(messages: pd.DataFrame) -> tuple[Intervals, Intervals] |
 
 def _held_counts(actions: Sequence[StageAction]) -> list[int]:
     """Return what the stage of each action holds from the action's start on."""
-    by_stage = {
-        stage: iter(held_counts([each for each in actions if each.stage == stage]))
-        for stage in {a.stage for a in actions}
-    }
+    stages = {action.stage for action in actions}
+    by_stage = {stage: iter(held_counts([each for each in actions if each.stage == stage])) for stage in stages}
     return [next(by_stage[action.stage]) for action in actions]
 
 

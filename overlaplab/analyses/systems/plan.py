@@ -18,11 +18,8 @@ def plan_stages(plan: Plan) -> pd.DataFrame:
     Columns: `stage`, `parameters_bytes`, `gradients_bytes`, `optimizer_bytes`, `activations_bytes`, `total_bytes` (of
     one GPU), `fits_from` (Int64: from how many GPUs on it fits, null where it never does or no GPU is named).
     """
-    rows = [
-        {"stage": stage, **_parts(plan, stage, plan.batch.ranks), "fits_from": plan.fits_from(stage)}
-        for stage in STAGES
-    ]
-    return pd.DataFrame(rows).astype({"fits_from": "Int64"})
+    rows = [_parts(plan, stage, plan.batch.ranks) | {"fits_from": plan.fits_from(stage)} for stage in STAGES]
+    return pd.DataFrame(rows).astype({"fits_from": "Int64"}).drop(columns="ranks")
 
 
 def plan_over_ranks(plan: Plan) -> pd.DataFrame:
@@ -32,11 +29,10 @@ def plan_over_ranks(plan: Plan) -> pd.DataFrame:
     """
     most = max(plan.batch.ranks, _MOST_RANKS)
     numbers = sorted({2**power for power in range(most.bit_length())} | {plan.batch.ranks})
-    return pd.DataFrame(
-        [{"stage": stage, "ranks": ranks, **_parts(plan, stage, ranks)} for stage in STAGES for ranks in numbers]
-    )
+    return pd.DataFrame([_parts(plan, stage, ranks) for stage in STAGES for ranks in numbers])
 
 
-def _parts(plan: Plan, stage: int, ranks: int) -> dict[str, int]:
+def _parts(plan: Plan, stage: int, ranks: int) -> dict[str, int | None]:
     held = plan.held_bytes(stage, ranks)
-    return {f"{part}_bytes": getattr(held, part) for part in PLAN_PARTS} | {"total_bytes": held.total}
+    parts = {f"{part}_bytes": getattr(held, part) for part in (*PLAN_PARTS, "total")}
+    return {"stage": stage, "ranks": ranks, **parts}

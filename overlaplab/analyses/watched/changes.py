@@ -63,18 +63,10 @@ def _time_changes(bursts: pd.DataFrame, times: pd.Series[Any], kinds: pd.DataFra
         begin, end = ends[place], ends[place + 2]
         before = measured[measured["step"].between(numbers[begin], numbers[border - 1])]
         after = measured[measured["step"].between(numbers[border], numbers[end - 1])]
-        rows.append(
-            {
-                "change": "step time",
-                "rank": None,
-                "step": int(numbers[border]),
-                "since_step": int(numbers[border - 1]),
-                "before_ns": round(float(np.median(values[begin:border]))),
-                "after_ns": round(float(np.median(values[border:end]))),
-                "exposed_before_ns": _median_exposed(before),
-                "exposed_after_ns": _median_exposed(after),
-            }
-        )
+        where = {"change": "step time", "step": int(numbers[border]), "since_step": int(numbers[border - 1])}
+        before_ns, after_ns = (round(float(np.median(part))) for part in (values[begin:border], values[border:end]))
+        exposed = {"exposed_before_ns": _median_exposed(before), "exposed_after_ns": _median_exposed(after)}
+        rows.append(where | {"before_ns": before_ns, "after_ns": after_ns} | exposed)
     return rows
 
 

@@ -52,17 +52,8 @@ def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
         wait = max(over, default=least) + 1  # a host may run ahead of the collective that its group waits in
         for rank, enqueued in last.items():
             if enqueued < wait <= max(last.values()) and rank not in rows:
-                rows[rank] = {
-                    "rank": rank,
-                    "last_step": None,
-                    "answers": True,
-                    "since_ns": None,
-                    "group": group_word(*group),
-                    "enqueued": enqueued,
-                    "looked_step": None,
-                    "others_wait_in": wait,
-                    "ended": False,
-                }
+                rows[rank] = {"rank": rank, "answers": True, "group": group_word(*group), "enqueued": enqueued}
+                rows[rank] |= {"others_wait_in": wait, "ended": False}
     return pd.DataFrame([rows[rank] for rank in sorted(rows)], columns=list(STOPPED_COLUMNS)).astype(STOPPED_COLUMNS)
 
 

@@ -18,6 +18,7 @@ MIN_MEMBERS = 3
 MIN_MEMBER_SHARE = 0.8
 """At least 80 % of the steps at one distance must stand out."""
 MAX_KINDS = 5
+_KINDS = {"period": "Int64", "first_step": "Int64", **dict.fromkeys(("steps", "span_ns", "extra_ns"), "int64")}
 _BLOCK_STEPS = 50
 """A step is compared with so many, among which it is."""
 
@@ -32,22 +33,12 @@ def watched_kinds(times: pd.Series[Any]) -> pd.DataFrame:
     periods = periodic_steps(times)
     ordinary = times[~is_periodic(times.index.to_numpy(), periods)]
     median_ns = float(ordinary.median()) if len(ordinary) else 0.0
-    rows: list[dict[str, Any]] = [
-        {"period": None, "first_step": times.index.min(), "steps": len(ordinary), "span_ns": median_ns, "extra_ns": 0}
-    ]
+    rows: list[tuple[Any, ...]] = [(None, times.index.min(), len(ordinary), median_ns, 0.0)] if len(times) else []
     for period, first in periods:
         members = times[is_periodic(times.index.to_numpy(), [(period, first)])]
         span_ns = float(members.median())
-        rows.append(
-            {"period": period, "first_step": first, "steps": len(members), "span_ns": span_ns}
-            | {"extra_ns": span_ns - median_ns}
-        )
-    table = pd.DataFrame(rows if len(times) else [], columns=["period", "first_step", "steps", "span_ns", "extra_ns"])
-    return (
-        table.astype(dict.fromkeys(("period", "first_step"), "Int64"))
-        .round({"span_ns": 0, "extra_ns": 0})
-        .astype({"steps": "int64", "span_ns": "int64", "extra_ns": "int64"})
-    )
+        rows.append((period, first, len(members), span_ns, span_ns - median_ns))
+    return pd.DataFrame(rows, columns=list(_KINDS)).round({"span_ns": 0, "extra_ns": 0}).astype(_KINDS)
 
 
 def watched_step_times(steps: pd.DataFrame) -> pd.Series[Any]:
@@ -57,8 +48,7 @@ def watched_step_times(steps: pd.DataFrame) -> pd.Series[Any]:
     """
     spans, numbers, profiled = (steps[column].to_numpy() for column in ("span_ns", "step", "profiled"))
     if profiled.any():
-        spans, numbers = spans[~profiled], numbers[~profiled]
-        steps = steps[~profiled]
+        spans, numbers, steps = spans[~profiled], numbers[~profiled], steps[~profiled]
     parts = [part for _, part in rank_parts(steps)]
     step_of_rank = [numbers[part] for part in parts]
     if not parts:

@@ -32,8 +32,8 @@ def watched_ranks(steps: pd.DataFrame, bursts: pd.DataFrame, late: pd.DataFrame)
         bursts_of_rank = undisturbed[undisturbed["rank"] == rank]
         row |= {column: _median(bursts_of_rank[column]) for column in (*_OF_BURSTS, *_EXPOSED)}
         rows.append(row)
-    table = pd.DataFrame(rows, columns=["rank", "steps", "last_step", *_OF_STEPS, *_OF_BURSTS, *_EXPOSED])
     columns = [*_OF_STEPS, *_OF_BURSTS, *_EXPOSED]
+    table = pd.DataFrame(rows, columns=["rank", "steps", "last_step", *columns])
     table[columns] = table[columns].astype("Float64").round().astype("Int64")
     telling = late["step"].nunique()
     by_rank = late[late["late"]].groupby("late_rank")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.analyses.watched.kinds import is_periodic, kinds_periods
+from overlaplab.analyses.watched.steps import equal_stretches
 from overlaplab.load.watched import CellKind, Watched
 
 MAX_SERIES_PIECES = 500
@@ -104,20 +104,14 @@ def round_width(numbers: npt.NDArray[Any], pieces: int) -> int:
     if not len(numbers):
         return 1
     steps, power = int(numbers.max()) + 1, 1
-    while True:
-        for digit in _ROUND:
-            if steps <= digit * power * pieces:
-                return digit * power
+    while steps > _ROUND[-1] * power * pieces:
         power *= 10
+    return next(digit * power for digit in _ROUND if steps <= digit * power * pieces)
 
 
 def _pieces(numbers: npt.NDArray[Any], width: int) -> Iterator[tuple[int, slice]]:
     """Each piece in which there are steps, and where these are among the numbers, which are in order."""
-    piece_of_step = numbers // width
-    borders = [0, *(np.flatnonzero(np.diff(piece_of_step)) + 1).tolist(), len(numbers)]
-    for begin, end in pairwise(borders):
-        if end > begin:
-            yield int(piece_of_step[begin]), slice(begin, end)
+    return equal_stretches(numbers // width)
 
 
 def _exposed_steps(bursts: pd.DataFrame) -> pd.DataFrame:
@@ -144,11 +138,7 @@ def _extent(values: npt.NDArray[Any]) -> tuple[float, float, float]:
 
 def _members(watched: Watched, late: pd.DataFrame) -> list[tuple[int, ...]]:
     """The ranks of each row's group: the one of its name that the last rank is in."""
-    groups = {
-        (group.name, member): group.ranks
-        for rank in watched.ranks
-        for group in rank.header.groups
-        for member in group.ranks
-    }
+    every = [group for rank in watched.ranks for group in rank.header.groups]
+    groups = {(group.name, member): group.ranks for group in every for member in group.ranks}
     pairs = zip(late["group"], late["late_rank"], strict=True)
     return [groups.get((str(name), int(rank)), ()) for name, rank in pairs]

@@ -71,11 +71,14 @@ def watched_bursts(watched: Watched, steps: pd.DataFrame) -> pd.DataFrame:
 
 def rank_parts(steps: pd.DataFrame) -> Iterator[tuple[int, slice]]:
     """Each rank of the table of `watched_steps`, and which rows are its."""
-    ranks = steps["rank"].to_numpy()
-    borders = [0, *(np.flatnonzero(np.diff(ranks)) + 1).tolist(), len(ranks)]
-    for begin, end in pairwise(borders):
+    return equal_stretches(steps["rank"].to_numpy())
+
+
+def equal_stretches(numbers: npt.NDArray[Any]) -> Iterator[tuple[int, slice]]:
+    """Each stretch of equal numbers: the number, and where it is."""
+    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]):
         if end > begin:
-            yield int(ranks[begin]), slice(begin, end)
+            yield int(numbers[begin]), slice(begin, end)
 
 
 def _step_places(rank: WatchedRank) -> npt.NDArray[np.intp]:

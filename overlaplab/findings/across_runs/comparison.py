@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 from pathlib import PurePath
+from typing import NamedTuple
 
 import pandas as pd
 
 from overlaplab.findings.runs import PREDICTED
-from overlaplab.findings.thresholds import (
-    FEWEST_RECORDINGS,
-    FEWEST_STEPS,
-    MOST_BEATEN,
-    MOST_REASONS,
-    MOST_RUNS_LISTED,
-)
+from overlaplab.findings.thresholds import FEWEST_RECORDINGS, FEWEST_STEPS, MOST_BEATEN, MOST_REASONS, MOST_RUNS_LISTED
 from overlaplab.words import count, duration, join_names, percent, sentence, shorten
 
 
@@ -29,14 +23,9 @@ def no_fastest(table: pd.DataFrame) -> str | None:
         return "different models, not comparable"
     settings = table["recording_of"].nunique()
     if table["tier"].nunique() > 1:
-        first = [setting.label for setting in _settings(table) if setting.tier == 1]
-        return ties(first)
+        return ties([setting.label for setting in _settings(table) if setting.tier == 1])
     if _decided_by_recordings(table):
-        return (
-            "recordings show no clear difference"
-            if settings <= 2
-            else "recordings show no clear difference from the shortest"
-        )
+        return f"recordings show no clear difference{'' if settings <= 2 else ' from the shortest'}"
     if table["spread_ms"].isna().any():
         return f"too few steps to show a difference (fewer than {FEWEST_STEPS} in a run)"
     return "no clear difference" if settings <= 2 else ALL_TIE
@@ -106,10 +95,8 @@ def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of a comparison must know of how it was decided, a line each."""
     fewest = int(table["recording_of"].value_counts().min())
     few = too_few_recordings(fewest, "settings") if fewest > 1 and table["tier"].notna().all() else ()
-    predicted_note = (
-        "a predicted run is no recording: it is judged by the spread of the steps that it was predicted from"
-    )
-    return (*few, predicted_note) if table["predicted"].any() else few
+    by = "a predicted run is no recording: it is judged by the spread of the steps that it was predicted from"
+    return (*few, by) if table["predicted"].any() else few
 
 
 def too_few_recordings(fewest: int, what: str) -> tuple[str, ...]:
@@ -149,9 +136,8 @@ def work_compared(chosen: str, differing: Mapping[str, Sequence[str] | None] | N
     The keys are those of `analyses.work_differs`; no mapping where the chosen run has no run.json.
     """
     if differing is None:
-        return (
-            f"{shorten(chosen)} has no run.json, so which runs did the same work is unknown: choose those to compare."
-        )
+        unknown_work = "so which runs did the same work is unknown: choose those to compare."
+        return f"{shorten(chosen)} has no run.json, {unknown_work}"
     if not differing:
         return f"There is no other run to compare {shorten(chosen)} with."
     unknown = [name for name, keys in differing.items() if keys is None]
@@ -188,10 +174,8 @@ def links_refused(names: Sequence[str]) -> str | None:
     """Name the links to folders that the dashboard does not follow, and what to do; None without any."""
     if not names:
         return None
-    what = "a link" if len(names) == 1 else "links"
-    return (
-        f"Not opened, {what} out of this folder: {_first_names(names)}. Copy the runs here, or open their own folder."
-    )
+    what = f"{'a link' if len(names) == 1 else 'links'} out of this folder"
+    return f"Not opened, {what}: {_first_names(names)}. Copy the runs here, or open their own folder."
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -201,27 +185,22 @@ def _first_names(names: Sequence[str]) -> str:
     return join_names([*shown, count(more, "other")] if more else shown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ComparedSetting:
+class _ComparedSetting(NamedTuple):
     """The recordings of one setting in a table of `overlaplab.compare`."""
 
-    label: str
     tier: int
     step_ms: float
+    label: str
 
 
 def _settings(table: pd.DataFrame) -> list[_ComparedSetting]:
     """The settings of which steps were measured, the fastest first."""
     axis, labels = run_labels(table)
-    settings = [
-        _ComparedSetting(
-            label=f"{'cap ' if axis == 'bucket_cap_mb' else ''}{rows['label'].iloc[0]}",
-            tier=int(rows["tier"].iloc[0]),
-            step_ms=float(rows["step_ms_median"].median()),
-        )
-        for _, rows in table.assign(label=labels).dropna(subset=["step_ms_median"]).groupby("recording_of")
-    ]
-    return sorted(settings, key=lambda setting: (setting.tier, setting.step_ms))
+    named = table.assign(label=[f"{'cap ' if axis == 'bucket_cap_mb' else ''}{label}" for label in labels])
+    by_setting = named.dropna(subset=["step_ms_median"]).groupby("recording_of")
+    rows = by_setting.agg(tier=("tier", "first"), step_ms=("step_ms_median", "median"), label=("label", "first"))
+    ordered = rows.sort_values(["tier", "step_ms"], kind="stable")
+    return [_ComparedSetting(*row) for row in ordered.itertuples(index=False)]
 
 
 def _without_steps(table: pd.DataFrame) -> list[str]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.findings.across_runs.comparison import ALL_TIE, ties, too_few_recordings
 from overlaplab.findings.thresholds import AVOID_SHARE, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
-from overlaplab.words import count, duration, join_names, percent, sentence, shorten
+from overlaplab.words import capitalise, count, duration, join_names, percent, shorten
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `overlaplab.sweep`."""
@@ -31,11 +31,7 @@ def sweep_title(table: pd.DataFrame) -> str:
         bad = [row for tier in slower if _to_avoid(table, tier, best) for row in tier]
         tied = ties([_cap(row) for row in first])
         return f"bucket_cap_mb {tied}{f'; avoid {_caps(bad)}' if bad else ', others are slower'}"
-    if _decided_by_recordings(table):
-        return "Step time: recordings show no clear difference"
-    if table["spread_ms"].isna().any():
-        return "Step time: too few steps to show a difference"
-    return f"Step time: {'no clear difference' if len(first) <= 2 else ALL_TIE}"
+    return f"Step time: {_why_undecided(table)}"
 
 
 def sweep_finding(table: pd.DataFrame) -> str:
@@ -65,16 +61,21 @@ def sweep_finding(table: pd.DataFrame) -> str:
 def _undecided_finding(table: pd.DataFrame) -> str:
     """Why no cap is faster than another."""
     first, second = _two_shortest(table)
+    why = capitalise(_why_undecided(table))
     if _decided_by_recordings(table):
         why = f"{count(int(table['runs'].sum()), 'recording')} show no clear difference between caps"
-    elif table["spread_ms"].isna().any():
-        why = "Too few steps to show a difference"
-    else:
-        why = "No clear difference" if len(table) <= 2 else sentence(ALL_TIE)[:-1]
     return (
         f"{why}: bucket_cap_mb {_cap(first)} has the shortest median step,"
         f" {first['step_ms']:.1f} ms; the next, {_cap(second)}, has {second['step_ms']:.1f} ms"
     )
+
+
+def _why_undecided(table: pd.DataFrame) -> str:
+    if _decided_by_recordings(table):
+        return "recordings show no clear difference"
+    if table["spread_ms"].isna().any():
+        return "too few steps to show a difference"
+    return "no clear difference" if len(table) <= 2 else ALL_TIE
 
 
 def _all_of_it(caps: Sequence[Row], table: pd.DataFrame) -> str:
@@ -203,9 +204,8 @@ def _two_shortest(table: pd.DataFrame) -> tuple[Row, Row]:
 
 def _is_largest(table: pd.DataFrame, row: Row) -> bool:
     """Whether this is the largest cap, and a larger one would make different buckets."""
-    return bool(
-        row["bucket_cap_mb"] == table["bucket_cap_mb"].max() and (pd.isna(row["buckets"]) or row["buckets"] > 1)
-    )
+    several = bool(pd.isna(row["buckets"]) or row["buckets"] > 1)
+    return several and bool(row["bucket_cap_mb"] == table["bucket_cap_mb"].max())
 
 
 def _caps(rows: Sequence[Row]) -> str:

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab.causes import Cause
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words
-from overlaplab.findings.certainty import doubt_clause
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
-from overlaplab.words import ms, percent, size_exact
+from overlaplab.words import doubt_clause, ms, percent, size_exact
 
 Row: TypeAlias = Mapping[Any, Any]
 _COST_WEIGHT = 0.5
@@ -87,9 +87,8 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
             rows = _answered_rows(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
             text = action.words(Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
             if text:
-                advised.append(
-                    _advised_action(action, text, row, _answered_words(action, rows, idle_ns, int(row["gain_ns"])))
-                )
+                why = _answered_words(action, rows, idle_ns, int(row["gain_ns"]))
+                advised.append(_advised_action(action, text, row, why))
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
     specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
     return tuple(_in_order(specific))
@@ -102,9 +101,9 @@ def _advised_action(action: Action, text: str, row: Row, why: str) -> Advised:
         setting=_or_none(row["setting"]),
         what=row["what"],
         gain_ns=int(row["gain_ns"]),
-        half_ns=None if pd.isna(row["half_ns"]) else int(row["half_ns"]),
+        half_ns=int_or_none(row["half_ns"]),
         step_ns=int(row["step_ns"]),
-        memory_bytes=None if pd.isna(row["memory_bytes"]) else int(row["memory_bytes"]),
+        memory_bytes=int_or_none(row["memory_bytes"]),
         why=why,
     )
 
@@ -120,14 +119,10 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
 
 def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
     """The same actions, with what they answer of another step: such rows, and its idle time."""
+    rows = [_answered_rows(each.action, each.setting, told_rows) for each in actions]
     return tuple(
-        replace(
-            each,
-            why=_answered_words(
-                each.action, _answered_rows(each.action, each.setting, told_rows), idle_ns, each.gain_ns
-            ),
-        )
-        for each in actions
+        replace(each, why=_answered_words(each.action, answered, idle_ns, each.gain_ns))
+        for each, answered in zip(actions, rows, strict=True)
     )
 
 
@@ -147,8 +142,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: i
         return ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
-    late = largest["late_rank"]
-    label = cause_words(Cause(largest["cause"]), None if pd.isna(late) else int(late), overhead=largest["overhead"])
+    label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])
     delays = Cause(largest["cause"]) is Cause.STRAGGLER and gain_ns > rows["exposed_ns"].sum()
     return f"{label}, {ms(int(largest['exposed_ns']))}{_AND_DELAYS if delays else ''}"
 

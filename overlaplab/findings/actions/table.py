@@ -13,7 +13,7 @@ from overlaplab.findings.actions import words
 from overlaplab.findings.actions.words import Words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Action:
     """Something that can be done to make steps shorter."""
 
@@ -21,6 +21,7 @@ class Action:
     """What `simulate.remedies` calls it."""
     causes: tuple[Cause, ...]
     """The causes of exposed communication that it answers."""
+    words: Words
     costs: Literal["nothing", "numerics or hardware", "a search"] = "nothing"
     """What it costs beside a changed line or option: numerics or a faster link, or that one has to find out what to
     change. Such an action comes first only where it gains more than twice as much as all others.
@@ -31,7 +32,6 @@ class Action:
     """Under which its gain is predicted, where it is a limit and no setting."""
     shortens_overhead: bool = False
     """Whether it answers the compute gaps between any two operators, too."""
-    words: Words
 
     def answers(self, cause: Cause, *, overhead: bool) -> bool:
         """Whether it is against such exposed time."""
@@ -39,71 +39,50 @@ class Action:
 
 
 ACTIONS = [
-    Action(name="host_work", causes=(Cause.STRAGGLER, Cause.GAP), fills_idle_time=True, words=words.host_work),
+    Action("host_work", (Cause.STRAGGLER, Cause.GAP), words.host_work, fills_idle_time=True),
+    Action("device_waits", (Cause.GAP,), words.device_waits, costs="a search", fills_idle_time=True),
+    Action("last_pass", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED), words.last_pass),
     Action(
-        name="device_waits",
-        causes=(Cause.GAP,),
-        costs="a search",
-        fills_idle_time=True,
-        words=words.device_waits,
+        "arrival_order",
+        (Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
+        words.same_words(words.ARRIVAL_ORDER),
     ),
+    Action("prefetch", (Cause.LATE,), words.prefetch),
     Action(
-        name="last_pass",
-        causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
-        words=words.last_pass,
-    ),
-    Action(
-        name="arrival_order",
-        causes=(Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
-        words=words.same_words(words.ARRIVAL_ORDER),
-    ),
-    Action(name="prefetch", causes=(Cause.LATE,), words=words.prefetch),
-    Action(
-        name="larger_units",
-        causes=(Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
+        "larger_units",
+        (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
+        words.larger_units,
         shortens_overhead=True,
-        words=words.larger_units,
     ),
-    Action(name="first_bucket", causes=(Cause.TAIL, Cause.QUEUED), words=words.first_bucket),
-    Action(name="cap", causes=(Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words=words.cap),
-    Action(name="strategy", causes=(Cause.BLOCKING,), words=words.strategy),
-    Action(name="asynchronous", causes=(Cause.BLOCKING, Cause.QUEUED), words=words.asynchronous_launch),
-    Action(name="background", causes=(Cause.BLOCKING, Cause.LINK, Cause.TAIL), words=words.background),
-    Action(name="merge", causes=(Cause.BLOCKING, Cause.QUEUED), words=words.merge),
-    Action(name="split", causes=(Cause.IMBALANCE,), words=words.pipeline_action_words("split")),
-    Action(name="schedule", causes=(Cause.BUBBLE, Cause.SEND), words=words.pipeline_action_words("schedule")),
-    Action(name="microbatches", causes=(Cause.BUBBLE,), words=words.pipeline_action_words("microbatches")),
-    Action(name="balance", causes=(Cause.STRAGGLER,), words=words.balance),
-    Action(name="even_work", causes=(Cause.STRAGGLER,), words=words.same_words(words.EVEN_WORK)),
-    Action(name="earlier", causes=(Cause.QUEUED,), words=words.earlier_launch),
+    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket),
+    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap),
+    Action("strategy", (Cause.BLOCKING,), words.strategy),
+    Action("asynchronous", (Cause.BLOCKING, Cause.QUEUED), words.asynchronous_launch),
+    Action("background", (Cause.BLOCKING, Cause.LINK, Cause.TAIL), words.background),
+    Action("merge", (Cause.BLOCKING, Cause.QUEUED), words.merge),
+    Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),
+    Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
+    Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),
+    Action("balance", (Cause.STRAGGLER,), words.balance),
+    Action("even_work", (Cause.STRAGGLER,), words.same_words(words.EVEN_WORK)),
+    Action("earlier", (Cause.QUEUED,), words.earlier_launch),
+    Action("no_pause", (Cause.GAP,), words.same_words(words.FIND_PAUSE), costs="a search", fills_idle_time=True),
     Action(
-        name="no_pause",
-        causes=(Cause.GAP,),
-        costs="a search",
-        fills_idle_time=True,
-        words=words.same_words(words.FIND_PAUSE),
-    ),
-    Action(
-        name="launch_overhead",
-        causes=(Cause.GAP,),
+        "launch_overhead",
+        (Cause.GAP,),
+        words.launch_overhead,
         costs="a search",
         fills_idle_time=True,
         shortens_overhead=True,
         condition="if launching, and recording that, took no time",
-        words=words.launch_overhead,
     ),
+    Action("leave_out", (Cause.BLOCKING, Cause.QUEUED), words.leave_out, costs="numerics or hardware"),
+    Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.one_gradient_less),
     Action(
-        name="leave_out",
-        causes=(Cause.BLOCKING, Cause.QUEUED),
+        "half_the_bytes",
+        (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
+        words.half_the_bytes,
         costs="numerics or hardware",
-        words=words.leave_out,
-    ),
-    Action(name="one_gradient_less", causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words=words.one_gradient_less),
-    Action(
-        name="half_the_bytes",
-        causes=(Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
-        costs="numerics or hardware",
-        words=words.half_the_bytes,
     ),
 ]
 """Every action, those first that change least: the first of those that gain as much is advised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,12 @@ import pandas as pd
 
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
+from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_clause, cause_words, in_general, is_undivided
-from overlaplab.findings.diagnosis.causes import what_moved
+from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.causes import CausePart, split_by_unit_kind, what_moved
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,
@@ -21,13 +23,11 @@ from overlaplab.findings.diagnosis.other_problems import (
     waits_for_cores,
     why_idle,
 )
-from overlaplab.findings.diagnosis.parts import CausePart, split_by_unit_kind
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
-from overlaplab.findings.diagnosis.told import told_causes
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
-from overlaplab.words import ms, numbers_named, percent, rank_word, sentence
+from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word, sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +176,8 @@ def diagnose(
     if gain_ns:
         advice += as_recorded(unseen)
     return Diagnosis(
-        rank=_number(window["rank"]),
-        step=_number(window["step"]),
+        rank=int_or_none(window["rank"]),
+        step=int_or_none(window["step"]),
         chosen=chosen,
         start_ns=int(window["start_ns"]),
         span_ns=int(window["span_ns"]),
@@ -249,7 +249,7 @@ def _shares(
     bytes_explain = bound is None or bool(bound["bytes_explain"])
     for (cause, late, short), rows in cause_rows.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
         rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
-        name, rank, overhead = Cause(str(cause)), _number(late), bool(short)
+        name, rank, overhead = Cause(str(cause)), int_or_none(late), bool(short)
         label = cause_words(name, rank, overhead=overhead)
         action = _answer(actions, name, rank, loop, overhead=overhead)
         tried = _played_actions(gains, rank)
@@ -354,9 +354,7 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
     if best is not None and best.action.fills_idle_time and not _is_open(first, best):
-        answered_ns = sum(
-            share.exposed_ns for share in shares if best.action.answers(share.cause, overhead=share.overhead)
-        )
+        answered_ns = sum(share.exposed_ns for share in _answered_shares(shares, best))
         idle = f"{percent(idle_ns, span)} of the {of} is idle{why_idle}"
         if idle_ns > max(answered_ns, shares[0].exposed_ns):
             return f"{sentence(idle)} {start}."
@@ -376,7 +374,7 @@ def _cause_sentence(share: CauseShare, time: str) -> str:
 
 def _cause_of_advice(shares: tuple[CauseShare, ...], best: Advised) -> str:
     """What the recommended action is against, where the headline is about something else; empty for no cause."""
-    answered = (each for each in shares if best.action.answers(each.cause, overhead=each.overhead))
+    answered = _answered_shares(shares, best)
     balanced = best.setting if best.action.name == "balance" else None
     first = next((each for each in answered if None in (each.late_rank, balanced) or each.late_rank == balanced), None)
     if first is None:
@@ -393,8 +391,12 @@ def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseSh
     first = _largest(shares)
     if best is None or _is_open(first, best):
         return first
-    answered = (share for share in shares if best.action.answers(share.cause, overhead=share.overhead))
-    return next(answered, first)
+    return next(_answered_shares(shares, best), first)
+
+
+def _answered_shares(shares: Sequence[CauseShare], best: Advised) -> Iterator[CauseShare]:
+    """The causes that an action answers."""
+    return (share for share in shares if best.action.answers(share.cause, overhead=share.overhead))
 
 
 def _largest(shares: tuple[CauseShare, ...]) -> CauseShare:
@@ -434,14 +436,15 @@ def _advice(
 ) -> tuple[str, int | None]:
     """What to do against exposed communication, and how much shorter a step would be."""
     if not shares:
-        return ("Nothing to do: no communication is exposed.", 0) if best is None else _recommendation(best)
+        nothing = "Nothing to do: no communication is exposed."
+        return (nothing, 0) if best is None else (predicted_words(best), best.gain_ns)
     first = _largest(shares)
     if first.untold and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     late = "" if first.late_rank is None else started_late(unseen, first.late_rank)
     if _is_open(first, best):
-        cause = f"{first.label}, {_with_share(first.exposed_ns, window)}"
-        advice = f"Try {first.remedy}. The cause: {cause}. {_UNKNOWN_GAIN}"
+        took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the step)"
+        advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
         if best is not None:
             advice += f" {predicted_words(best)}"
         if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
@@ -450,21 +453,12 @@ def _advice(
         return " ".join(filter(None, (late, advice))), None
     if best is None:
         return NOTHING_GAINS, None
-    advice, gain_ns = _recommendation(best)
-    return " ".join(filter(None, (late, advice))), gain_ns
-
-
-def _recommendation(best: Advised) -> tuple[str, int]:
-    return predicted_words(best), best.gain_ns
+    return " ".join(filter(None, (late, predicted_words(best)))), best.gain_ns
 
 
 _UNKNOWN_GAIN = "Its gain cannot be predicted from this recording."
 NOTHING_GAINS = f"No known remedy gains more than {percent(LITTLE_GAIN, 1)} of the step."
 """The advice where no action is worth an effort."""
-
-
-def _with_share(ns: int, window: Mapping[str, Any]) -> str:
-    return f"{ms(ns)} ({percent(ns, int(window['span_ns']))} of the step)"
 
 
 def gathered_ahead(replays: pd.DataFrame, span_ns: int) -> tuple[int, int] | None:
@@ -484,13 +478,8 @@ def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = "median step by exposed time" if step is None and steps > 1 else ""
     the_step += f" among {kind}" if the_step and kind else ""
-    if the_rank and the_step:
-        return f"{the_rank}, its {the_step}"
-    if the_rank:
-        return the_rank
-    if the_step:
-        return f"its {the_step}"
-    return "as chosen" if rank is not None or step is not None else "the only one"
+    chosen = ", ".join(filter(None, (the_rank, the_step and f"its {the_step}")))
+    return chosen or ("as chosen" if rank is not None or step is not None else "the only one")
 
 
 def exposed_lead(diagnosis: Diagnosis) -> str:
@@ -498,30 +487,27 @@ def exposed_lead(diagnosis: Diagnosis) -> str:
     named = [f"{share.label} {ms(share.exposed_ns)}" for share in diagnosis.causes[:MOST_CAUSES]]
     if rest_ns := sum(share.exposed_ns for share in diagnosis.causes[MOST_CAUSES:]):
         named.append(f"other causes {ms(rest_ns)}")
-    place = place_name(diagnosis)
     share = percent(diagnosis.exposed_ns, diagnosis.span_ns)
     of = "step" if diagnosis.step is not None else "trace"
     causes = f" Causes: {', '.join(named)}." if named else ""
-    return f"{place[0].upper()}{place[1:]}: {ms(diagnosis.exposed_ns)} exposed, {share} of the {of}.{causes}"
+    return f"{_capital_place(diagnosis)}: {ms(diagnosis.exposed_ns)} exposed, {share} of the {of}.{causes}"
 
 
 def what_to_do(diagnosis: Diagnosis) -> str:
     """The advice, with the rank and step that it is about."""
-    place = place_name(diagnosis)
-    return f"{place[0].upper()}{place[1:]}: {diagnosis.advice}"
+    return f"{_capital_place(diagnosis)}: {diagnosis.advice}"
 
 
 def why_and_what_to_do(diagnosis: Diagnosis) -> tuple[str, str]:
     """The cause, with the rank and step that it is about, and the advice: the end of a page about something else."""
-    place = place_name(diagnosis)
-    return f"{place[0].upper()}{place[1:]}: {diagnosis.headline}", diagnosis.advice
+    return f"{_capital_place(diagnosis)}: {diagnosis.headline}", diagnosis.advice
+
+
+def _capital_place(diagnosis: Diagnosis) -> str:
+    return capitalise(place_name(diagnosis))
 
 
 def place_name(diagnosis: Diagnosis) -> str:
     """Rank and step with why: `rank 0, step 4 (the most exposed rank, its median step by exposed time)`."""
     step = "" if diagnosis.step is None else f", step {diagnosis.step}"
     return f"rank {rank_word(diagnosis.rank)}{step} ({diagnosis.chosen})"
-
-
-def _number(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)

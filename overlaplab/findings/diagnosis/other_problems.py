@@ -31,27 +31,22 @@ def other_problem(
     gaps = 0 if causes is None else int(causes.loc[causes["cause"] == Cause.GAP, "exposed_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
     cost = exposed - gaps
-    if span == 0 or (
-        cost > LITTLE_EXPOSED * span and not (idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span)
-    ):
+    idles = idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span
+    if span == 0 or (cost > LITTLE_EXPOSED * span and not idles):
         return None
     begin = "Communication is not the problem: "
     if not table["comm_ns"].any():
         begin = ""
     elif cost > LITTLE_EXPOSED * span:
         paused = f", {percent(gaps, span)} only because compute paused" if gaps else ""
-        begin = (
-            f"Communication is not the first problem ({percent(exposed, span)} of the step time is exposed{paused}): "
-        )
+        share = percent(exposed, span)
+        begin = f"Communication is not the first problem ({share} of the step time is exposed{paused}): "
     if idle > IDLE_PROBLEM_SHARE * span:
         return f"{begin}{percent(idle, span)} of the step time is idle{why_idle(idled, host)}."
     if memory > IDLE_PROBLEM_SHARE * span:
         return f"{begin}for {percent(memory, span)} of the step time only copies run."
-    return (
-        f"{begin}for {percent(int(table['compute_ns'].sum()), span)} of the step time the rank computes."
-        if begin
-        else None
-    )
+    computing = percent(int(table["compute_ns"].sum()), span)
+    return f"{begin}for {computing} of the step time the rank computes." if begin else None
 
 
 def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None, host: HostRole = "launches") -> str:

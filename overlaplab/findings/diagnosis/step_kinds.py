@@ -24,9 +24,7 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
     if step is None or len(numbers) == len(every):
         return ""
     period = kind_period(numbers, every)
-    if period is not None:
-        return f"one step in {period}"
-    return f"{len(numbers)} of {count(len(every), 'step')}"
+    return f"{len(numbers)} of {count(len(every), 'step')}" if period is None else f"one step in {period}"
 
 
 def kinds_finding(table: pd.DataFrame) -> str | None:
@@ -44,9 +42,8 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
         often = kind_name(rows, numbers[0])
         named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_STEPS_NAMED else ""
         span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
-        unknown = (
-            "" if often.startswith("one step in") or _fills(rows, kind_rows) else ", how often they come is not known"
-        )
+        is_known = often.startswith("one step in") or _fills(rows, kind_rows)
+        unknown = "" if is_known else ", how often they come is not known"
         parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed{unknown}")
     mean = float(rows["span_ns"].mean())
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
@@ -60,6 +57,5 @@ def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:
     """Whether all other kinds come periodically, so that this one has the rest."""
     others = [kind for kind in rows["step_kind"].unique() if kind not in set(kind_rows["step_kind"])]
     steps = sorted(rows["step"].dropna().unique())
-    return all(
-        kind_period(sorted(rows.loc[rows["step_kind"] == kind, "step"].unique()), steps) is not None for kind in others
-    )
+    of_others = [sorted(rows.loc[rows["step_kind"] == kind, "step"].unique()) for kind in others]
+    return all(kind_period(numbers, steps) is not None for numbers in of_others)

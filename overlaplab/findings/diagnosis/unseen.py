@@ -45,8 +45,7 @@ def unseen(run: Run) -> Unseen:
 
 def as_recorded(unseen: Unseen) -> str:
     """What plays take for granted where ranks are missing, as a sentence; empty where none is."""
-    missing = unseen.ranks_missing
-    if not missing:
+    if not (missing := unseen.ranks_missing):
         return ""
     have = f"{count(missing, 'rank')} {'has' if missing == 1 else 'have'} no trace here"
     return f" {have}: collectives are taken to last as long as recorded, waiting included."

@@ -20,10 +20,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, diagnosis: Diagnosis
     """
     strategy = shorten(manifest.strategy or "Recorded loop") if manifest is not None else "Foreign traces"
     ranks = count(table["rank"].nunique(dropna=False), "rank")
-    sentences = [
-        f"{strategy}, {ranks}, {_step(table)}; {place_name(diagnosis)}:",
-        diagnosis.headline,
-    ]
+    sentences = [f"{strategy}, {ranks}, {_step(table)}; {place_name(diagnosis)}:", diagnosis.headline]
     sentences.append(how_short(diagnosis))
     if diagnosis.comm_ns:
         sentences.append(hidden_finding(diagnosis, unseen))

@@ -10,7 +10,7 @@ from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
 from overlaplab.findings.runs import PREDICTED, note
 from overlaplab.simulate.predictions.planned import PlannedStep
-from overlaplab.words import amount, count, join_names, ms, percent, shorten, size_exact
+from overlaplab.words import amount, capitalise, count, join_names, ms, percent, shorten, size_exact
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
 
@@ -26,7 +26,7 @@ def plan_lead(plan: Plan) -> str:
         f" {count(batch.ranks, 'GPU')} = {batch.samples:,} sequences of {batch.seq:,}",
         f"it takes {_operations(plan.step_flops)}, {_operations(plan.step_flops / batch.ranks)} on each GPU",
     ]
-    return ". ".join(text[:1].upper() + text[1:] for text in sentences) + "."
+    return ". ".join(capitalise(text) for text in sentences) + "."
 
 
 def plan_title(plan: Plan, stage: int) -> str:
@@ -114,10 +114,7 @@ def plan_notes(plan: Plan) -> tuple[str, ...]:
     """What the figures leave out; each begins with a small letter and ends without a full stop."""
     left = "gathered units, buckets, buffers of the allocator and of NCCL come on top"
     if plan.model is None:
-        return (
-            "operations are an estimate, 6 per parameter and token; activations are unknown without --layers",
-            left,
-        )
+        return ("operations are an estimate, 6 per parameter and token; activations are unknown without --layers", left)
     return (left, "operations count all scores of attention, though a causal mask needs half of them")
 
 

@@ -12,7 +12,7 @@ from made.traces import event, op, run_of, step
 import overlaplab
 from overlaplab import OverlaplabError, Run
 from overlaplab.analyses import is_sweep, sweep_links
-from overlaplab.analyses.across_runs.spread import spread
+from overlaplab.analyses.across_runs.tiers import spread
 from overlaplab.folders import run_folders
 
 LINK = {"emulated": True, "bandwidth_gbps": 1, "latency_us": 200, "world_size": 2}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples import sample_run
 
-from overlaplab.findings import PREDICTED
+from overlaplab.findings.runs import PREDICTED
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting

@@ -8,8 +8,8 @@ import pytest
 from made.step_rows import exposed_rows
 
 from overlaplab.causes import Cause
-from overlaplab.findings import Loop, cause_words, loop_of
-from overlaplab.findings.actions.words import Case, cause_clause, in_general
+from overlaplab.findings import Loop, loop_of
+from overlaplab.findings.actions.words import Case, cause_clause, cause_words, in_general
 from overlaplab.findings.diagnosis.causes import bucket_numbers, what_moved
 from overlaplab.manifest import Manifest
 from overlaplab.traits import BUCKETS, UNITS, Traits

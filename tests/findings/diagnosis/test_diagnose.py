@@ -13,8 +13,9 @@ from made.traces import launched, run_of
 from overlaplab.analyses import worst_step
 from overlaplab.analyses.worst import outlier_steps
 from overlaplab.causes import Cause
-from overlaplab.findings import Diagnosis, Loop, Unseen, diagnose, what_to_do
+from overlaplab.findings import Diagnosis, Loop, diagnose, what_to_do
 from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
+from overlaplab.findings.diagnosis.unseen import Unseen
 from overlaplab.findings.diagnosis.verdict import how_short
 from overlaplab.findings.first_screen import step_marks
 from overlaplab.sections.run_tables import RunTables

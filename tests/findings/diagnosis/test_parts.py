@@ -8,7 +8,7 @@ from samples import sample_tables
 
 from overlaplab import findings
 from overlaplab.causes import Cause
-from overlaplab.findings.diagnosis.parts import split_by_unit_kind
+from overlaplab.findings.diagnosis.causes import split_by_unit_kind
 from overlaplab.findings.loops import Loop
 from overlaplab.traits import UNITS
 

@@ -10,7 +10,8 @@ from made.traces import event, launched, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import idle, worst_step
-from overlaplab.findings import diagnose, other_problem, verdict
+from overlaplab.findings import diagnose, verdict
+from overlaplab.findings.diagnosis.other_problems import other_problem
 from overlaplab.sections.run_tables import RunTables
 
 

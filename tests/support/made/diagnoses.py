@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.findings import CausePart, CauseShare, Diagnosis
+from overlaplab.findings import CausePart, Diagnosis
+from overlaplab.findings.diagnosis.diagnose import CauseShare
 
 MS = 1_000_000
 

@@ -1,4 +1,4 @@
-"""When parameters were gathered, what that cost and held, and what to do about it."""
+"""When parameters were gathered, what that cost, held and may hold, and what of reduce-scatters is exposed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from overlaplab.analyses import gathered_bytes, kept_units, schedule_steps
+from overlaplab.analyses import HeldLimit, gathered_bytes, kept_units, schedule_steps
 from overlaplab.findings.thresholds import MOST_UNITS_LISTED
 from overlaplab.formats import digits, text
 from overlaplab.vocabulary import root_number
-from overlaplab.words import count, join_names, ms, size_exact, unit_name
+from overlaplab.words import capitalise, count, join_names, ms, percent, size_exact, unit_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def gathers_lead(table: pd.DataFrame, where: str) -> str:
     wait = "How long compute waited for them is unknown."
     if not pd.isna(counted["wait_ns"]):
         wait = f"Compute waited {ms(counted['wait_ns'])} for gathers."
-    begin = f"{where[0].upper()}{where[1:]}: " if where else ""
+    begin = f"{capitalise(where)}: " if where else ""
     return f"{begin}{counts}. {peak} {wait}"
 
 
@@ -71,12 +71,8 @@ def _peak_sentence(counted: pd.Series, curve: pd.DataFrame) -> str:
 
 def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
     """The waits and step times of two runs, and what the deeper prefetch hides if the runs differ in nothing else."""
-    same = (
-        first.strategy is not None
-        and first.strategy == second.strategy
-        and first.setting is not None
-        and first.setting == second.setting
-    )
+    what, other = ((cost.strategy, cost.setting) for cost in (first, second))
+    same = what == other and None not in what
     if same and first.prefetch is not None and second.prefetch is not None and first.prefetch != second.prefetch:
         deep, shallow = (first, second) if first.prefetch > second.prefetch else (second, first)
         names = (f"prefetch {deep.prefetch}", f"prefetch {shallow.prefetch}")
@@ -263,3 +259,49 @@ def _unit_names(table: pd.DataFrame) -> str:
 
 def _few_names(units: list[str]) -> str:
     return f"{len(units)} units" if len(units) > MOST_UNITS_LISTED else join_names(units)
+
+
+def held_limit(limit: HeldLimit) -> str:
+    """The name of the line at what a prefetch may hold."""
+    staying = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
+    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}: {size_exact(limit.bytes)}"
+
+
+def gather_waits_title(steps: pd.DataFrame) -> str:
+    """How long compute waited for gathers at most: rows of `schedule_steps` whose wait is known."""
+    if steps.empty:
+        return "How long compute waited for gathers is unknown"
+    return f"Compute waited for gathers for {_at_most(steps['wait_ns'])}"
+
+
+CHOOSE_A_CELL = "Click a cell to see its rank and step."
+"""Where a page can follow a click on a strip of ranks by steps."""
+
+
+def scatters_exposed_title(steps: pd.DataFrame) -> str:
+    """How long reduce-scatters were exposed at most: rows of `analyses.scatter_steps`."""
+    if not steps["exposed_ns"].any():
+        return "No reduce-scatter is exposed"
+    return f"Reduce-scatters were exposed for {_at_most(steps['exposed_ns'])}"
+
+
+def _at_most(times: pd.Series) -> str:
+    return f"{ms(int(times.max()))} at most in a rank's step"
+
+
+def scatters_exposed(scatters: pd.DataFrame, exposed: pd.DataFrame) -> str | None:
+    """How much of a step's reduce-scatters is exposed; None without any.
+
+    Takes rows of `analyses.scatters` and of `overlaplab.exposed` about one rank and step.
+    """
+    timed = scatters.dropna(subset=["start_ns", "end_ns"])
+    if timed.empty:
+        return None
+    took = int((timed["end_ns"] - timed["start_ns"]).sum())
+    scatter_rows = exposed[exposed["kind"] == "reduce_scatter"]
+    bare = int(scatter_rows["exposed_ns"].sum())
+    if bare == 0:
+        return f"Of {ms(took)} of reduce-scatters nothing is exposed."
+    worst = scatter_rows.groupby("what")["exposed_ns"].sum()
+    most = f", most of it of {worst.idxmax()} ({ms(int(worst.max()))})" if len(worst) > 1 else ""
+    return f"Of {ms(took)} of reduce-scatters {ms(bare)} is exposed ({percent(bare, took)} of their time){most}."
