@@ -58,12 +58,7 @@ TRAITS = {
     "bucketed": BUCKETS,
     "ring": Traits(buckets=True, hops="ring"),
     "tree": Traits(buckets=True, hops="tree"),
-    "zero1": Traits(
-        gradients="reduce_scatter",
-        buckets=True,
-        gathers="updated_parameters",
-        sharded=("optimizer",),
-    ),
+    "zero1": Traits(gradients="reduce_scatter", buckets=True, gathers="updated_parameters", sharded=("optimizer",)),
     "zero2": Traits(
         gradients="reduce_scatter",
         sends_every_microbatch=True,

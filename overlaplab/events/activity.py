@@ -18,7 +18,7 @@ from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import core_waits, processor_counts
 from overlaplab.events.rules import Part, WorkKind, device_work, host_rule
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.intervals import EMPTY, Intervals, subtract, union
+from overlaplab.intervals import EMPTY, Integers, Intervals, Mask, subtract, union
 from overlaplab.vocabulary import (
     ANNOTATION_CATEGORIES,
     CPU_BACKENDS,
@@ -107,7 +107,7 @@ def classify(trace: Trace) -> NDArray[np.object_]:
     return works
 
 
-def counting_as(trace: Trace, work: WorkKind) -> NDArray[np.bool_]:
+def counting_as(trace: Trace, work: WorkKind) -> Mask:
     """Mark the events that count as this, in the table's order."""
     return np.asarray(_codes(trace) == _WORKS.index(work))
 
@@ -126,13 +126,13 @@ def outermost(trace: Trace, work: WorkKind) -> pd.DataFrame:
 
 
 @once_per_trace
-def damaged_rows(trace: Trace) -> NDArray[np.int64]:
+def damaged_rows(trace: Trace) -> Integers:
     """The rows of events that would count as something if their times were known."""
     counts = _codes_by_rule(trace) != _WORKS.index(WorkKind.NOTHING)
     return np.flatnonzero(counts & (trace.events["phase"] == DAMAGED).to_numpy())
 
 
-def damaged_as(trace: Trace, work: WorkKind) -> NDArray[np.int64]:
+def damaged_as(trace: Trace, work: WorkKind) -> Integers:
     """The rows of events that would count as this if their times were known."""
     rows = damaged_rows(trace)
     return np.asarray(rows[_codes_by_rule(trace)[rows] == _WORKS.index(work)])
@@ -227,7 +227,7 @@ def _comm_ranges(events: pd.DataFrame, key: str = "") -> Intervals:
     return np.column_stack((starts, starts + ranges["dur_ns"].to_numpy(np.int64)))
 
 
-def _enclosing_ranges(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
+def _enclosing_ranges(trace: Trace, ranges: Intervals) -> Integers:
     """For every event the range, on any thread, that contains the call which launched the event, or -1."""
     events = trace.events
     if not len(ranges):
@@ -252,7 +252,7 @@ def _link_busy(trace: Trace) -> Intervals:
     return union(np.minimum.reduceat(starts[order], opens), np.maximum.reduceat(ends[order], opens))
 
 
-def _is_host_range(events: pd.DataFrame) -> NDArray[np.bool_]:
+def _is_host_range(events: pd.DataFrame) -> Mask:
     """Mark host ranges, but not their copies on a device."""
     return matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
 
@@ -261,7 +261,7 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     rules = {name: host_rule(name) for name in events["name"].cat.categories}
     names, thread = events["name"], thread_numbers(events)
 
-    def follows(work: WorkKind, *parts: Part) -> NDArray[np.bool_]:
+    def follows(work: WorkKind, *parts: Part) -> Mask:
         return matching(names, lambda name: (rule := rules[name]) and rule.counts_as is work and rule.part in parts)
 
     annotated = _is_host_range(events)
@@ -279,7 +279,7 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     return codes
 
 
-def _leaves(events: pd.DataFrame, thread: NDArray[np.int64], among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _leaves(events: pd.DataFrame, thread: Integers, among: Mask) -> Mask:
     """Mark the chosen events that contain no other chosen event of their thread."""
     rows = np.flatnonzero(among)
     starts = events["ts_ns"].to_numpy()[rows]

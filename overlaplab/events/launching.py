@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events.matching import matching
 from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import is_device_category, is_runtime_category
 
 
@@ -16,7 +17,7 @@ def runtime_calls(events: pd.DataFrame) -> pd.DataFrame:
     return events[_calls(events)]
 
 
-def _calls(events: pd.DataFrame) -> NDArray[np.bool_]:
+def _calls(events: pd.DataFrame) -> Mask:
     runtime = matching(events["category"], is_runtime_category)
     return np.asarray(runtime & (events["correlation"].to_numpy() >= 0))
 
@@ -29,7 +30,7 @@ def launches_graphs(trace: Trace) -> bool:
 
 
 @once_per_trace
-def launchers(trace: Trace) -> NDArray[np.int64]:
+def launchers(trace: Trace) -> Integers:
     """For every event the row of the call that launched it, -1 where unknown; read-only.
 
     One call may launch many events: the kernels of a CUDA graph all share the correlation of its launch.
@@ -42,7 +43,7 @@ def launchers(trace: Trace) -> NDArray[np.int64]:
     return launcher
 
 
-def calls_of(events: pd.DataFrame, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+def calls_of(events: pd.DataFrame, rows: NDArray[np.intp]) -> Integers:
     """For each of these rows the row of the first call with its correlation, or -1; events are in order of time."""
     called = np.flatnonzero(_calls(events))
     if not len(called):

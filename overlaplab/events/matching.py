@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.intervals import Integers, Mask
 
-def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[np.bool_]:
+
+def matching(column: pd.Series, predicate: Callable[[str], object]) -> Mask:
     """Mark rows of a categorical column whose text the predicate accepts, which is called once per category."""
     texts = _as_categorical(column)
     accepted = np.array([bool(predicate(text)) for text in texts.categories], dtype=bool)
@@ -19,7 +21,7 @@ def matching(column: pd.Series, predicate: Callable[[str], object]) -> NDArray[n
     return np.append(accepted, False).take(texts.codes, mode="wrap")  # code -1 (missing) takes the last
 
 
-def thread_numbers(events: pd.DataFrame, rows: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.int64]:
+def thread_numbers(events: pd.DataFrame, rows: NDArray[np.integer] | slice = slice(None)) -> Integers:
     """For every event, or for those of these rows, a number that identifies its (process, thread)."""
     processes, threads = (_as_categorical(events[name]) for name in ("pid", "tid"))
     threads_per_process = max(len(threads.categories), 1)

@@ -9,14 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.launching import launchers
 from overlaplab.events.matching import matching
 from overlaplab.events.rules import WorkKind
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.intervals import reduce_ranges, total, union
+from overlaplab.intervals import Integers, Mask, reduce_ranges, total, union
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
 from overlaplab.words import numbers_named
 
@@ -73,14 +72,14 @@ def window_warnings(trace: Trace) -> tuple[str, ...]:
     return found_windows(trace)[1]
 
 
-def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[Integers, Integers]:
     """The windows' starts and ends, or when the host was in each step, as two arrays of absolute ns."""
     pairs = [(step.host_start_ns, step.host_end_ns) if of_host else (step.start_ns, step.end_ns) for step in steps]
     bounds = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return bounds[:, 0], bounds[:, 1]
 
 
-def windows_at(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.int64]:
+def windows_at(steps: Sequence[Window], moments_ns: Integers, *, of_host: bool = False) -> Integers:
     """For each moment, in absolute ns, the place in `steps` of the window that contains it, or -1.
 
     `of_host`: by when the host was in each step. Should several contain the moment, it is the last of them.
@@ -134,7 +133,7 @@ def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     return tuple(replace(step, damaged=is_it) for step, is_it in zip(steps, damaged.tolist(), strict=True)), warnings
 
 
-def _contain(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.bool_]:
+def _contain(steps: Sequence[Window], moments_ns: Integers, *, of_host: bool = False) -> Mask:
     """Whether each window contains any of these moments."""
     starts, ends = window_bounds(steps, of_host=of_host)
     order = np.sort(moments_ns)

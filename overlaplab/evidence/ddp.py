@@ -331,10 +331,7 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
     index = first_index
     for number, accumulation in enumerate(accumulations, start=1):
         gradient = Gradient(
-            number=number,
-            at_ns=accumulation.accumulated_ns,
-            shape=accumulation.shape,
-            hooks_end_ns=accumulation.end_ns,
+            number=number, at_ns=accumulation.accumulated_ns, shape=accumulation.shape, hooks_end_ns=accumulation.end_ns
         )
         pool.append(gradient)
         sized = all(gradient.shape is not None for gradient in pool)

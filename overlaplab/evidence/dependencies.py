@@ -22,6 +22,7 @@ from overlaplab.events import Run, Trace, WorkKind, classify, launchers, matchin
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
+from overlaplab.intervals import Integers
 from overlaplab.vocabulary import is_runtime_category
 
 _EMULATED = ("emulated_link_begin", "emulated_link_wait")
@@ -129,9 +130,7 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     return tuple(device)
 
 
-def _device_rows(
-    trace: Trace,
-) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
+def _device_rows(trace: Trace) -> tuple[NDArray[np.intp], Integers, Integers, dict[int, int]]:
     """The rows of `device_events`; when each of the trace's events starts and ends; the parts of which rows are left
     out, each with the row of its whole.
     """
@@ -157,9 +156,7 @@ def _places(trace: Trace) -> dict[int, int]:
     return places | {part: places[whole] for part, whole in within.items()}
 
 
-def _ended_places(
-    places: Mapping[int, int], rows: Iterable[int], ends: NDArray[np.int64], at_ns: int
-) -> tuple[int, ...]:
+def _ended_places(places: Mapping[int, int], rows: Iterable[int], ends: Integers, at_ns: int) -> tuple[int, ...]:
     """The places of these rows, each once; without what counts as nothing, or cannot be true: ends later than this."""
     return tuple(dict.fromkeys(places[row] for row in rows if row in places and ends[row] <= at_ns + _GRAIN_NS))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overlaplab.events import Trace, activity, matching, once_per_trace, rule_of, thread_numbers
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.intervals import Intervals, lengths_within, union
+from overlaplab.intervals import Integers, Intervals, lengths_within, union
 from overlaplab.vocabulary import Rule, is_runtime_category
 
 _WORDS = ("wait", "gather_wait", "param_gather_wait")
@@ -45,9 +44,7 @@ def host_waits(trace: Trace) -> Intervals:
     )
 
 
-def _next_begun(
-    starts: NDArray[np.int64], threads: NDArray[np.int64], thread: NDArray[np.int64], at_ns: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _next_begun(starts: Integers, threads: Integers, thread: Integers, at_ns: Integers) -> Integers:
     """For each moment of a thread when it begins something after that, `NEVER_NS` for never."""
     following = np.full(len(at_ns), NEVER_NS)
     for number in np.unique(thread):

@@ -20,6 +20,7 @@ from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, pair_collectives, paired_messages, paired_named, pairs_table
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 
 _IDENTITY = (
@@ -116,7 +117,7 @@ def match_collectives(run: Run) -> pd.DataFrame:
     )
 
 
-def _rows_by_key(keys: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+def _rows_by_key(keys: Integers) -> list[NDArray[np.intp]]:
     """The rows of each key, in order of the keys."""
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
@@ -145,7 +146,7 @@ def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
     return as_table(table), list(numbers)
 
 
-def _join_keys(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[np.int64]) -> list[_Key]:
+def _join_keys(keys: Sequence[_Key], node: Integers, comms_id: Integers) -> list[_Key]:
     """The keys, of which those become one whose collectives share a `comms_id`; that is -1 where unknown.
 
     `node` is each collective's index among the keys. A number stands for the group's name, first rank and size, which
@@ -185,14 +186,14 @@ class _Calls:
     """A rank's collectives of one class (see `_classes`), in order of launch."""
 
     rows: NDArray[np.intp]
-    steps: NDArray[np.int64]
-    spans: NDArray[np.int64]
+    steps: Integers
+    spans: Integers
     """From the launch, or the start where that is earlier, to the end, of shape (collectives, 2)."""
     waits: bool
     """Whether every rank needs all others' data."""
 
 
-def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
+def _name_groups(table: Fields, run: Run) -> Mask:
     """Name the groups of collectives on hosts that nothing names, as far as times tell; which rows stay unnamed.
 
     Gloo's operators do not say in which group they are; but the trace lists the rank's groups, with their members. The
@@ -234,7 +235,7 @@ def _group_size(group: Group) -> int | None:
     return len(group.ranks) or group.size
 
 
-def _has_size(group: Group, sizes: NDArray[np.int64]) -> bool:
+def _has_size(group: Group, sizes: Integers) -> bool:
     """Whether the group may be of these sizes, -1 where unknown."""
     return _group_size(group) is None or not set(sizes.tolist()) - {-1, _group_size(group)}
 
@@ -274,7 +275,7 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
         }
 
 
-def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, NDArray[np.int64] | None]:
+def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, Integers | None]:
     """Whether these ranks may have carried these out together, by how many they have in these steps, and the spans to
     compare, of shape (ranks, collectives, 2): None where there are none, or the ranks have different numbers of them.
 
@@ -299,12 +300,12 @@ def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[boo
     return True, spans if spans.shape[1] else None
 
 
-_Options: TypeAlias = dict[int, dict[_Members, "NDArray[np.int64] | None"]]
+_Options: TypeAlias = dict[int, dict[_Members, "Integers | None"]]
 """For each trace the groups that a class may be in, with the spans of all their ranks, where these can be compared."""
 
 
 def _options(
-    classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: NDArray[np.int64], run: Run
+    classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: Integers, run: Run
 ) -> Iterator[_Options]:
     """For each class the groups of the right size, in which its times allow that it is."""
     place_of = {trace.rank: place for place, trace in enumerate(run.traces)}
@@ -314,7 +315,7 @@ def _options(
         for place, rank_calls in calls.items():
             recorded_steps.setdefault(place, set()).update(rank_calls.steps[rank_calls.steps >= 0].tolist())
     for calls in classes:
-        fitting: dict[_Members, NDArray[np.int64] | None] = {}
+        fitting: dict[_Members, Integers | None] = {}
         for members in {members for place in calls for members in listed[place]}:
             places = [place_of[rank] for rank in members if rank in place_of]
             shared = set.intersection(*(recorded_steps.get(place, set()) for place in places)) if places else set()
@@ -353,7 +354,7 @@ def _narrow_options(options: _Options, run: Run) -> _Options:
     return left if all(left.values()) else {}
 
 
-def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] | None]) -> bool:
+def _needs_all(members: _Members, options: Mapping[_Members, Integers | None]) -> bool:
     """Whether these ranks, and not a part of them, carried out the collectives whose spans the options have."""
     spans, parts = options[members], [part for part in options if part != members]
     if not parts:
@@ -364,7 +365,7 @@ def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] |
 
 
 @once_per_trace
-def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+def steps_and_labels(trace: Trace) -> tuple[Integers, NDArray[np.object_]]:
     """For each row of `recorded_collectives` the step in which it was launched, and its label.
 
     The step is -1 outside all steps; the label is empty where there is none.
@@ -396,7 +397,7 @@ def _is_lane(key: _Key) -> bool:
     return not key.ranks and _LANE.fullmatch(key.name) is not None
 
 
-def _names_other_end(table: Fields | pd.DataFrame) -> NDArray[np.bool_]:
+def _names_other_end(table: Fields | pd.DataFrame) -> Mask:
     """Whether each is a message whose other end torch's arguments name."""
     source, destination = (np.asarray(table[name], dtype=np.int64) for name in ("source", "destination"))
     return np.asarray((source >= 0) | (destination >= 0))
@@ -486,7 +487,7 @@ def _check_pairs(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[i
 
 
 def _absence_reasons(
-    match: NDArray[np.int64], traces: NDArray[np.int64], here: Sequence[int], run: Run, recording: set[int]
+    match: Integers, traces: Integers, here: Sequence[int], run: Run, recording: set[int]
 ) -> NDArray[np.object_]:
     """For each row of these matches, which rank did not record it or fits no other; None where all have it.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, align_by_overlap, sequences_fit
 from overlaplab.evidence.fields import Groups, grouped_by
 from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
@@ -125,7 +125,7 @@ def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: i
     pairs.loc[index[rows], "reason"] = reasons[steps.of_row[rows]]
 
 
-def _sort_by_step(steps: Groups, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _sort_by_step(steps: Groups, chosen: Mask) -> Integers:
     """The chosen rows, in order of their steps, and within a step as they come."""
     rows = np.flatnonzero(chosen)
     return rows[np.argsort(steps.of_row[rows], kind="stable")]
@@ -155,7 +155,7 @@ def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:
 
 
 def pairs_table(
-    index: pd.Index, *, match: pd.Index | NDArray[np.int64], reason: object = None, doubtful: object = False
+    index: pd.Index, *, match: pd.Index | Integers, reason: object = None, doubtful: object = False
 ) -> pd.DataFrame:
     """A table of pairs with this index; a reason or a doubt that is no array is every row's."""
     reasons, doubts = np.empty(len(index), dtype=object), np.empty(len(index), dtype=bool)
@@ -261,7 +261,7 @@ def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool, device: bool)
     return offsets
 
 
-def _middle(values: NDArray[np.int64]) -> int:
+def _middle(values: Integers) -> int:
     """The median, exact for numbers that floats would round."""
     return int(np.sort(values)[(len(values) - 1) // 2])
 
@@ -321,18 +321,18 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
     return pairs
 
 
-def _firsts(index: pd.Index, match: pd.Series) -> NDArray[np.int64]:
+def _firsts(index: pd.Index, match: pd.Series) -> Integers:
     """For each row the label of the first row of its match."""
     return index.to_series().groupby(match.to_numpy()).transform("first").to_numpy(np.int64)
 
 
-def _spread(order: pd.DataFrame, match: pd.Series, offsets: dict[int, int]) -> NDArray[np.int64]:
+def _spread(order: pd.DataFrame, match: pd.Series, offsets: dict[int, int]) -> Integers:
     """For each row how far apart its match's ends lie by clocks that are corrected by these offsets."""
     corrected = (order["end_ns"] - order["trace"].map(offsets)).groupby(match.to_numpy())
     return (corrected.transform("max") - corrected.transform("min")).to_numpy(np.int64)
 
 
-def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: NDArray[np.int64]) -> None:
+def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: Integers) -> None:
     """Mark these rows as doubtful, or dissolve their matches, by how far apart the ends lie."""
     far = spread > LIMIT_NS
     pairs.loc[index, "doubtful"] = (spread > DOUBTFUL_NS) & ~far
@@ -340,7 +340,7 @@ def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: NDArray[np.int64]) -> N
     pairs.loc[index[far], "reason"] = [_FAR.format(to_ms(apart)) for apart in spread[far]]
 
 
-def _signatures(table: pd.DataFrame) -> NDArray[np.int64]:
+def _signatures(table: pd.DataFrame) -> Integers:
     """Each collective's fields as numbers, 0 where unknown: kind by name, known kind, dtype, label, bytes."""
     kind = table["kind"].where(table["kind_known"], "")
     even = table["bytes"].where(table["kind"].isin(SAME_BYTES), -1)

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
@@ -25,6 +24,7 @@ from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.selection import launched_in
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule, label_list
 
 
@@ -95,9 +95,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
     )
 
 
-def _are_compressed(
-    num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]
-) -> NDArray[np.bool_]:
+def _are_compressed(num_bytes: Integers, place: Sequence[int], launches: Sequence[_Purpose]) -> Mask:
     """Mark collectives whose launches send fewer bytes than their gradients have; `place`: their launch's index."""
     sent: dict[int, int] = {}
     unknown = {-1}

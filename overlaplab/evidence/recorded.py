@@ -34,7 +34,7 @@ from overlaplab.events import (
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
 from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, take_values
 from overlaplab.evidence.labels import Label, engine_labels
-from overlaplab.intervals import Intervals, union
+from overlaplab.intervals import Integers, Intervals, Mask, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
 UNKNOWN_NS = int(np.iinfo(np.int64).min)
@@ -64,15 +64,15 @@ def recorded_collectives(trace: Trace) -> pd.DataFrame:
     return _collectives_and_rows(trace)[0]
 
 
-def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
+def recorded_of_events(trace: Trace) -> Integers:
     """For every event its collective's row in `recorded_collectives`, -1 for none; read-only."""
     return _collectives_and_rows(trace)[1]
 
 
 @once_per_trace
-def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, Integers]:
     labels = engine_labels(trace)
-    unit: NDArray[np.int64] | None = None
+    unit: Integers | None = None
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
@@ -94,7 +94,7 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
     return as_table({name: table[name] for name in RECORDED_COLUMNS}), of_event
 
 
-def _communication_rows(trace: Trace) -> NDArray[np.int64]:
+def _communication_rows(trace: Trace) -> Integers:
     """The rows of events that communicate, those at unknown times included."""
     rows = np.flatnonzero(counting_as(trace, WorkKind.COMMUNICATION))
     return np.union1d(rows, damaged_as(trace, WorkKind.COMMUNICATION)).astype(np.int64)
@@ -117,7 +117,7 @@ def _name_groups(trace: Trace, table: Fields) -> None:
     table["group_description"] = np.where(descriptions != "", descriptions, np.array(listed, dtype=object))
 
 
-def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _match_by_time(table: Fields, events: pd.DataFrame, rows: Integers) -> Integers:
     """For each of these rows of events the row of `table` with the same times, else the last started one that contains
     it, else -1.
     """
@@ -136,7 +136,7 @@ def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64])
     return np.asarray(take_values(ran, nearest, -1), dtype=np.int64)
 
 
-def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
+def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, Integers]:
     """The collectives, and for each communication event the index of its collective."""
     events = trace.events
     rows = _communication_rows(trace)
@@ -171,9 +171,7 @@ def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, 
     return _stack_rows(merged, *others, _not_run(comms, in_label)), np.searchsorted(units, unit)
 
 
-def _batches(
-    table: Fields, calls: Fields, kernels: NDArray[np.intp], in_call: NDArray[np.int64]
-) -> dict[int, list[int]]:
+def _batches(table: Fields, calls: Fields, kernels: NDArray[np.intp], in_call: Integers) -> dict[int, list[int]]:
     """For rows of device events the calls whose messages they carry: those of `batch_isend_irecv`.
 
     That calls for each message, and launches one kernel after the last call, outside all of them (`endCoalescing` in
@@ -223,7 +221,7 @@ def _renumber_labels(comms: Fields, calls: Fields) -> Fields:
     return comms | {"sequence": np.where(counted, sequence, comms["sequence"])}
 
 
-def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
+def _device_events(trace: Trace, rows: Integers) -> Fields:
     """These device events, with the runtime call that launched each and its own arguments."""
     events, table = trace.events, _blank_rows(len(rows))
     every = events["ts_ns"].to_numpy(np.int64)
@@ -241,7 +239,7 @@ def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
     return table
 
 
-def _are_of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_of_graph(events: pd.DataFrame, rows: Integers) -> Mask:
     """Mark these events where they are kernels that share their correlation with another kernel."""
     correlation = events["correlation"].to_numpy(np.int64)
     kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
@@ -249,14 +247,14 @@ def _are_of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.b
     return kernel[rows] & np.isin(correlation[rows], values[counts > 1])
 
 
-def _forget(table: Fields, rows: NDArray[np.bool_]) -> None:
+def _forget(table: Fields, rows: Mask) -> None:
     """Keep only these rows' execution times, kinds by name and `host_ns`."""
     unknown = dict.fromkeys(("launch_ns", "launch_end_ns"), UNKNOWN_NS) | dict.fromkeys(NUMBERS, -1)
     for name, value in (unknown | dict.fromkeys(TEXTS, "")).items():
         table[name] = np.where(rows, value, table[name])
 
 
-def _merge_events(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.int64], Fields]:
+def _merge_events(events: Fields, unit: Integers) -> tuple[Integers, Fields]:
     """The units, ascending, and one row per unit, from its first launch and start to its last end."""
     groups, table = Groups(unit), first_known(events, unit)
     table["start_ns"] = groups.reduce(np.minimum, events["start_ns"])
@@ -300,13 +298,13 @@ def _read_link_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     return _stack_rows(carried, _not_run(calls, call), take_rows(alone, np.flatnonzero(~inside)))
 
 
-def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_within(spans: Intervals, at_ns: Integers) -> Mask:
     """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
     place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
     return np.asarray((place >= 0) & (take_values(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
 
 
-def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
+def _arrivals(carried: Fields, thread: Integers) -> Integers:
     """The later of each one's launch and the end of the previous one on the link, as the engine's carrier does it.
 
     Each group has a thread, but all share the link, so that one may wait for another group's after it was taken up.
@@ -355,7 +353,7 @@ def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
 
 
-def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
+def _begun_before(called: Integers, ran: Integers) -> int:
     """How many of gloo's ranges were launched before the recording began; gloo starts them in the order of the calls.
 
     The first ranges may lack their call, and the last calls their range. So as few ranges as possible are skipped from
@@ -368,7 +366,7 @@ def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
     raise AssertionError("skipping all always fits")
 
 
-def _pairs(calls: Fields, ran: Fields) -> NDArray[np.int64]:
+def _pairs(calls: Fields, ran: Fields) -> Integers:
     """For each call the place of its range, -1 for none: in order among those of its kind and size, else among all.
 
     gloo takes calls up in order, but by several threads, one of which may lose its core before its range begins.
@@ -413,7 +411,7 @@ def _blank_rows(rows: int) -> Fields:
     }
 
 
-def _places(table: Fields) -> NDArray[np.int64]:
+def _places(table: Fields) -> Integers:
     """The numbers of its rows, from 0."""
     return np.arange(len(table["thread"]), dtype=np.int64)
 
@@ -426,7 +424,7 @@ def _stack_rows(*tables: Fields) -> Fields:
     return {name: np.concatenate([table[name] for table in tables]) for name in RECORDED_COLUMNS}
 
 
-def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
+def _fill(table: Fields, source: Fields, place: Integers) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
         column = table[name]
@@ -434,7 +432,7 @@ def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
         table[name] = np.where((column == "") if name in TEXTS else (column < 0), values, column)
 
 
-def _fill_from_arguments(table: Fields, trace: Trace, rows: NDArray[np.int64]) -> None:
+def _fill_from_arguments(table: Fields, trace: Trace, rows: Integers) -> None:
     """Fill unknown fields from these events' own arguments."""
     metadata = collective_arguments(trace)
     _fill(table, metadata, place_among(metadata["event"], rows))
@@ -461,12 +459,12 @@ def _label_rows(labels: Sequence[Label]) -> Fields:
     return take_rows(table, np.lexsort((table["start_ns"], table["thread"])))
 
 
-def _around_any(table: Fields, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _around_any(table: Fields, at_ns: Integers) -> Integers:
     """`enclosing_rows`, with ranges on any thread."""
     return enclosing_rows(table | {"thread": np.zeros_like(table["thread"])}, np.zeros(len(at_ns), np.int64), at_ns)
 
 
-def _not_run(labelled: Fields, place: NDArray[np.int64]) -> Fields:
+def _not_run(labelled: Fields, place: Integers) -> Fields:
     """The labels at none of these indices, as collectives whose execution is unknown."""
     others = take_rows(labelled, np.setdiff1d(_places(labelled), place))
     table = _blank_rows(len(others["thread"]))
@@ -474,20 +472,20 @@ def _not_run(labelled: Fields, place: NDArray[np.int64]) -> Fields:
     return table
 
 
-def _fill_labelled(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
+def _fill_labelled(table: Fields, labelled: Fields, place: Integers) -> None:
     """Fill from the label at `place` (-1: none), and take its range as the launch."""
     _fill_from_label(table, labelled, place)
     _fill_launch(table, labelled, place)
 
 
-def _fill_from_label(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
+def _fill_from_label(table: Fields, labelled: Fields, place: Integers) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
         values = take_values(labelled[name], place, "" if name in TEXTS else -1)
         table[name] = np.where(values != "" if name in TEXTS else values >= 0, values, table[name])
 
 
-def _fill_launch(table: Fields, calls: Fields, place: NDArray[np.int64]) -> None:
+def _fill_launch(table: Fields, calls: Fields, place: Integers) -> None:
     """Take the range at `place` (-1: none) as the launch."""
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):

@@ -21,7 +21,7 @@ from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, tak
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded_collectives
-from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
+from overlaplab.intervals import EMPTY, Integers, Intervals, intersect, subtract, total, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def arrivals(run: Run) -> pd.DataFrame:
     return as_table(table | {"rank": ranks[table["trace"]]})
 
 
-def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> NDArray[np.int64]:
+def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> Integers:
     """For each row of `arrivals` that is a message by a kernel the kernel's number, else -1: one may carry several."""
     names = ("source", "destination", "trace", "start_ns", "end_ns")
     source, destination, trace, start, end = (np.asarray(table[name], dtype=np.int64) for name in names)

@@ -30,15 +30,13 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.folders import MANIFEST_NAME
+from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file.decode import FileEvent
 from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, is_device_category
 from overlaplab.words import numbers_named
-
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -196,10 +194,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
         communicates = rows & (counting_as(trace, WorkKind.COMMUNICATION))
-        span = (
-            int(starts[communicates].min(initial=span[0])),
-            int(ends[communicates].max(initial=span[1])),
-        )
+        span = (int(starts[communicates].min(initial=span[0])), int(ends[communicates].max(initial=span[1])))
     rows = rows | _neighbours(trace, steps)
     rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
     if after is None:  # the trace may be a slice itself, which marks the end of its last step

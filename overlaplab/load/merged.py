@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events import matching, runtime_calls
+from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file import TraceFile
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
@@ -20,7 +20,7 @@ _EARLY = 0.02
 """If a larger share of launches come after what they would have launched, the process is not the launching one."""
 
 
-def rank_masks(content: TraceFile, *, named: bool = False) -> dict[int, NDArray[np.bool_]]:
+def rank_masks(content: TraceFile, *, named: bool = False) -> dict[int, Mask]:
     """Mark each rank's events, in order of rank; empty if the file is of one rank.
 
     `named`: the file's name contains a rank.
@@ -39,16 +39,16 @@ def rank_masks(content: TraceFile, *, named: bool = False) -> dict[int, NDArray[
     return masks
 
 
-def _ranks_of_owners(owners: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ranks_of_owners(owners: Integers) -> Integers:
     return np.unique(owners[owners >= 0])
 
 
-def _ranks_in_arguments(content: TraceFile) -> NDArray[np.int64]:
+def _ranks_in_arguments(content: TraceFile) -> Integers:
     ranks = content.event_ranks
     return np.full(len(content.events), -1) if ranks is None else np.asarray(ranks, dtype=np.int64)
 
 
-def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
+def _devices(content: TraceFile, named: bool) -> Integers:
     """The device of every device event; all -1 if devices are not ranks.
 
     A process with a known rank in a job of several is one rank, whatever devices it uses.
@@ -65,7 +65,7 @@ def _devices(content: TraceFile, named: bool) -> NDArray[np.int64]:
     return np.where(np.isin(owners, computing) & (not one_rank), owners, -1)
 
 
-def _processes(events: pd.DataFrame, owners: NDArray[np.int64], pids: NDArray[np.int64]) -> dict[int, frozenset[int]]:
+def _processes(events: pd.DataFrame, owners: Integers, pids: Integers) -> dict[int, frozenset[int]]:
     """The ranks that each process's events without a rank belong to, by the code of its `pid`."""
     of_pid = {
         int(pid): frozenset(_ranks_of_owners(owners[pids == pid]).tolist())
@@ -81,9 +81,7 @@ def _processes(events: pd.DataFrame, owners: NDArray[np.int64], pids: NDArray[np
     return of_pid
 
 
-def _launcher(
-    events: pd.DataFrame, on_device: NDArray[np.bool_], unowned: NDArray[np.bool_], pids: NDArray[np.int64]
-) -> int | None:
+def _launcher(events: pd.DataFrame, on_device: Mask, unowned: Mask, pids: Integers) -> int | None:
     """The process that launched these device events: most of their numbers, none too late, and soonest before."""
     numbered = (events["correlation"] >= 0).to_numpy()
     launched = pd.DataFrame(

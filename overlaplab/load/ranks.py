@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Tables, Trace, extent
+from overlaplab.intervals import Mask
 from overlaplab.load.file import TraceFile
 from overlaplab.load.merged import rank_masks
 from overlaplab.load.places import Located
@@ -79,7 +79,7 @@ def _find_rank(file: Located, content: TraceFile) -> int | None:
     return int(match[match.lastindex or 0]) if match else None
 
 
-def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np.bool_] | None = None) -> Trace:
+def _trace(file: Located, content: TraceFile, rank: int | None, mask: Mask | None = None) -> Trace:
     return Trace(
         path=file.path,
         rank=rank,
@@ -98,7 +98,7 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
     )
 
 
-def _select_rows(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
+def _select_rows(table: pd.DataFrame, mask: Mask) -> pd.DataFrame:
     """The rows of some events, renumbered."""
     events = table["event"].to_numpy()
     selected: pd.DataFrame = table[mask[events]].reset_index(drop=True)

@@ -201,10 +201,7 @@ def read_here(
 
 
 def _read_here(
-    file: Located,
-    cache: Cache | None,
-    progress: Callable[[float], None] | None,
-    decoders: Decoders | None,
+    file: Located, cache: Cache | None, progress: Callable[[float], None] | None, decoders: Decoders | None
 ) -> TraceFile:
     content = _read(file, progress, decoders)
     if cache and cache.keeps(file):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overlaplab.intervals import Integers
+
 # `struct` takes half the time of numpy and of `array`, and refuses values that it would have to convert or truncate.
 # The arrays are read-only.
 
@@ -21,7 +23,7 @@ def small_integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
         return None
 
 
-def integers(values: Sequence[Any]) -> NDArray[np.int64] | None:
+def integers(values: Sequence[Any]) -> Integers | None:
     """Return an array of int64; None if any value is not a 64-bit integer."""
     try:
         return np.frombuffer(pack(f"{len(values)}q", *values), dtype=np.int64)

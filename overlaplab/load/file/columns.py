@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import EVENT_COLUMNS
+from overlaplab.intervals import Integers
 from overlaplab.load.file.arrays import integers, small_integers
 from overlaplab.load.file.decode import Value
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Integers = NDArray[np.int64]
 _INT32 = np.iinfo(np.int32)
 _PART_ROWS = 1 << 16
 

@@ -13,17 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import DAMAGED
+from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file.arrows import Arrows
-from overlaplab.load.file.columns import Columns, Integers, as_codes, narrow_to_int32, number, numbers
+from overlaplab.load.file.columns import Columns, as_codes, narrow_to_int32, number, numbers
 from overlaplab.load.file.communication import Communication
 from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, FileEvent
 from overlaplab.load.file.spans import Spans
 from overlaplab.load.file.times import ABSENT, Time, counts_ns, nanoseconds, us_as_ns
-from overlaplab.vocabulary import (
-    SYNC_CATEGORY,
-    category_of_uncategorised,
-    names_a_device,
-)
+from overlaplab.vocabulary import SYNC_CATEGORY, category_of_uncategorised, names_a_device
 
 _COMPLETE, _INSTANT, _ARROW, _BEGIN, _END = range(1, 6)
 _PHASES: dict[str | None, int] = {
@@ -206,7 +203,7 @@ def _kinds(events: list[FileEvent]) -> NDArray[np.uint8]:
     return np.frombuffer(kinds, dtype=np.uint8)
 
 
-def _select_events(events: list[FileEvent], chosen: NDArray[np.bool_]) -> list[FileEvent]:
+def _select_events(events: list[FileEvent], chosen: Mask) -> list[FileEvent]:
     return list(compress(events, chosen.tolist()))
 
 

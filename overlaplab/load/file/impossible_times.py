@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events import calls_of, matching
+from overlaplab.intervals import Integers
 from overlaplab.vocabulary import is_device_category, is_host_category
 
 MAX_CLOCK_OFFSET_NS = 1_000_000_000
@@ -20,7 +20,7 @@ MAX_BEHIND_NS = 60_000_000_000
 _NEVER = np.iinfo(np.int64).min
 
 
-def impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[Integers, Integers]:
     """The rows of device events at impossible times, and when each was launched; if unknown, the host's first moment.
 
     `events` has the columns of `EVENT_COLUMNS` in order of `ts_ns`; `zero_ns` is what a time of 0 in the file became.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overlaplab.event_columns import COLLECTIVE_COLUMNS, DAMAGED, INPUT_COLUMNS, SYNC_COLUMNS
 from overlaplab.events import matching
-from overlaplab.load.file.columns import Integers
+from overlaplab.intervals import Integers
 from overlaplab.load.file.gathered import Gathered
 from overlaplab.load.file.impossible_times import impossible_times
 from overlaplab.load.file.times import LIMIT_NS

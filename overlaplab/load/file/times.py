@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 from numpy.typing import NDArray
 
+from overlaplab.intervals import Integers
 from overlaplab.load.file.arrays import floats, integers
 
 Time = int | float | str | Decimal | None
@@ -36,7 +37,7 @@ def exact_us(values: Sequence[Time]) -> NDArray[np.float64] | None:
     return us if us is not None and np.all(np.abs(us) < EXACT_FLOAT_US) else None  # false for NaN
 
 
-def us_as_ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
+def us_as_ns(us: NDArray[np.float64]) -> Integers:
     """Exact times in µs as ns."""
     below = np.floor(us)
     return (below * 1000 + np.rint((us - below) * 1000)).astype(np.int64)
@@ -51,7 +52,7 @@ def counts_ns(values: Sequence[Time]) -> bool | None:
     return bool(ordered[len(ordered) // 2] >= LEAST_NS) if len(ordered) else None
 
 
-def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> NDArray[np.int64]:
+def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> Integers:
     """Each value (µs, or ns) in ns; `ABSENT` if it is not a number, or beyond `LIMIT_NS`."""
     scale = 1 if ns else 1000
     if not ns and (us := exact_us(values)) is not None:

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
+from overlaplab.intervals import Integers
 from overlaplab.load.file.gathered import Gathered
 from overlaplab.load.file.inflate import Source, open_file
 from overlaplab.load.file.keys import base_ns, device_names, process
@@ -50,7 +49,7 @@ class TraceFile:
     """With the columns of `INPUT_COLUMNS`."""
     syncs: pd.DataFrame
     """With the columns of `SYNC_COLUMNS`."""
-    event_ranks: NDArray[np.int64] | None
+    event_ranks: Integers | None
     """The rank in each event's arguments, -1 where absent; None if no event has one."""
     rank: int | None
     world_size: int | None
