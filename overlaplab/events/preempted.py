@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlaplab.events.matching import matching, thread_numbers
+from overlaplab.events.rows import host_ranges, thread_numbers
 from overlaplab.events.run import Trace, empty_table, once_per_trace
 from overlaplab.intervals import EMPTY, Integers, Intervals, union
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
+from overlaplab.vocabulary import label_fields
 
 COUNT_COLUMNS = {
     **dict.fromkeys(("thread", "start_ns", "end_ns", "ran_ns", "delayed_ns"), "int64"),
@@ -36,9 +36,7 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
         for name in names.cat.categories
         if str(name).startswith("engine::processor ") and (parsed := label_fields(str(name))) is not None
     }
-    chosen = matching(names, fields.__contains__) & matching(
-        trace.events["category"], ANNOTATION_CATEGORIES.__contains__
-    )
+    chosen = host_ranges(trace.events, fields.__contains__)
     if not chosen.any():
         return empty_table(COUNT_COLUMNS)
     events = trace.events[chosen]

@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
-from overlaplab.events.launching import launchers
-from overlaplab.events.matching import matching
+from overlaplab.events.rows import event_times, host_ranges, launchers
 from overlaplab.events.rules import WorkKind
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import Integers, Mask, reduce_ranges, total, union
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
+from overlaplab.vocabulary import Rule
 from overlaplab.words import numbers_named
 
 NEXT_STEP = "overlaplab::next_step"
@@ -102,11 +101,10 @@ def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
     """
     if host_steps(trace):
         return None
-    on_host = matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__)
     for prefix in _ONCE_PER_ITERATION:
-        ranges = trace.events[on_host & matching(trace.events["name"], re.compile(re.escape(prefix)).match)]
-        counts = ranges["name"].value_counts()
-        if len(ranges) and counts.iloc[0] > 1:
+        names = trace.events["name"][host_ranges(trace.events, re.compile(re.escape(prefix)).match)]
+        counts = names.value_counts()
+        if len(names) and counts.iloc[0] > 1:
             return str(counts.index[0]), int(counts.iloc[0])
     return None
 
@@ -115,8 +113,7 @@ def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
 def main_stream(trace: Trace) -> int:
     """The stream with the most compute-kernel time, or -1 if there are no compute kernels."""
     rows = np.flatnonzero(counting_as(trace, WorkKind.COMPUTE))
-    streams, starts = trace.events["stream"].to_numpy()[rows], trace.events["ts_ns"].to_numpy()[rows]
-    ends = starts + trace.events["dur_ns"].to_numpy()[rows]
+    streams, (starts, ends) = trace.events["stream"].to_numpy()[rows], event_times(trace.events, rows)
     busy = {int(s): total(union(starts[streams == s], ends[streams == s])) for s in np.unique(streams)}
     return max(busy, key=lambda stream: busy[stream], default=-1)
 
@@ -158,16 +155,11 @@ def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, 
 @once_per_trace
 def _host_steps(trace: Trace) -> tuple[tuple[Window, int], ...]:
     """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
-    events = trace.events
-    named = matching(events["name"], _STEP.fullmatch)
-    rows = events[named & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)]
-    starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
-    times = zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
-    return tuple((_host_window(_number(str(name)), start, end), process) for name, start, end, process in times)
-
-
-def _number(name: str) -> int | None:
-    return None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2])
+    rows = trace.events[host_ranges(trace.events, _STEP.fullmatch)]
+    starts, ends = event_times(rows)
+    numbers = [None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2]) for name in rows["name"]]
+    times = zip(numbers, starts.tolist(), ends.tolist(), rows["pid"].cat.codes.tolist(), strict=True)
+    return tuple((_host_window(number, start, end), process) for number, start, end, process in times)
 
 
 def _drop_end_marker(steps: Iterable[Window]) -> tuple[Window, ...]:
@@ -188,8 +180,7 @@ def _device_steps(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tu
     rows = np.flatnonzero(~counting_as(trace, WorkKind.NOTHING) & (calls >= 0))
     compute = counting_as(trace, WorkKind.COMPUTE)
     main = (compute & (events["stream"] == main_stream(trace)).to_numpy())[rows]
-    starts = events["ts_ns"].to_numpy()[rows]
-    ends = starts + events["dur_ns"].to_numpy()[rows]
+    starts, ends = event_times(events, rows)
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
     limits = np.iinfo(np.int64)
     begins, until = np.full(len(steps), limits.max), np.full(len(steps), limits.min)

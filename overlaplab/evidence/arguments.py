@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.axes import find_axis
-from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
+from overlaplab.events import Trace, event_times, matching, once_per_trace, thread_numbers
 from overlaplab.evidence.fields import Fields, Groups, take_values
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
@@ -44,8 +44,8 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     """
     metadata = collective_arguments(trace)
     events, rows = trace.events, metadata["event"]
-    starts, durations, ids = (events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns", "external_id"))
-    ends, threads, names = starts + durations, thread_numbers(events, rows), events["name"].iloc[rows]
+    (starts, ends), ids = event_times(events, rows), events["external_id"].to_numpy(np.int64)[rows]
+    threads, names = thread_numbers(events, rows), events["name"].iloc[rows]
     host = matching(events["category"].iloc[rows], ANNOTATION_CATEGORIES.__contains__)
     order = np.flatnonzero(host & ~matching(names, lambda name: name.startswith("gloo:")))
     order = order[np.lexsort((-ends[order], starts[order], threads[order]))]

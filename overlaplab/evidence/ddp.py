@@ -19,12 +19,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Trace, matching, step_windows
+from overlaplab.events import Trace, host_ranges, step_windows
 from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DATA_LOADING, label_list
+from overlaplab.vocabulary import DATA_LOADING, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
@@ -184,9 +184,7 @@ def _backward_passes(
 
 def _named_ranges(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
     """The host's ranges with such a name, as `event_spans`."""
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    return event_spans(trace, annotated & matching(events["name"], chosen))
+    return event_spans(trace, host_ranges(trace.events, chosen))
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlaplab.events import Trace, WorkKind, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
+from overlaplab.events import (
+    Trace,
+    WorkKind,
+    counting_as,
+    event_times,
+    launchers,
+    main_stream,
+    matching,
+    once_per_trace,
+    rule_of,
+)
 from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans, launches
 from overlaplab.vocabulary import Rule
@@ -115,8 +125,7 @@ class _OnDevice(Executions):
         compute = counting_as(trace, WorkKind.COMPUTE)
         on_main = compute & (events["stream"] == main_stream(trace)).to_numpy()
         rows = np.flatnonzero(on_main & (calls >= 0))
-        starts = events["ts_ns"].to_numpy()[rows]
-        ends = starts + events["dur_ns"].to_numpy()[rows]
+        starts, ends = event_times(events, rows)
         hosts = events["ts_ns"].to_numpy()[calls[rows]]
         order = np.argsort(hosts, kind="stable")
         self._hosts = hosts[order]

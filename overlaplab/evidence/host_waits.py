@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from overlaplab.events import Trace, activity, matching, once_per_trace, rule_of, thread_numbers
+from overlaplab.events import Trace, activity, event_times, matching, once_per_trace, rule_of, thread_numbers
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
@@ -25,10 +25,9 @@ def host_waits(trace: Trace) -> Intervals:
     collective, if until then nothing computes and the launching thread begins nothing.
     """
     events = trace.events
-    starts = events["ts_ns"].to_numpy(np.int64)
     if rule_of(trace) is Rule.GPU:
         calls = matching(events["category"], is_runtime_category) & matching(events["name"], _SYNCHRONISES.search)
-        return union(starts[calls], (starts + events["dur_ns"].to_numpy(np.int64))[calls])
+        return union(*event_times(events, calls))
     labels = [label for label in engine_labels(trace) if label.word in _WORDS]
     table = recorded_collectives(trace)
     launched, returned, ends, thread = (
@@ -36,7 +35,8 @@ def host_waits(trace: Trace) -> Intervals:
     )
     is_timed = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
     launched, returned, ends, thread = (values[is_timed] for values in (launched, returned, ends, thread))
-    blocked = _next_begun(starts, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
+    begun = events["ts_ns"].to_numpy(np.int64)
+    blocked = _next_begun(begun, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
     blocked &= lengths_within(activity(trace).compute, launched, ends) == 0
     return union(
         np.append(launched[blocked], np.array([label.start_ns for label in labels], dtype=np.int64)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Trace, once_per_trace, rule_of, thread_numbers
+from overlaplab.events import Trace, event_times, once_per_trace, rule_of, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS, enclosing_rows
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
@@ -64,9 +64,8 @@ def total_bytes(collectives: Sequence[LaunchSpan]) -> int | None:
 def event_spans(trace: Trace, chosen: Mask) -> pd.DataFrame:
     """The chosen events' `start_ns`, `end_ns` (absolute), `thread` and row (`event`)."""
     rows = np.flatnonzero(chosen)
-    starts, durations = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
-    threads = thread_numbers(trace.events, rows)
-    return pd.DataFrame({"start_ns": starts, "end_ns": starts + durations, "thread": threads, "event": rows})
+    (starts, ends), threads = event_times(trace.events, rows), thread_numbers(trace.events, rows)
+    return pd.DataFrame({"start_ns": starts, "end_ns": ends, "thread": threads, "event": rows})
 
 
 def _column_items(column: tuple[Hashable, pd.Series]) -> list[Any]:

@@ -25,6 +25,7 @@ from overlaplab.events import (
     WorkKind,
     counting_as,
     damaged_as,
+    event_times,
     launchers,
     matching,
     once_per_trace,
@@ -126,8 +127,7 @@ def _match_by_time(table: Fields, events: pd.DataFrame, rows: Integers) -> Integ
     place_of: dict[tuple[int, int], int] = {}
     for place, times in enumerate(zip(began.tolist(), ended.tolist(), strict=True)):
         place_of.setdefault(times, place)
-    starts = events["ts_ns"].to_numpy(np.int64)[rows]
-    ends = starts + events["dur_ns"].to_numpy(np.int64)[rows]
+    starts, ends = event_times(events, rows)
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     exact = np.array([place_of.get(times, -1) for times in spans], dtype=np.int64)
     last = np.searchsorted(began, starts, side="right") - 1
@@ -224,15 +224,13 @@ def _renumber_labels(comms: Fields, calls: Fields) -> Fields:
 def _device_events(trace: Trace, rows: Integers) -> Fields:
     """These device events, with the runtime call that launched each and its own arguments."""
     events, table = trace.events, _blank_rows(len(rows))
-    every = events["ts_ns"].to_numpy(np.int64)
-    table["start_ns"] = every[rows]
-    table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)[rows]
+    starts, table["end_ns"] = event_times(events, rows)
     unknown = (events["phase"].iloc[rows] == DAMAGED).to_numpy()
-    table["start_ns"] = np.where(unknown, UNKNOWN_NS, table["start_ns"])
+    table["start_ns"] = np.where(unknown, UNKNOWN_NS, starts)
     table["stream"] = events["stream"].to_numpy(np.int64)[rows]
     call = launchers(trace)[rows]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
-        table[name] = np.where(call >= 0, every[call], UNKNOWN_NS)
+        table[name] = np.where(call >= 0, events["ts_ns"].to_numpy(np.int64)[call], UNKNOWN_NS)
     table["thread"] = np.where(call >= 0, thread_numbers(events, call), -1)
     table["named"] = _kinds_by_name(events["name"].iloc[rows])
     _fill_from_arguments(table, trace, rows)
@@ -328,9 +326,8 @@ def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     labelled = _label_rows([label for label in labels if label.word == "collective"])
     ran = _gloo_ranges(trace)
     if len(rows):
-        starts, durations = (trace.events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns"))
-        threads = thread_numbers(trace.events, rows)
-        calls: Fields = {"start_ns": starts, "end_ns": starts + durations, "thread": threads}
+        (starts, ends), threads = event_times(trace.events, rows), thread_numbers(trace.events, rows)
+        calls: Fields = {"start_ns": starts, "end_ns": ends, "thread": threads}
         in_label = enclosing_rows(labelled, calls["thread"], starts)
     else:
         calls, in_label = {name: labelled[name] for name in ("start_ns", "end_ns", "thread")}, _places(labelled)
@@ -392,8 +389,8 @@ def _gloo_ranges(trace: Trace) -> Fields:
     events = trace.events
     rows = np.flatnonzero(matching(events["name"], lambda text: text.startswith("gloo:")))
     table = _blank_rows(len(rows))
-    table["start_ns"] = table["arrived_ns"] = events["ts_ns"].to_numpy(np.int64)[rows]
-    table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)[rows]
+    table["start_ns"], table["end_ns"] = event_times(events, rows)
+    table["arrived_ns"] = table["start_ns"]
     table["end_ns"][(events["phase"].iloc[rows] == DAMAGED).to_numpy()] = UNKNOWN_NS
     _fill_from_arguments(table, trace, rows)
     table["named"] = _kinds_by_name(events["name"].iloc[rows])

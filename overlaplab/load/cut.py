@@ -24,6 +24,7 @@ from overlaplab.events import (
     Window,
     WorkKind,
     counting_as,
+    event_times,
     launchers,
     matching,
     step_windows,
@@ -132,8 +133,9 @@ def _choose_events(traces: Sequence[Trace], steps: Collection[int], spans: Seque
         first, last = _span(trace, steps)
         overlapping = [span for span in spans if span[0] <= last and span[1] >= first]  # others' clocks are far apart
         rows = rows_of_steps(trace, steps, (min(start for start, _ in overlapping), max(end for _, end in overlapping)))
-        starts.append(trace.events["ts_ns"].to_numpy()[rows])
-        ends.append(starts[-1] + trace.events["dur_ns"].to_numpy()[rows])
+        begun, ended = event_times(trace.events, rows)
+        starts.append(begun)
+        ends.append(ended)
         damaged |= {*trace.events["correlation"][rows & (trace.events["phase"] == DAMAGED).to_numpy()].tolist()}
         after = _ending_window(trace, steps)
         if after is not None and after.step is not None:
@@ -178,8 +180,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     events, calls = trace.events, launchers(trace)
     windows = [window for window in step_windows(trace) if window.step in steps]
     host = min(window.host_start_ns for window in windows), max(window.host_end_ns for window in windows)
-    starts = events["ts_ns"].to_numpy()
-    ends = starts + events["dur_ns"].to_numpy()
+    starts, ends = event_times(events)
     device = matching(events["category"], is_device_category)
     device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
     called = np.where(calls >= 0, starts[calls], _NEVER)

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.load.deflate import deflate
-from overlaplab.load.file import TraceFile
+from overlaplab.load.file.inflate import deflate
+from overlaplab.load.file.trace_file import TraceFile
 
 _FIELDS = "rest.json"
 _ARRAY = "values"

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.cache import Cache
-from overlaplab.load.file import NotATraceError, TraceFile, read_trace
 from overlaplab.load.file.portions import Decoders, end_with_parent
+from overlaplab.load.file.trace_file import NotATraceError, TraceFile, read_trace
 from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import Located, stream
 

@@ -17,8 +17,8 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Tables, Trace, extent, known_of
 from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load.cache import Cache, is_off
-from overlaplab.load.file import NotATraceError, TraceFile
 from overlaplab.load.file.portions import Decoders
+from overlaplab.load.file.trace_file import NotATraceError, TraceFile
 from overlaplab.load.limits import MAX_TRACES
 from overlaplab.load.places import Located, manifest_text, sources
 from overlaplab.load.ranks import assign_ranks_by_path, find_file, names_rank, one_recording, split_ranks

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from overlaplab.event_columns import EVENT_COLUMNS
 from overlaplab.intervals import Integers
-from overlaplab.load.file.arrays import integers, small_integers
 from overlaplab.load.file.decode import Value
+from overlaplab.load.file.times import integers, small_integers
 
 if TYPE_CHECKING:
     import pandas as pd

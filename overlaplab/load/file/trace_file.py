@@ -8,7 +8,6 @@ whole text.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -107,32 +106,16 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None, 
             progress(source.read_bytes)
     tables = file_tables(gathered, base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
-    if not len(tables.events) and repairs:
-        raise NoTraceError(_sentences(repairs)[0])
-    described = process(slices.keys)
+    warnings = [f"{count} {what}" for what, count in repairs.items()]
+    if not len(tables["events"]) and warnings:
+        raise NoTraceError(warnings[0])
+    if source.damage is not None or not slices.whole:
+        why = source.damage or "the file is cut short, as by a job that was killed while it wrote"
+        warnings.insert(0, f"{why}: only the whole events before that were loaded")
     return TraceFile(
-        events=tables.events,
-        collectives=tables.collectives,
-        inputs=tables.inputs,
-        syncs=tables.syncs,
-        event_ranks=tables.event_ranks,
-        rank=described.rank,
-        world_size=described.world_size,
-        backend=described.backend,
-        host=described.host,
-        groups=described.groups,
+        **tables,
+        **process(slices.keys),
         devices=device_names(slices.keys),
         unknown_device=tuple(gathered.unknown_device),
-        warnings=(*_cut_short(source, slices), *_sentences(repairs)),
+        warnings=tuple(warnings),
     )
-
-
-def _cut_short(source: Source, slices: Slices) -> tuple[str, ...]:
-    if source.damage is None and slices.whole:
-        return ()
-    why = source.damage or "the file is cut short, as by a job that was killed while it wrote"
-    return (f"{why}: only the whole events before that were loaded",)
-
-
-def _sentences(repairs: Counter[str]) -> list[str]:
-    return [f"{count} {what}" for what, count in repairs.items()]
