@@ -164,9 +164,8 @@ def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.
     ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
     pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
     launched = [(event, launch) for event, launch in pairs if launch]
-    threads = (
-        host[["pid", "tid"]].assign(thread=thread_numbers(trace.events)).drop_duplicates("thread").set_index("thread")
-    )
+    threads = host[["pid", "tid"]].set_index(thread_numbers(trace.events))
+    threads = threads[~threads.index.duplicated()]
     return pd.DataFrame(
         {
             **threads.loc[[launch.thread for _, launch in launched]].to_dict("list"),
@@ -279,6 +278,5 @@ def _check_ranks(arguments: dict[str, Any], run: Run) -> None:
     wanted = [arguments["rank"]] if "rank" in arguments else arguments["ranks"] or [0] if "ranks" in arguments else []
     for rank in wanted:
         if rank not in ranks:
-            raise OverlaplabError(
-                "not in this run", path=run.path, rank=rank, remedy=f"Pass one of {ranks} (HTA takes rank 0 by itself)."
-            )
+            remedy = f"Pass one of {ranks} (HTA takes rank 0 by itself)."
+            raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=remedy)

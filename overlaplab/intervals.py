@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,9 +82,7 @@ def total(a: Intervals) -> int:
     return int((a[:, 1] - a[:, 0]).sum())
 
 
-def reduce_ranges(
-    ufunc: np.ufunc, values: NDArray[Any], first: Integers, last: Integers, *, empty: int
-) -> NDArray[Any]:
+def reduce_ranges(ufunc: np.ufunc, values: Integers, first: Integers, last: Integers, *, empty: int) -> Integers:
     """For each range of places [first, last) what the ufunc makes of the values there; `empty` for an empty range."""
     padded = np.append(values, empty)  # `reduceat` refuses the place that follows the last value
     reduced = ufunc.reduceat(padded, np.column_stack((first, last)).ravel())[::2] if len(first) else padded[:0]

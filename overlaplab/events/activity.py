@@ -18,13 +18,7 @@ from overlaplab.events.rows import event_times, host_ranges, launchers, matching
 from overlaplab.events.rules import Part, WorkKind, device_work, host_rule
 from overlaplab.events.run import Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Integers, Intervals, Mask, subtract, union
-from overlaplab.vocabulary import (
-    CPU_BACKENDS,
-    OPERATOR_CATEGORIES,
-    Rule,
-    is_device_category,
-    is_runtime_category,
-)
+from overlaplab.vocabulary import CPU_BACKENDS, OPERATOR_CATEGORIES, Rule, is_device_category, is_runtime_category
 
 _WORKS = tuple(WorkKind)
 _MOST_NAMES = 8
@@ -117,9 +111,8 @@ def outermost(trace: Trace, work: WorkKind) -> pd.DataFrame:
     threads = thread_numbers(trace.events, rows)
     candidates = pd.DataFrame({"event": rows, "thread": threads, "start_ns": starts, "end_ns": ends})
     latest = candidates.groupby("thread")["end_ns"].cummax()
-    return candidates[
-        candidates["end_ns"] > latest.groupby(candidates["thread"]).shift(fill_value=np.iinfo(np.int64).min)
-    ]
+    before = latest.groupby(candidates["thread"]).shift(fill_value=np.iinfo(np.int64).min)
+    return candidates[candidates["end_ns"] > before]
 
 
 @once_per_trace

@@ -146,10 +146,9 @@ def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, 
         return (whole,) if end > start else (), ()
     if rule_of(trace) is Rule.GPU:
         return _device_steps(trace, steps)
-    cut = [
-        replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for (step, _), (after, _) in pairwise(steps)
-    ]
-    return _drop_end_marker((*cut, steps[-1][0])), ()
+    hosts = [step for step, _ in steps]
+    cut = [replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for step, after in pairwise(hosts)]
+    return _drop_end_marker((*cut, hosts[-1])), ()
 
 
 @once_per_trace

@@ -161,9 +161,8 @@ def _fit(a_end_ns: Integers, b_end_ns: Integers, shift: int) -> Fit:
     mine, other = _overlap(len(a_end_ns), len(b_end_ns), shift)
     differences = b_end_ns[other] - a_end_ns[mine]
     offset = _nth_smallest(differences, (len(differences) - 1) // 2)
-    return Fit(
-        shift=shift, offset_ns=offset, spread_ns=_nth_smallest(np.abs(differences - offset), len(differences) // 2)
-    )
+    spread = _nth_smallest(np.abs(differences - offset), len(differences) // 2)
+    return Fit(shift=shift, offset_ns=offset, spread_ns=spread)
 
 
 def _nth_smallest(values: Integers, place: int) -> int:

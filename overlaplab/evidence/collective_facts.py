@@ -87,9 +87,8 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
     starts, earliest, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
     ran = table["start_ns"] != UNKNOWN_NS
-    since = np.minimum(
-        np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest), earliest
-    )
+    since = np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest)
+    since = np.minimum(since, earliest)
     late = earliest - since - lengths_within(activity(trace).communication, since, earliest)
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
     table["axis"] = group_axes(table["group_description"])
@@ -135,11 +134,8 @@ def could_start(trace: Trace) -> Integers:
     has_launch = launched != UNKNOWN_NS
     possible = np.where(has_launch, launched, starts)
     if rule_of(trace) is Rule.GPU and has_launch.any():
-        ran = executions(trace)
-        reached = [
-            max(at, ran.done_ns(at)) if sure else at for at, sure in zip(possible.tolist(), has_launch, strict=True)
-        ]
-        possible = np.array(reached, dtype=np.int64)
+        ran, moments = executions(trace), zip(possible.tolist(), has_launch, strict=True)
+        possible = np.array([max(at, ran.done_ns(at)) if sure else at for at, sure in moments], dtype=np.int64)
     return np.asarray(np.minimum(possible, starts), dtype=np.int64)
 
 
@@ -161,9 +157,8 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
     for rows, fields in zip(rows_of, tables, strict=True):
         late[rows], queued[rows] = fields["late_ns"], fields["queued_ns"]
     groups, arrived = Groups(table["match"]), table["arrived_ns"]
-    last, in_time, alone = (
-        groups.spread(np.maximum, arrived - earlier) for earlier in (np.zeros_like(late), late, late + queued)
-    )
+    delays = np.zeros_like(late), late, late + queued
+    last, in_time, alone = (groups.spread(np.maximum, arrived - delay) for delay in delays)
     return {
         "late_ns": np.where(table["matched"], last - in_time, late),
         "queued_ns": np.where(table["matched"], in_time - alone, queued),

@@ -106,13 +106,11 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     for place, row in enumerate(rows.tolist()):
         start, before = int(starts[row]), last.get(streams[place])
         free_ns = max(called[place], UNKNOWN_NS if before is None else device[before].end_ns)
-        nearest = by_end[
-            max(bisect_right(ended, start + _GRAIN_NS) - _NEAREST, 0) : bisect_right(ended, start + _GRAIN_NS)
-        ]
+        until = bisect_right(ended, start + _GRAIN_NS)
         guessed = next(
             (
                 other
-                for other in reversed(nearest)
+                for other in reversed(by_end[max(until - _NEAREST, 0) : until])
                 if streams[other] != streams[place]
                 and free_ns + _GRAIN_NS < ends[rows[other]]
                 and start - _MAX_WAKE_NS <= ends[rows[other]]

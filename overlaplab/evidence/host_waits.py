@@ -30,11 +30,9 @@ def host_waits(trace: Trace) -> Intervals:
         return union(*event_times(events, calls))
     labels = [label for label in engine_labels(trace) if label.word in _WORDS]
     table = recorded_collectives(trace)
-    launched, returned, ends, thread = (
-        table[name].to_numpy(np.int64) for name in ("launch_ns", "launch_end_ns", "end_ns", "thread")
-    )
-    is_timed = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
-    launched, returned, ends, thread = (values[is_timed] for values in (launched, returned, ends, thread))
+    table = table[(table["launch_ns"] != UNKNOWN_NS) & (table["end_ns"] != UNKNOWN_NS)]
+    names = ("launch_ns", "launch_end_ns", "end_ns", "thread")
+    launched, returned, ends, thread = (table[name].to_numpy(np.int64) for name in names)
     begun = events["ts_ns"].to_numpy(np.int64)
     blocked = _next_begun(begun, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
     blocked &= lengths_within(activity(trace).compute, launched, ends) == 0

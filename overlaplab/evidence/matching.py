@@ -256,9 +256,8 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
     texts, step_numbers, traces = (values[ordered].tolist() for values in (table["label"], steps, table["trace"]))
     number_in_step: Counter[tuple[Any, ...]] = Counter()
     rows_of_class: dict[tuple[Any, ...], dict[int, list[int]]] = {}
-    for row, trace, step, kind, size, label in zip(
-        ordered.tolist(), traces, step_numbers, kinds, sizes, texts, strict=True
-    ):
+    columns = (ordered.tolist(), traces, step_numbers, kinds, sizes, texts)
+    for row, trace, step, kind, size, label in zip(*columns, strict=True):
         key = (kind, label, -1) if kind in unsized else (kind, label.partition(" ")[0], size)
         if not label:
             number_in_step[trace, step, key] += 1
@@ -281,21 +280,14 @@ def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[boo
 
     They have not if one of them has none in a step in which another has some.
     """
-    chosen = [
-        np.array([], np.intp) if rank_calls is None else np.flatnonzero(np.isin(rank_calls.steps, [*steps]))
-        for rank_calls in calls
-    ]
-    steps_of = [
-        [] if rank_calls is None else rank_calls.steps[rows].tolist()
-        for rank_calls, rows in zip(calls, chosen, strict=True)
-    ]
-    if any({*steps_of_rank} != {*steps_of[0]} for steps_of_rank in steps_of):
+    steps_of = [np.array([], np.int64) if each is None else each.steps for each in calls]
+    chosen = [np.flatnonzero(np.isin(of_rank, [*steps])) for of_rank in steps_of]
+    listed = [of_rank[rows].tolist() for of_rank, rows in zip(steps_of, chosen, strict=True)]
+    if any({*each} != {*listed[0]} for each in listed):
         return False, None
-    if not any(steps_of) or any(steps_of_rank != steps_of[0] for steps_of_rank in steps_of):
+    if not any(listed) or any(each != listed[0] for each in listed):
         return True, None
-    spans = np.stack(
-        [rank_calls.spans[rows] for rank_calls, rows in zip(calls, chosen, strict=True) if rank_calls is not None]
-    )
+    spans = np.stack([each.spans[rows] for each, rows in zip(calls, chosen, strict=True) if each is not None])
     spans = spans[:, (spans != UNKNOWN_NS).all(axis=(0, 2))]
     return True, spans if spans.shape[1] else None
 

@@ -87,9 +87,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "what": pd.Series(names, dtype=object),
             "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in of_rows]),
             "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in of_rows]),
-            "after_backward": np.array(
-                [purpose is not None and purpose.after_backward for purpose in of_rows], dtype=bool
-            ),
+            "after_backward": np.array([bool(purpose and purpose.after_backward) for purpose in of_rows], dtype=bool),
             "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), place, of_ranges),
         }
     )

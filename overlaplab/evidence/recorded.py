@@ -400,12 +400,10 @@ def _gloo_ranges(trace: Trace) -> Fields:
 
 def _blank_rows(rows: int) -> Fields:
     """Rows in which every field is unknown."""
-    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys(
-        (*NUMBERS, "thread", "stream"), -1
-    )
-    return {
-        name: np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype) for name, dtype in RECORDED_COLUMNS.items()
-    }
+    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True}
+    unknown |= dict.fromkeys((*NUMBERS, "thread", "stream"), -1)
+    columns = RECORDED_COLUMNS.items()
+    return {name: np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype) for name, dtype in columns}
 
 
 def _places(table: Fields) -> Integers:

@@ -102,21 +102,16 @@ def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list
     held = [{window.step for window in step_windows(trace) if window.step is not None} for trace in traces]
     for trace, present in zip(traces, held, strict=True):
         if not present:
-            raise OverlaplabError(
-                "has no steps to cut at",
-                path=trace.path,
-                rank=trace.rank,
-                remedy="torch.profiler marks them where the training loop calls its step().",
-            )
+            remedy = "torch.profiler marks them where the training loop calls its step()."
+            raise OverlaplabError("has no steps to cut at", path=trace.path, rank=trace.rank, remedy=remedy)
     low = min(map(min, held)) if first is None else first
     high = max(map(max, held)) + 1 if last is None else last
     for trace, present in zip(traces, held, strict=True):
         missing = next((step for step in range(low, high) if step not in present), None)
         if missing is not None or low >= high:
             what = f"no step from {low} up to, not including, {high}" if missing is None else f"no step {missing}"
-            raise OverlaplabError(
-                what, path=trace.path, rank=trace.rank, remedy=f"It holds {numbers_named(sorted(present))}."
-            )
+            has = f"It holds {numbers_named(sorted(present))}."
+            raise OverlaplabError(what, path=trace.path, rank=trace.rank, remedy=has)
     return list(range(low, high))
 
 

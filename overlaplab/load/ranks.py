@@ -215,10 +215,8 @@ def _devices(content: TraceFile, named: bool) -> Integers:
 
 def _processes(events: pd.DataFrame, owners: Integers, pids: Integers) -> dict[int, frozenset[int]]:
     """The ranks that each process's events without a rank belong to, by the code of its `pid`."""
-    of_pid = {
-        int(pid): frozenset(_ranks_of_owners(owners[pids == pid]).tolist())
-        for pid in np.unique(pids[owners >= 0]).tolist()
-    }
+    owning = np.unique(pids[owners >= 0]).tolist()
+    of_pid = {pid: frozenset(_ranks_of_owners(owners[pids == pid]).tolist()) for pid in owning}
     for rank in _ranks_of_owners(owners).tolist():
         launcher = _launcher(events, owners == rank, owners < 0, pids)
         if launcher is not None and not (launcher in of_pid and (owners[pids == launcher] >= 0).any()):
@@ -232,18 +230,12 @@ def _processes(events: pd.DataFrame, owners: Integers, pids: Integers) -> dict[i
 def _launcher(events: pd.DataFrame, on_device: Mask, unowned: Mask, pids: Integers) -> int | None:
     """The process that launched these device events: most of their numbers, none too late, and soonest before."""
     numbered = (events["correlation"] >= 0).to_numpy()
-    launched = pd.DataFrame(
-        {"correlation": events["correlation"], "ts_ns": events["ts_ns"], "pid": pids}, index=events.index
-    )
+    launched = events[["correlation", "ts_ns"]].assign(pid=pids)
     is_call = runtime_calls(events)
     calls = launched[is_call & unowned & numbered].drop_duplicates(["pid", "correlation"])
     ran = launched.loc[on_device & numbered & ~is_call, ["correlation", "ts_ns"]]
     pairs = calls.merge(ran, on="correlation", suffixes=("_call", "_ran"))
     pairs["delay_ns"] = pairs["ts_ns_ran"] - pairs["ts_ns_call"]
-    best: tuple[int, float, int] | None = None
-    for pid, of_process in pairs.groupby("pid"):
-        delays = of_process["delay_ns"].to_numpy()
-        if (delays < 0).mean() <= _EARLY:
-            candidate = (-len(delays), float(np.median(delays)), int(str(pid)))
-            best = candidate if best is None else min(best, candidate)
-    return None if best is None else best[2]
+    delays = {int(str(pid)): of_process["delay_ns"].to_numpy() for pid, of_process in pairs.groupby("pid")}
+    in_time = [(-len(each), np.median(each), pid) for pid, each in delays.items() if (each < 0).mean() <= _EARLY]
+    return min(in_time)[2] if in_time else None

@@ -161,9 +161,8 @@ def _blame_file(file: Located, *, own_workers: bool) -> Iterator[None]:
     except Exception as error:
         if own_workers:
             raise
-        raise OverlaplabError(
-            f"the executor did not read it ({type(error).__name__}: {error})", path=file.path
-        ) from error
+        what = f"the executor did not read it ({type(error).__name__}: {error})"
+        raise OverlaplabError(what, path=file.path) from error
 
 
 def _run_by_workers(

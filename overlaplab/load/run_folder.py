@@ -76,9 +76,8 @@ def load_run(
         cache=Cache() if cache and not is_off() else None,
     )
     advance = progress or (lambda done, files: None)
-    strays = {
-        file.path for file in files if len(files) > 1 and file.path not in assigned_ranks and not names_rank(file.name)
-    }
+    strays = {file.path for file in files if file.path not in assigned_ranks and not names_rank(file.name)}
+    strays = strays if len(files) > 1 else set()
     opened: list[FileTraces | NotATraceError]
     if of_each is None:
         contents = read_all(files, cache=opening.cache, executor=executor, optional=strays, progress=advance)

@@ -70,10 +70,9 @@ class Arrows:
         for index, name in enumerate(_NAMES):
             here, far = adjacent & (column == index), ~adjacent & (column == index)
             if here.any():
-                for grown, part in zip(
-                    self._adjacent[name], (before[here] + first_row - 1, identity[here]), strict=True
-                ):
-                    grown.extend(narrow_to_int32(part))
+                event_rows, event_numbers = self._adjacent[name]
+                event_rows.extend(narrow_to_int32(before[here] + first_row - 1))
+                event_numbers.extend(narrow_to_int32(identity[here]))
             if far.any():
                 at = others[far]
                 self._leading[name] += int((before[far] == 0).sum()) if leading else 0

@@ -119,9 +119,8 @@ class Columns:
 
     def extend(self, later: Columns) -> dict[str, NDArray[np.int32]]:
         """Add the rows that follow, from columns with codes of their own; the new codes by these, of each column."""
-        new = {
-            name: texts.codes(partial(_look_up, list(later.texts[name].code_of))) for name, texts in self.texts.items()
-        }
+        others = {name: list(texts.code_of) for name, texts in later.texts.items()}
+        new = {name: texts.codes(partial(_look_up, others[name])) for name, texts in self.texts.items()}
         rows = {name: grown.values() for name, grown in later._grown.items()}
         self.append({name: new[name][values] if name in new else values for name, values in rows.items()})
         return new

@@ -99,9 +99,8 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None, 
     most = MAX_EVENTS.value
     for number, _ in enumerate(gather(slices, gathered, decoders), 1):
         if gathered.columns.rows > most:
-            raise MAX_EVENTS.error(
-                f"holds over {most:,} events", path=path, remedy="Each takes about 65 bytes of memory."
-            )
+            takes = "Each takes about 65 bytes of memory."
+            raise MAX_EVENTS.error(f"holds over {most:,} events", path=path, remedy=takes)
         if progress and number % _TOLD_SLICES == 0:
             progress(source.read_bytes)
     tables = file_tables(gathered, base_ns(slices.keys, gathered.repairs))
