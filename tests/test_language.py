@@ -71,11 +71,18 @@ def _is_bare(name: str) -> bool:
 
 
 def _public_names(tree: ast.AST) -> set[str]:
-    """Collect what a package's `__all__` lists."""
+    """Collect what a package's `__all__` lists, or what it imports as itself."""
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == alias.asname
+    }
     for statement in getattr(tree, "body", []):
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
-            return {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
-    return set()
+            names |= {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
+    return names
 
 
 def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -63,10 +63,8 @@ def _clocks(run: Run) -> pd.DataFrame:
         ranges[new] = round(high - low)
         counts[new] = len(differences)
     is_placed = np.array([place in offsets for place in range(traces)], dtype=bool)
-    offset, spread, count = (
-        np.array([values.get(place, 0) for place in range(traces)], dtype=np.int64)
-        for values in (offsets, ranges, counts)
-    )
+    columns = [[values.get(place, 0) for place in range(traces)] for values in (offsets, ranges, counts)]
+    offset, spread, count = np.array(columns, dtype=np.int64)
     size = np.abs(offset)
     applied = (count >= FEWEST) & (size > LEAST_OFFSET_NS) & (size > 3 * spread)
     error = np.where(is_placed, np.maximum(np.where(applied, 0, size), spread), LEAST_OFFSET_NS)
@@ -90,10 +88,8 @@ def _ends_together(run: Run) -> tuple[list[Integers], list[Integers]]:
     matches, ends = [], []
     for place, trace in enumerate(run.traces):
         of_trace = slice(borders[place], borders[place + 1])
-        table, numbers = (
-            recorded_collectives(trace).iloc[pairs["row"].to_numpy()[of_trace]],
-            pairs["match"].to_numpy()[of_trace],
-        )
+        table = recorded_collectives(trace).iloc[pairs["row"].to_numpy()[of_trace]]
+        numbers = pairs["match"].to_numpy()[of_trace]
         kinds = table["kind"].isin(_TOGETHER).to_numpy()
         order = np.argsort(numbers[kinds])
         matches.append(numbers[kinds][order])

@@ -113,11 +113,8 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
     if not launching:
         return ddp_backwards(trace, ran)
     around_launches = Ordered(launching, lambda label: label.thread)
-    launches = [
-        launch
-        for launch in _gradient_launches(trace, ran)
-        if around_launches.range_around(launch.thread, launch.start_ns) is None
-    ]
+    launches = _gradient_launches(trace, ran)
+    launches = [each for each in launches if around_launches.range_around(each.thread, each.start_ns) is None]
     ready = [label_list(label.fields["parameters"]) for label in labels if label.word == "bucket_ready"]
     in_buckets = {*chain.from_iterable(ready)}
     arrived = [label for label in labels if label.word == "gradient_ready"]

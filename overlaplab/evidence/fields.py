@@ -43,13 +43,8 @@ def number_texts(texts: NDArray[np.object_]) -> Integers:
 
 def as_table(fields: Mapping[str, Any]) -> pd.DataFrame:
     """The fields as columns; texts stay objects."""
-    return pd.DataFrame(
-        {
-            name: pd.Series(values, dtype=object) if values.dtype == object else values
-            for name, values in fields.items()
-        },
-        copy=False,
-    )
+    texts = {name: pd.Series(values, dtype=object) for name, values in fields.items() if values.dtype == object}
+    return pd.DataFrame({**fields, **texts}, copy=False)
 
 
 def place_among(ordered: Integers, values: Integers) -> Integers:

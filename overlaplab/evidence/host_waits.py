@@ -36,10 +36,9 @@ def host_waits(trace: Trace) -> Intervals:
     begun = events["ts_ns"].to_numpy(np.int64)
     blocked = _next_begun(begun, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
     blocked &= lengths_within(activity(trace).compute, launched, ends) == 0
-    return union(
-        np.append(launched[blocked], np.array([label.start_ns for label in labels], dtype=np.int64)),
-        np.append(ends[blocked], np.array([label.end_ns for label in labels], dtype=np.int64)),
-    )
+    spans = [(label.start_ns, label.end_ns) for label in labels]
+    spans += zip(launched[blocked].tolist(), ends[blocked].tolist(), strict=True)
+    return union(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
 
 
 def _next_begun(starts: Integers, threads: Integers, thread: Integers, at_ns: Integers) -> Integers:

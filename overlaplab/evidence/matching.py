@@ -24,29 +24,13 @@ from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 
 _IDENTITY = (
-    "launch_ns",
-    "start_ns",
-    "end_ns",
-    "kind",
-    "named",
-    "kind_known",
-    "dtype",
-    "bytes",
-    "sequence",
-    "source",
-    "destination",
-    "comms_id",
+    *("launch_ns", "start_ns", "end_ns", "kind", "named", "kind_known", "dtype"),
+    *("bytes", "sequence", "source", "destination", "comms_id"),
 )
 _GROUP = ("group", "group_description", "group_size")
 _LAUNCHES = (
-    "bucket_launch",
-    "gather_launch",
-    "scatter_launch",
-    "param_gather_launch",
-    "replica_launch",
-    "activation_launch",
-    "all_gather",
-    "post_backward_reduce",
+    *("bucket_launch", "gather_launch", "scatter_launch", "param_gather_launch", "replica_launch"),
+    *("activation_launch", "all_gather", "post_backward_reduce"),
 )
 _NAMES = ("bucket", "unit", "module", "phase", "microbatch")
 """Labels that launch one collective, and their fields that say which, the same on all ranks."""
@@ -181,7 +165,7 @@ def _join_keys(keys: Sequence[_Key], node: Integers, comms_id: Integers) -> list
 _Members: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Calls:
     """A rank's collectives of one class (see `_classes`), in order of launch."""
 
@@ -216,10 +200,8 @@ def _name_groups(table: Fields, run: Run) -> Mask:
         for place, rank_calls in calls.items():
             groups = [listed[place][members] for members in left.get(place, ())]
             if len(groups) == 1:
-                table["group"][rank_calls.rows], table["group_description"][rank_calls.rows] = (
-                    groups[0].name,
-                    groups[0].description,
-                )
+                table["group"][rank_calls.rows] = groups[0].name
+                table["group_description"][rank_calls.rows] = groups[0].description
                 unnamed[rank_calls.rows] = False
             elif len(sizes := {_group_size(group) for group in groups}) == 1:
                 table["group_size"][rank_calls.rows] = sizes.pop() or -1
@@ -266,12 +248,8 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
     begun = np.minimum(launched, table["start_ns"])  # `UNKNOWN_NS` where it is unknown when it ran
     spans = np.column_stack((begun, table["end_ns"]))
     for key, by_trace in rows_of_class.items():
-        waits = key[0] not in (*ROOTED, "")
-        rows_of = {trace: np.array(rows, dtype=np.intp) for trace, rows in by_trace.items()}
-        yield {
-            trace: _Calls(rows=rows, steps=steps[rows], spans=spans[rows], waits=waits)
-            for trace, rows in rows_of.items()
-        }
+        waits, arrays = key[0] not in (*ROOTED, ""), {trace: np.array(rows) for trace, rows in by_trace.items()}
+        yield {trace: _Calls(rows, steps[rows], spans[rows], waits) for trace, rows in arrays.items()}
 
 
 def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, Integers | None]:

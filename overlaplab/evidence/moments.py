@@ -103,17 +103,13 @@ def _states(facts: Facts) -> tuple[Integers, Integers, Integers, Integers]:
     """What each collective does over time, as arrays: row, start, end, `Does`."""
     starts, ends, moves, matched = (facts[name] for name in ("start_ns", "end_ns", "moves_ns", "matched"))
     number = np.arange(len(starts))
-    parts = (
-        (Does.WAITS, matched, starts, moves),
-        (Does.MOVES, matched, moves, ends),
-        (Does.UNKNOWN, ~matched, starts, ends),
-    )
-    return (
-        np.concatenate([number[chosen] for _, chosen, _, _ in parts]),
-        np.concatenate([begin[chosen] for _, chosen, begin, _ in parts]),
-        np.concatenate([end[chosen] for _, chosen, _, end in parts]),
-        np.concatenate([np.full(int(chosen.sum()), does) for does, chosen, _, _ in parts]),
-    )
+    columns = (starts, moves, Does.WAITS), (moves, ends, Does.MOVES), (starts, ends, Does.UNKNOWN)
+    parts = [
+        np.column_stack((number, begin, end, np.full(len(number), does)))[chosen]
+        for (begin, end, does), chosen in zip(columns, (matched, matched, ~matched), strict=True)
+    ]
+    row, begins, until, doing = np.concatenate(parts).T
+    return row, begins, until, doing
 
 
 def _resumes(compute: Intervals, at_ns: Integers) -> Integers:

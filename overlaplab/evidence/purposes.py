@@ -123,12 +123,8 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
         passes = Passes(ranges)
         for label in fsdp2_scatters(ranges, ran):
             end_ns = passes.ending_ns(label.start_ns)  # the callback itself sends the root's gradients and waits
-            yield _Purpose(
-                launch=label,
-                role=Role.SCATTER,
-                what=label.fields["unit"],
-                backward_end_ns=None if end_ns is None else ran.done_ns(end_ns),
-            )
+            end_ns = None if end_ns is None else ran.done_ns(end_ns)
+            yield _Purpose(launch=label, role=Role.SCATTER, what=label.fields["unit"], backward_end_ns=end_ns)
     for backward in unlabelled_backwards(trace, ran):
         yield from _ddp_purposes(backward, ran)
 

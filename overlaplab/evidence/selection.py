@@ -46,12 +46,8 @@ def rows_by_rank(
 ) -> list[dict[str, Any]]:
     """The rows that a function yields for each measured trace and its selected windows, with `rank` added."""
     windows = [(trace, selected_windows(trace, selection)) for trace in selected_traces(run, selection)]
-    return [
-        row | {"rank": trace.rank}
-        for trace, chosen in windows
-        if rule_of(trace) is not Rule.UNRECORDED
-        for row in rows_of(trace, chosen)
-    ]
+    measured = [(trace, chosen) for trace, chosen in windows if rule_of(trace) is not Rule.UNRECORDED]
+    return [row | {"rank": trace.rank} for trace, chosen in measured for row in rows_of(trace, chosen)]
 
 
 def selected_windows(trace: Trace, selection: Selection) -> list[Window]:

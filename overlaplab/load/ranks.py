@@ -131,11 +131,8 @@ def _all_known(traces: Sequence[Trace]) -> None:
     unknown = next((trace for trace in traces if trace.rank is None), None)
     if unknown is not None and len(traces) > 1:
         name = Path(unknown.path).name
-        raise OverlaplabError(
-            "several files, and this one does not state its rank",
-            path=unknown.path,
-            remedy=f"Say it with --assign-rank {name}=N, put it into the name (rank3.json.gz), or open the file alone.",
-        )
+        remedy = f"Say it with --assign-rank {name}=N, put it into the name (rank3.json.gz), or open the file alone."
+        raise OverlaplabError("several files, and this one does not state its rank", path=unknown.path, remedy=remedy)
 
 
 def _split_by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
@@ -161,12 +158,9 @@ def _refuse(first: Trace, second: Trace) -> None:
     starts, ends = zip(*(extent(trace) or (0, 0) for trace in (first, second)), strict=True)
     overlapping = max(starts) <= min(ends)
     how = "overlapping times" if overlapping else "times that another rank's trace connects"
-    raise OverlaplabError(
-        f"the same rank as {Path(first.path).name}, at {how}",
-        path=second.path,
-        rank=second.rank,
-        remedy=f"Keep one recording per folder, or say the rank with --assign-rank {Path(second.path).name}=N.",
-    )
+    what = f"the same rank as {Path(first.path).name}, at {how}"
+    remedy = f"Keep one recording per folder, or say the rank with --assign-rank {Path(second.path).name}=N."
+    raise OverlaplabError(what, path=second.path, rank=second.rank, remedy=remedy)
 
 
 def _rank_masks(content: TraceFile, *, named: bool) -> dict[int, Mask]:

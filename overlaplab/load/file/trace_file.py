@@ -82,12 +82,9 @@ def read_trace(
         with open_file(Path(path)) if file is None else nullcontext(file) as stream, without_garbage_collection():
             return _read(Source(path, stream), path, progress, decoders)
     except NoTraceError as error:
-        refused = NotATraceError(
-            f"not a torch.profiler trace ({error})",
-            path=path,
-            remedy="A trace is what torch.profiler's export_chrome_trace or tensorboard_trace_handler writes; "
-            "move other files away.",
-        )
+        writers = "torch.profiler's export_chrome_trace or tensorboard_trace_handler"
+        remedy = f"A trace is what {writers} writes; move other files away."
+        refused = NotATraceError(f"not a torch.profiler trace ({error})", path=path, remedy=remedy)
         refused.reason = str(error)
         raise refused from None
     except OSError as error:
