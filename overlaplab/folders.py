@@ -28,9 +28,8 @@ def holds_watched(names: Collection[str]) -> bool:
 
 def trace_names(names: Collection[str]) -> list[str]:
     """Those of a folder's files that count as traces; a watched rank's header, which has cells beside it, is none."""
-    headers = {
-        name.removesuffix("cells") + "json" for name in names if name.endswith(".cells") and is_watched_name(name)
-    }
+    cells = (name for name in names if name.endswith(".cells") and is_watched_name(name))
+    headers = {name.removesuffix("cells") + "json" for name in cells}
     return [name for name in names if is_trace_name(name) and name not in headers]
 
 

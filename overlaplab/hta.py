@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, WorkKind, activity, outermost, rule_of, thread_numbers
 from overlaplab.evidence.launches import launches
-from overlaplab.intervals import pieces
+from overlaplab.intervals import Integers, Mask, pieces
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind
 
 if TYPE_CHECKING:
@@ -165,9 +164,8 @@ def _calls(trace: Trace, host: pd.DataFrame, communicating: pd.DataFrame) -> pd.
     ran = zip(communicating["start_ns"], communicating["end_ns"], strict=True)
     pairs = [(event, called.get(bounds)) for event, bounds in zip(communicating["event"], ran, strict=True)]
     launched = [(event, launch) for event, launch in pairs if launch]
-    threads = (
-        host[["pid", "tid"]].assign(thread=thread_numbers(trace.events)).drop_duplicates("thread").set_index("thread")
-    )
+    threads = host[["pid", "tid"]].set_index(thread_numbers(trace.events))
+    threads = threads[~threads.index.duplicated()]
     return pd.DataFrame(
         {
             **threads.loc[[launch.thread for _, launch in launched]].to_dict("list"),
@@ -224,18 +222,18 @@ def _hta_table(rows: pd.DataFrame, filled: HtaTrace, zero_ns: int) -> pd.DataFra
     return linked.assign(**waits, iteration=_iterations(rows, linked), end=linked["ts"] + linked["dur"])
 
 
-def _symbols(names: pd.Series[Any], symbols: dict[str, int]) -> NDArray[np.int64]:
+def _symbols(names: pd.Series[Any], symbols: dict[str, int]) -> Integers:
     codes, texts = pd.factorize(names)
     return np.array([symbols[text] for text in texts], dtype=np.int64)[codes]
 
 
-def _launched_here(rows: pd.DataFrame) -> NDArray[np.bool_]:
+def _launched_here(rows: pd.DataFrame) -> Mask:
     """All but device events that no call in the trace launched, as HTA's `_filter_irrelevant_gpu_kernels`."""
     device = rows["stream"].ge(0) & rows["correlation"].ge(0)
     return (~device | rows["correlation"].isin(rows.loc[~device, "correlation"])).to_numpy()
 
 
-def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> NDArray[np.int64]:
+def _iterations(rows: pd.DataFrame, table: pd.DataFrame) -> Integers:
     """The `ProfilerStep` in which a host event starts, or in which a device event was launched; -1 for none.
 
     As HTA's `add_iteration`, which asks every step about every event in Python.
@@ -280,6 +278,5 @@ def _check_ranks(arguments: dict[str, Any], run: Run) -> None:
     wanted = [arguments["rank"]] if "rank" in arguments else arguments["ranks"] or [0] if "ranks" in arguments else []
     for rank in wanted:
         if rank not in ranks:
-            raise OverlaplabError(
-                "not in this run", path=run.path, rank=rank, remedy=f"Pass one of {ranks} (HTA takes rank 0 by itself)."
-            )
+            remedy = f"Pass one of {ranks} (HTA takes rank 0 by itself)."
+            raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=remedy)

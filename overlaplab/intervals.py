@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Intervals: TypeAlias = NDArray[np.int64]
+Integers: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+Intervals: TypeAlias = Integers
 
 EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
 EMPTY.flags.writeable = False
@@ -47,7 +49,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     return intersect(a, gaps)
 
 
-def _overlap_candidates(a: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
+def _overlap_candidates(a: Intervals, starts: Integers, ends: Integers) -> Intervals:
     """The intervals of `a` that may overlap with these times: of a few, such as one step's, they are few."""
     if not len(starts):
         return a[:0]
@@ -55,9 +57,7 @@ def _overlap_candidates(a: Intervals, starts: NDArray[np.int64], ends: NDArray[n
     return a[first : max(np.searchsorted(a[:, 0], ends.max(), side="left"), first)]
 
 
-def pieces(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], within: Intervals
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def pieces(starts: Integers, ends: Integers, within: Intervals) -> tuple[Integers, Integers, Integers]:
     """The parts of any intervals, given as arrays of length n in ns, that lie within a set.
 
     Three arrays, one item per part, in order of the intervals: the interval's index (0 to n - 1), start and end.
@@ -82,9 +82,7 @@ def total(a: Intervals) -> int:
     return int((a[:, 1] - a[:, 0]).sum())
 
 
-def reduce_ranges(
-    ufunc: np.ufunc, values: NDArray[Any], first: NDArray[np.int64], last: NDArray[np.int64], *, empty: int
-) -> NDArray[Any]:
+def reduce_ranges(ufunc: np.ufunc, values: Integers, first: Integers, last: Integers, *, empty: int) -> Integers:
     """For each range of places [first, last) what the ufunc makes of the values there; `empty` for an empty range."""
     padded = np.append(values, empty)  # `reduceat` refuses the place that follows the last value
     reduced = ufunc.reduceat(padded, np.column_stack((first, last)).ravel())[::2] if len(first) else padded[:0]
@@ -103,12 +101,12 @@ def length_before(a: Intervals) -> Callable[[int], int]:
     return length
 
 
-def lengths_within(intervals: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def lengths_within(intervals: Intervals, starts: Integers, ends: Integers) -> Integers:
     """How much of the set lies in each [start, end), in ns."""
     intervals = _overlap_candidates(intervals, starts, ends)
     lengths = np.concatenate(([0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
 
-    def covered_before(moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    def covered_before(moments: Integers) -> Integers:
         place = np.searchsorted(intervals[:, 0], moments, side="right") - 1
         inside = place >= 0
         last = intervals[np.maximum(place, 0)] if len(intervals) else np.zeros((len(moments), 2), dtype=np.int64)

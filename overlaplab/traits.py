@@ -44,13 +44,10 @@ class Traits:
 
 BUCKETS = Traits(buckets=True)
 """What torch's DistributedDataParallel does."""
-UNITS = Traits(
-    gradients="reduce_scatter",
-    sends_every_microbatch=True,
-    gathers="units",
-    sharded=("parameters", "gradients", "optimizer"),
-)
+_SCATTERED = Traits(gradients="reduce_scatter", sends_every_microbatch=True)
+UNITS = replace(_SCATTERED, gathers="units", sharded=("parameters", "gradients", "optimizer"))
 """What FSDP2 does."""
+_UPDATED = replace(_SCATTERED, buckets=True, gathers="updated_parameters")
 
 TRAITS = {
     "naive": Traits(),
@@ -58,19 +55,8 @@ TRAITS = {
     "bucketed": BUCKETS,
     "ring": Traits(buckets=True, hops="ring"),
     "tree": Traits(buckets=True, hops="tree"),
-    "zero1": Traits(
-        gradients="reduce_scatter",
-        buckets=True,
-        gathers="updated_parameters",
-        sharded=("optimizer",),
-    ),
-    "zero2": Traits(
-        gradients="reduce_scatter",
-        sends_every_microbatch=True,
-        buckets=True,
-        gathers="updated_parameters",
-        sharded=("gradients", "optimizer"),
-    ),
+    "zero1": replace(_UPDATED, sends_every_microbatch=False, sharded=("optimizer",)),
+    "zero2": replace(_UPDATED, sharded=("gradients", "optimizer")),
     "zero3": UNITS,
     "parameter-server": Traits(gradients="server"),
     "local-sgd": Traits(gradients=None, averages_parameters=True),

@@ -71,13 +71,15 @@ def _is_bare(name: str) -> bool:
 
 
 def _public_names(tree: ast.AST) -> set[str]:
-    """Collect what a package's `__all__` lists, or passes on where it consists of imports alone."""
-    for statement in getattr(tree, "body", []):
+    """Collect what a package's `__all__` lists, what it imports as itself, and all imports where it has no more."""
+    body = getattr(tree, "body", None) or [tree]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    passes_on = all(isinstance(statement, ast.ImportFrom) for statement in body[1:])
+    names = {alias.name for each in imports for alias in each.names if passes_on or alias.name == alias.asname}
+    for statement in body:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
-            return {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
-    _, *imports = getattr(tree, "body", None) or [tree]
-    passes_on = all(isinstance(statement, ast.ImportFrom) for statement in imports)
-    return {alias.name for statement in imports for alias in getattr(statement, "names", ())} if passes_on else set()
+            names |= {node.value for node in ast.walk(statement.value) if isinstance(node, ast.Constant)}
+    return names
 
 
 def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -3,14 +3,15 @@
 from overlaplab.costs.attained import ENOUGH_STEPS, Attained, attained_steps, link_attained
 from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.collectives import Algorithm, collective_ns, collective_times, tree_ns, two_level_ns
-from overlaplab.costs.line import fit_line, students_t
 from overlaplab.costs.link import (
+    fit_line,
     hop_count,
     hops_ns,
     message_ns,
     parse_link,
     ring_factor,
     server_ns,
+    students_t,
     transfer_ns,
     tree_until,
 )

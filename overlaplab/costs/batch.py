@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from overlaplab.errors import OverlaplabError
@@ -42,15 +43,12 @@ def planned_batch(*, tokens: int, seq: int, microbatch: int, ranks: int) -> Batc
     samples, remainder = divmod(tokens, seq)
     if remainder or not samples:
         near = max(round(tokens / seq), 1) * seq
-        raise OverlaplabError(
-            f"{tokens:,} tokens are no whole number of sequences of {seq:,}", remedy=f"{near:,} tokens would be."
-        )
+        what = f"{tokens:,} tokens are no whole number of sequences of {seq:,}"
+        raise OverlaplabError(what, remedy=f"{near:,} tokens would be.")
     accumulate, remainder = divmod(samples, microbatch * ranks)
     if remainder or not accumulate:
-        raise OverlaplabError(
-            f"{samples:,} samples per step do not divide among {ranks:,} GPUs × {microbatch:,} samples each",
-            remedy=_would_do(samples, microbatch, ranks),
-        )
+        what = f"{samples:,} samples per step do not divide among {ranks:,} GPUs × {microbatch:,} samples each"
+        raise OverlaplabError(what, remedy=_would_do(samples, microbatch, ranks))
     return Batch(seq=seq, microbatch=microbatch, accumulate=accumulate, ranks=ranks)
 
 
@@ -71,11 +69,7 @@ def _nearest_divisors(number: int, wanted: int) -> list[int]:
     """The divisors next to the wanted one, on either side."""
     divisors = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     divisors = sorted({*divisors, *(number // divisor for divisor in divisors)})
-    below, above = (
-        [divisor for divisor in divisors if divisor < wanted],
-        [divisor for divisor in divisors if divisor > wanted],
-    )
-    return below[-1:] + above[:1]
+    return [*divisors[: bisect_left(divisors, wanted)][-1:], *divisors[bisect_right(divisors, wanted) :][:1]]
 
 
 def _join_numbers(numbers: list[int]) -> str:

@@ -23,11 +23,8 @@ def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0)
     takes, and if it does so asynchronously parameters of its own beside those it computes with.
     """
     count = _elements(manifest)
-    if (
-        (traits is not None and traits.stages)
-        or not count
-        or any(parameter.dtype not in _OPTIMIZER_BYTES for parameter in manifest.parameters)
-    ):
+    dtypes = {parameter.dtype for parameter in manifest.parameters}
+    if (traits is not None and traits.stages) or not count or not dtypes <= _OPTIMIZER_BYTES.keys():
         return None, None
     sizes = {
         "parameters": parameter_bytes(manifest),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "backward_input", "backward_weight"
@@ -71,10 +72,8 @@ def _interleaved_order(rank: int, ranks: int, microbatches: int, stages: int) ->
     per_rank, per_round = stages // ranks, microbatches // max(1, microbatches // ranks)
     turns = [turn // per_round % per_rank for turn in range(per_rank * microbatches)]
     ahead = min((per_rank - 1) * per_round + 2 * (ranks - 1 - rank), len(turns))
-    forward, backward = (
-        [place * ranks + rank for place in places] for places in (turns, [per_rank - 1 - t for t in turns])
-    )
-    return _alternate(forward, backward, ahead)
+    backward = [(per_rank - 1 - turn) * ranks + rank for turn in turns]
+    return _alternate([turn * ranks + rank for turn in turns], backward, ahead)
 
 
 def _alternate(forward: Sequence[int], backward: Sequence[int], ahead: int) -> list[StageAction]:
@@ -185,13 +184,9 @@ def held_counts(actions: Sequence[StageAction]) -> list[int]:
 
     A microbatch is held from its forward pass to the end of the action that needs its activations last.
     """
-    last = {BACKWARD, WEIGHT}
-    count, over, counts = 0, False, []
-    for action in actions:
-        count += (action.kind == FORWARD) - over
-        over = action.kind in last
-        counts.append(count)
-    return counts
+    begun = accumulate(action.kind == FORWARD for action in actions)
+    over = accumulate((action.kind in (BACKWARD, WEIGHT) for action in actions), initial=0)
+    return [int(count - ended) for count, ended in zip(begun, over, strict=False)]
 
 
 def starts(

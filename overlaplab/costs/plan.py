@@ -38,9 +38,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.precision_name not in PRECISIONS:
-            raise OverlaplabError(
-                f"--precision {self.precision_name}: not known", remedy=f"There are {', '.join(PRECISIONS)}."
-            )
+            remedy = f"There are {', '.join(PRECISIONS)}."
+            raise OverlaplabError(f"--precision {self.precision_name}: not known", remedy=remedy)
         if self.parameters < 1:
             raise OverlaplabError(f"--params {self.parameters}: not a positive number")
 
@@ -54,9 +53,8 @@ class Plan:
         """Bytes that a rank keeps of a microbatch; 0 where the model's sizes are unknown."""
         if self.model is None:
             return 0
-        return self.model.activations(
-            self.batch.microbatch, self.precision.activation, self.attention, checkpointing=self.checkpointing
-        )
+        each, recomputes = self.precision.activation, self.checkpointing
+        return self.model.activations(self.batch.microbatch, each, self.attention, checkpointing=recomputes)
 
     @property
     def step_flops(self) -> int:
@@ -219,10 +217,8 @@ class AskedPlan:
         return Transformer(**{"heads": max(sizes["width"] // 128, 1)} | sizes)
 
     def _batch(self, recording: RecordedPlan | None, seq: int) -> Batch:
-        each, ranks = (
-            _or_recorded(self.microbatch, recording, "microbatch", 1),
-            _or_recorded(self.ranks, recording, "ranks", 8),
-        )
+        each = _or_recorded(self.microbatch, recording, "microbatch", 1)
+        ranks = _or_recorded(self.ranks, recording, "ranks", 8)
         tokens = self.tokens
         if tokens is None:
             tokens = seq * each * ranks * _or_recorded(None, recording, "accumulate", 1)

@@ -57,10 +57,9 @@ def held_bytes(parameters: int, precision: Precision, stage: int, ranks: int, ac
     A stage gathers units of the model for their use beside this, which the engine's recordings show.
     """
     sharded = {"optimizer": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
-    full = {name: parameters * getattr(precision, name) for name in sharded}
-    return HeldBytes(
-        **{name: _shard(full[name], ranks if sharded[name] else 1) for name in full}, activations=activations
-    )
+    shards = {name: ranks if is_cut else 1 for name, is_cut in sharded.items()}
+    held = {name: -(-parameters * getattr(precision, name) // count) for name, count in shards.items()}
+    return HeldBytes(**held, activations=activations)
 
 
 def fits_from(parameters: int, precision: Precision, stage: int, memory: int, activations: int = 0) -> int | None:
@@ -77,7 +76,3 @@ def fits_from(parameters: int, precision: Precision, stage: int, memory: int, ac
 def quick_look(parameters: int) -> int:
     """Bytes of the parameters in 16 bits: what loading the model for inference takes, 2Ψ."""
     return 2 * parameters
-
-
-def _shard(full: int, ranks: int) -> int:
-    return -(-full // ranks)

@@ -39,10 +39,8 @@ class Transformer:
             if getattr(self, name) < 1:
                 raise OverlaplabError(f"--{name} {getattr(self, name)}: not a positive number")
         if self.width % self.heads:
-            raise OverlaplabError(
-                f"--width {self.width} is no multiple of --heads {self.heads}",
-                remedy="Each head has the same share of the width.",
-            )
+            what = f"--width {self.width} is no multiple of --heads {self.heads}"
+            raise OverlaplabError(what, remedy="Each head has the same share of the width.")
 
     @property
     def layer_parameters(self) -> int:

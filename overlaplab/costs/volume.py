@@ -44,9 +44,8 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
         return _parameter_theory(gathered, manifest)
     gradients = ROUNDS[traits.gradients]
     stays_gathered = manifest.reshard_after_forward is False
-    parameters = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}[
-        traits.gathers
-    ]  # all-gathers of all
+    all_gathers = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}
+    parameters = all_gathers[traits.gathers]
     once = _gathered_once(manifest) if units and not stays_gathered else []
     upper = gradients * reduced * (microbatches if every else 1)
     upper += parameters * gathered * (microbatches if units else 1)

@@ -1,104 +1,51 @@
 """The event table of a run, what each event counts as, and where steps begin and end."""
 
-from overlaplab.event_columns import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS
-from overlaplab.events.activity import (
-    Activity,
-    Sign,
-    activity,
-    classify,
-    counting_as,
-    damaged_as,
-    damaged_rows,
-    device_sign,
-    longest_names,
-    outermost,
-    rule_of,
-)
-from overlaplab.events.doubts import early_kernels, only_ends_recorded, said_to_communicate, unknown_communication
-from overlaplab.events.launching import calls_of, launchers, launches_graphs, runtime_calls
-from overlaplab.events.matching import matching, thread_numbers
-from overlaplab.events.preempted import processor_counts
-from overlaplab.events.rules import WorkKind
-from overlaplab.events.run import (
-    Group,
-    Run,
-    Tables,
-    Trace,
-    empty_table,
-    extent,
-    known_of,
-    missing_ranks,
-    once_per_run,
-    once_per_trace,
-    table_of,
-    with_known,
-)
-from overlaplab.events.windows import (
-    NEXT_STEP,
-    Window,
-    found_windows,
-    host_steps,
-    main_stream,
-    recording_start,
-    step_windows,
-    unmarked_iterations,
-    window_bounds,
-    window_warnings,
-    windows,
-    windows_at,
-)
-
-__all__ = [
-    "COLLECTIVE_COLUMNS",
-    "DAMAGED",
-    "EVENT_COLUMNS",
-    "INPUT_COLUMNS",
-    "NEXT_STEP",
-    "SYNC_COLUMNS",
-    "Activity",
-    "Group",
-    "Run",
-    "Sign",
-    "Tables",
-    "Trace",
-    "Window",
-    "WorkKind",
-    "activity",
-    "calls_of",
-    "classify",
-    "counting_as",
-    "damaged_as",
-    "damaged_rows",
-    "device_sign",
-    "early_kernels",
-    "empty_table",
-    "extent",
-    "found_windows",
-    "host_steps",
-    "known_of",
-    "launchers",
-    "launches_graphs",
-    "longest_names",
-    "main_stream",
-    "matching",
-    "missing_ranks",
-    "once_per_run",
-    "once_per_trace",
-    "only_ends_recorded",
-    "outermost",
-    "processor_counts",
-    "recording_start",
-    "rule_of",
-    "runtime_calls",
-    "said_to_communicate",
-    "step_windows",
-    "table_of",
-    "thread_numbers",
-    "unknown_communication",
-    "unmarked_iterations",
-    "window_bounds",
-    "window_warnings",
-    "windows",
-    "windows_at",
-    "with_known",
-]
+from overlaplab.event_columns import DAMAGED as DAMAGED
+from overlaplab.events.activity import Activity as Activity
+from overlaplab.events.activity import Sign as Sign
+from overlaplab.events.activity import activity as activity
+from overlaplab.events.activity import classify as classify
+from overlaplab.events.activity import counting_as as counting_as
+from overlaplab.events.activity import damaged_as as damaged_as
+from overlaplab.events.activity import device_sign as device_sign
+from overlaplab.events.activity import longest_names as longest_names
+from overlaplab.events.activity import outermost as outermost
+from overlaplab.events.activity import rule_of as rule_of
+from overlaplab.events.doubts import early_kernels as early_kernels
+from overlaplab.events.doubts import only_ends_recorded as only_ends_recorded
+from overlaplab.events.doubts import said_to_communicate as said_to_communicate
+from overlaplab.events.doubts import unknown_communication as unknown_communication
+from overlaplab.events.preempted import processor_counts as processor_counts
+from overlaplab.events.rows import calls_of as calls_of
+from overlaplab.events.rows import event_times as event_times
+from overlaplab.events.rows import host_ranges as host_ranges
+from overlaplab.events.rows import launchers as launchers
+from overlaplab.events.rows import launches_graphs as launches_graphs
+from overlaplab.events.rows import matching as matching
+from overlaplab.events.rows import runtime_calls as runtime_calls
+from overlaplab.events.rows import thread_numbers as thread_numbers
+from overlaplab.events.rules import WorkKind as WorkKind
+from overlaplab.events.run import Group as Group
+from overlaplab.events.run import Run as Run
+from overlaplab.events.run import Tables as Tables
+from overlaplab.events.run import Trace as Trace
+from overlaplab.events.run import empty_table as empty_table
+from overlaplab.events.run import extent as extent
+from overlaplab.events.run import known_of as known_of
+from overlaplab.events.run import missing_ranks as missing_ranks
+from overlaplab.events.run import once_per_run as once_per_run
+from overlaplab.events.run import once_per_trace as once_per_trace
+from overlaplab.events.run import table_of as table_of
+from overlaplab.events.run import with_known as with_known
+from overlaplab.events.windows import NEXT_STEP as NEXT_STEP
+from overlaplab.events.windows import Window as Window
+from overlaplab.events.windows import found_windows as found_windows
+from overlaplab.events.windows import host_steps as host_steps
+from overlaplab.events.windows import main_stream as main_stream
+from overlaplab.events.windows import recording_start as recording_start
+from overlaplab.events.windows import step_windows as step_windows
+from overlaplab.events.windows import unmarked_iterations as unmarked_iterations
+from overlaplab.events.windows import window_bounds as window_bounds
+from overlaplab.events.windows import window_warnings as window_warnings
+from overlaplab.events.windows import windows as windows
+from overlaplab.events.windows import windows_at as windows_at

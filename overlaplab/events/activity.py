@@ -13,20 +13,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import DAMAGED
-from overlaplab.events.launching import launchers
-from overlaplab.events.matching import matching, thread_numbers
 from overlaplab.events.preempted import core_waits, processor_counts
+from overlaplab.events.rows import event_times, host_ranges, launchers, matching, thread_numbers
 from overlaplab.events.rules import Part, WorkKind, device_work, host_rule
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.intervals import EMPTY, Intervals, subtract, union
-from overlaplab.vocabulary import (
-    ANNOTATION_CATEGORIES,
-    CPU_BACKENDS,
-    OPERATOR_CATEGORIES,
-    Rule,
-    is_device_category,
-    is_runtime_category,
-)
+from overlaplab.intervals import EMPTY, Integers, Intervals, Mask, subtract, union
+from overlaplab.vocabulary import CPU_BACKENDS, OPERATOR_CATEGORIES, Rule, is_device_category, is_runtime_category
 
 _WORKS = tuple(WorkKind)
 _MOST_NAMES = 8
@@ -107,7 +99,7 @@ def classify(trace: Trace) -> NDArray[np.object_]:
     return works
 
 
-def counting_as(trace: Trace, work: WorkKind) -> NDArray[np.bool_]:
+def counting_as(trace: Trace, work: WorkKind) -> Mask:
     """Mark the events that count as this, in the table's order."""
     return np.asarray(_codes(trace) == _WORKS.index(work))
 
@@ -115,24 +107,22 @@ def counting_as(trace: Trace, work: WorkKind) -> NDArray[np.bool_]:
 def outermost(trace: Trace, work: WorkKind) -> pd.DataFrame:
     """Events that count as this, except inside others of their thread that do: `event` (row), `thread`, times."""
     rows = np.flatnonzero(counting_as(trace, work))
-    starts = trace.events["ts_ns"].to_numpy(dtype=np.int64)[rows]
-    ends = starts + trace.events["dur_ns"].to_numpy(dtype=np.int64)[rows]
-    threads = thread_numbers(trace.events)[rows]
+    starts, ends = event_times(trace.events, rows)
+    threads = thread_numbers(trace.events, rows)
     candidates = pd.DataFrame({"event": rows, "thread": threads, "start_ns": starts, "end_ns": ends})
     latest = candidates.groupby("thread")["end_ns"].cummax()
-    return candidates[
-        candidates["end_ns"] > latest.groupby(candidates["thread"]).shift(fill_value=np.iinfo(np.int64).min)
-    ]
+    before = latest.groupby(candidates["thread"]).shift(fill_value=np.iinfo(np.int64).min)
+    return candidates[candidates["end_ns"] > before]
 
 
 @once_per_trace
-def damaged_rows(trace: Trace) -> NDArray[np.int64]:
+def damaged_rows(trace: Trace) -> Integers:
     """The rows of events that would count as something if their times were known."""
     counts = _codes_by_rule(trace) != _WORKS.index(WorkKind.NOTHING)
     return np.flatnonzero(counts & (trace.events["phase"] == DAMAGED).to_numpy())
 
 
-def damaged_as(trace: Trace, work: WorkKind) -> NDArray[np.int64]:
+def damaged_as(trace: Trace, work: WorkKind) -> Integers:
     """The rows of events that would count as this if their times were known."""
     rows = damaged_rows(trace)
     return np.asarray(rows[_codes_by_rule(trace)[rows] == _WORKS.index(work)])
@@ -144,7 +134,8 @@ def activity(trace: Trace) -> Activity:
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
         return Activity(rule=rule, compute=EMPTY, communication=EMPTY, memory=EMPTY)
-    sets = {counted: _work_time(trace, counted) for counted in WorkKind if counted is not WorkKind.NOTHING}
+    counted_kinds = [kind for kind in WorkKind if kind is not WorkKind.NOTHING]
+    sets = {kind: union(*event_times(trace.events, counting_as(trace, kind))) for kind in counted_kinds}
     preempted = None
     if rule is Rule.CPU:
         sets[WorkKind.COMPUTE], preempted = _cpu_compute(trace)
@@ -194,12 +185,6 @@ def _codes_by_rule(trace: Trace) -> NDArray[np.int8]:
     return codes
 
 
-def _work_time(trace: Trace, work: WorkKind) -> Intervals:
-    rows = np.flatnonzero(counting_as(trace, work))
-    starts = trace.events["ts_ns"].to_numpy()[rows]
-    return union(starts, starts + trace.events["dur_ns"].to_numpy()[rows])
-
-
 def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
     events = trace.events
     codes = np.full(len(events), _WORKS.index(WorkKind.NOTHING), dtype=np.int8)
@@ -221,13 +206,11 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
 
 def _comm_ranges(events: pd.DataFrame, key: str = "") -> Intervals:
     """The host's `engine::comm` ranges whose label has the key, in order of start."""
-    chosen = matching(events["name"], lambda text: text.startswith("engine::comm") and f" {key}" in f"{text} ")
-    ranges = events[_is_host_range(events) & chosen]
-    starts = ranges["ts_ns"].to_numpy(np.int64)
-    return np.column_stack((starts, starts + ranges["dur_ns"].to_numpy(np.int64)))
+    chosen = host_ranges(events, lambda text: text.startswith("engine::comm") and f" {key}" in f"{text} ")
+    return np.column_stack(event_times(events, chosen))
 
 
-def _enclosing_ranges(trace: Trace, ranges: Intervals) -> NDArray[np.int64]:
+def _enclosing_ranges(trace: Trace, ranges: Intervals) -> Integers:
     """For every event the range, on any thread, that contains the call which launched the event, or -1."""
     events = trace.events
     if not len(ranges):
@@ -243,8 +226,7 @@ def _link_busy(trace: Trace) -> Intervals:
     communicating = np.flatnonzero(counting_as(trace, WorkKind.COMMUNICATION))
     range_of = _enclosing_ranges(trace, _comm_ranges(trace.events, "link="))[communicating]
     rows = communicating[range_of >= 0]
-    starts = trace.events["ts_ns"].to_numpy()[rows]
-    ends = starts + trace.events["dur_ns"].to_numpy()[rows]
+    starts, ends = event_times(trace.events, rows)
     order = np.argsort(range_of[range_of >= 0], kind="stable")
     opens = np.flatnonzero(np.diff(range_of[range_of >= 0][order], prepend=-1))
     if not len(opens):
@@ -252,19 +234,14 @@ def _link_busy(trace: Trace) -> Intervals:
     return union(np.minimum.reduceat(starts[order], opens), np.maximum.reduceat(ends[order], opens))
 
 
-def _is_host_range(events: pd.DataFrame) -> NDArray[np.bool_]:
-    """Mark host ranges, but not their copies on a device."""
-    return matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-
-
 def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     rules = {name: host_rule(name) for name in events["name"].cat.categories}
     names, thread = events["name"], thread_numbers(events)
 
-    def follows(work: WorkKind, *parts: Part) -> NDArray[np.bool_]:
+    def follows(work: WorkKind, *parts: Part) -> Mask:
         return matching(names, lambda name: (rule := rules[name]) and rule.counts_as is work and rule.part in parts)
 
-    annotated = _is_host_range(events)
+    annotated = host_ranges(events)
     communication, memory = (annotated & follows(work, *Part) for work in (WorkKind.COMMUNICATION, WorkKind.MEMORY))
     owning = annotated & matching(names, lambda name: (rule := rules[name]) and rule.owns_thread)
     annotating = annotated & matching(names, lambda name: (rule := rules[name]) and rule.annotates)
@@ -279,11 +256,10 @@ def _cpu_codes(events: pd.DataFrame) -> NDArray[np.int8]:
     return codes
 
 
-def _leaves(events: pd.DataFrame, thread: NDArray[np.int64], among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _leaves(events: pd.DataFrame, thread: Integers, among: Mask) -> Mask:
     """Mark the chosen events that contain no other chosen event of their thread."""
     rows = np.flatnonzero(among)
-    starts = events["ts_ns"].to_numpy()[rows]
-    ends = starts + events["dur_ns"].to_numpy()[rows]
+    starts, ends = event_times(events, rows)
     order = np.lexsort((-ends, starts, thread[rows]))  # a parent directly precedes its first child
     rows, starts, ends = rows[order], starts[order], ends[order]
     has_child = np.zeros(len(rows), dtype=bool)
@@ -300,9 +276,7 @@ def _cpu_compute(trace: Trace) -> tuple[Intervals, Intervals | None]:
     """
     events = trace.events
     cut = matching(events["name"], lambda name: (rule := host_rule(name)) and rule.part is Part.CUT)
-    starts = events["ts_ns"].to_numpy()
-    ends = starts + events["dur_ns"].to_numpy()
-    threads = thread_numbers(events)
+    (starts, ends), threads = event_times(events), thread_numbers(events)
     compute = _codes(trace) == _WORKS.index(WorkKind.COMPUTE)
     counts = processor_counts(trace)
     busy, lost = [EMPTY], [EMPTY]

@@ -6,13 +6,12 @@ import re
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overlaplab.events.activity import counting_as
-from overlaplab.events.launching import launchers
-from overlaplab.events.matching import matching
+from overlaplab.events.rows import event_times, launchers, matching
 from overlaplab.events.rules import WorkKind, reads_like_communication
 from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
 _GRAIN_NS = 10_000
@@ -73,8 +72,7 @@ def early_kernels(trace: Trace) -> tuple[int, int]:
     rows = rows[~_are_of_graphs(trace, rows)]
     number, longest_ns = 0, 0
     for _, kernels in events.iloc[rows].groupby(["pid", "device", "stream"], observed=True):
-        starts = kernels["ts_ns"].to_numpy()
-        ends = starts + kernels["dur_ns"].to_numpy()
+        starts, ends = event_times(kernels)
         order = np.argsort(starts, kind="stable")
         before = np.maximum.accumulate(ends[order])[:-1]
         overlaps = np.minimum(before, ends[order][1:]) - starts[order][1:]
@@ -83,7 +81,7 @@ def early_kernels(trace: Trace) -> tuple[int, int]:
     return number, longest_ns
 
 
-def _are_of_graphs(trace: Trace, kernels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_of_graphs(trace: Trace, kernels: Integers) -> Mask:
     """Whether a graph launched each of these kernels: they share their correlation, or its call says so."""
     correlation = trace.events["correlation"].to_numpy()[kernels]
     _, place, counts = np.unique(correlation, return_inverse=True, return_counts=True)

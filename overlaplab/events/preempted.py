@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from overlaplab.events.matching import matching, thread_numbers
+from overlaplab.events.rows import host_ranges, thread_numbers
 from overlaplab.events.run import Trace, empty_table, once_per_trace
-from overlaplab.intervals import EMPTY, Intervals, union
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
+from overlaplab.intervals import EMPTY, Integers, Intervals, union
+from overlaplab.vocabulary import label_fields
 
 COUNT_COLUMNS = {
     **dict.fromkeys(("thread", "start_ns", "end_ns", "ran_ns", "delayed_ns"), "int64"),
@@ -37,9 +36,7 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
         for name in names.cat.categories
         if str(name).startswith("engine::processor ") and (parsed := label_fields(str(name))) is not None
     }
-    chosen = matching(names, fields.__contains__) & matching(
-        trace.events["category"], ANNOTATION_CATEGORIES.__contains__
-    )
+    chosen = host_ranges(trace.events, fields.__contains__)
     if not chosen.any():
         return empty_table(COUNT_COLUMNS)
     events = trace.events[chosen]
@@ -77,9 +74,7 @@ def core_waits(compute: Intervals, counts: pd.DataFrame) -> Intervals:
     return union((end[rows] - lost)[lost > 0], end[rows][lost > 0])
 
 
-def _enclosing_intervals(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], at: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _enclosing_intervals(starts: Integers, ends: Integers, at: Integers) -> Integers:
     """For each moment the interval that contains it, or -1; the intervals are disjoint and in order."""
     row = np.searchsorted(starts, at, side="right") - 1
     return np.where((row >= 0) & (at < ends[row]), row, -1)

@@ -34,54 +34,35 @@ class DeviceRule:
     reason: str
 
 
-def _device(counts_as: WorkKind, categories: frozenset[str], names: str, reason: str) -> DeviceRule:
-    return DeviceRule(counts_as, categories, re.compile(names, re.I), reason)
-
-
+_COMPUTE, _COMMUNICATION, _MEMORY, _NOTHING = WorkKind
 _KERNEL, _COPY = DEVICE_KERNEL_CATEGORIES, DEVICE_COPY_CATEGORIES
 _WAIT = r"^(Stream|Event|Context|Device) ?(Wait|Sync)"
 
-DEVICE_RULES: tuple[DeviceRule, ...] = (
-    _device(
-        WorkKind.NOTHING, _KERNEL | _COPY, _WAIT, "a stream waits for another, or the host for the device: no work"
-    ),
-    _device(
-        WorkKind.COMPUTE, _KERNEL, r"^triton_\w*fused", "Inductor, which names kernels after the operators around them"
-    ),
-    _device(
-        WorkKind.COMPUTE, _KERNEL, r"get_dispatch_layout", "DeepEP, UCCL: counts a rank's own tokens before a dispatch"
-    ),
-    _device(
-        WorkKind.COMMUNICATION, _KERNEL, r"(?<![a-z])[nr]ccl", "NCCL, RCCL: ncclDevKernel_, ncclSymk, rcclGenericKernel"
-    ),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"msccl", "RCCL's MSCCL, and MSCCL++"),
-    _device(
-        WorkKind.COMMUNICATION,
-        _KERNEL,
-        r"(?<![a-z])(oneccl|hccl|hcom_|cncl)",
-        "Intel's oneCCL, Ascend's and Habana's HCCL, CNCL",
-    ),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"cross_device_(reduce|all_?gather|store)", "vLLM, SGLang, aiter"),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"quick_?reduce", "vLLM's quick reduce (ROCm)"),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"(one|two)_?shot_?all_?reduce", "TensorRT-LLM, torch's symmetric memory"),
-    _device(
-        WorkKind.COMMUNICATION, _KERNEL, r"all_?reduce_?fusion", "TensorRT-LLM, FlashInfer: with the norm after it"
-    ),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"lamport", "TensorRT-LLM, FlashInfer: all-reduce with Lamport's flags"),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"moe_?a2a", "TensorRT-LLM, FlashInfer: between experts"),
-    _device(
-        WorkKind.COMMUNICATION, _KERNEL, r"all_?to_?all", "between experts, in Triton and over symmetric memory, too"
-    ),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"multimem_", "torch's symmetric memory over NVLink SHARP"),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"nvshmem", "NVSHMEM"),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"deep_ep|::ep::", "DeepEP, UCCL: dispatch to experts, and combine"),
-    _device(WorkKind.COMMUNICATION, _KERNEL, r"userbuffers", "Transformer Engine"),
-    _device(
-        WorkKind.COMMUNICATION, _KERNEL, r"^emulated_link_", "the engine's link on a GPU: its begin, and its wait for T"
-    ),
-    _device(WorkKind.COMPUTE, _KERNEL, r"", "every other kernel, whatever its stream"),
-    _device(WorkKind.COMMUNICATION, _COPY, r"Memcpy P(to|2)P", "a copy to another GPU, as by NCCL's copy engines"),
-    _device(WorkKind.MEMORY, _COPY, r"", "copies within a GPU, from and to the host; memset"),
+DEVICE_RULES: tuple[DeviceRule, ...] = tuple(
+    DeviceRule(counts_as, categories, re.compile(names, re.I), reason)
+    for counts_as, categories, names, reason in (
+        (_NOTHING, _KERNEL | _COPY, _WAIT, "a stream waits for another, or the host for the device: no work"),
+        (_COMPUTE, _KERNEL, r"^triton_\w*fused", "Inductor, which names kernels after the operators around them"),
+        (_COMPUTE, _KERNEL, r"get_dispatch_layout", "DeepEP, UCCL: counts a rank's own tokens before a dispatch"),
+        (_COMMUNICATION, _KERNEL, r"(?<![a-z])[nr]ccl", "NCCL, RCCL: ncclDevKernel_, ncclSymk, rcclGenericKernel"),
+        (_COMMUNICATION, _KERNEL, r"msccl", "RCCL's MSCCL, and MSCCL++"),
+        (_COMMUNICATION, _KERNEL, r"(?<![a-z])(oneccl|hccl|hcom_|cncl)", "oneCCL, Ascend's and Habana's HCCL, CNCL"),
+        (_COMMUNICATION, _KERNEL, r"cross_device_(reduce|all_?gather|store)", "vLLM, SGLang, aiter"),
+        (_COMMUNICATION, _KERNEL, r"quick_?reduce", "vLLM's quick reduce (ROCm)"),
+        (_COMMUNICATION, _KERNEL, r"(one|two)_?shot_?all_?reduce", "TensorRT-LLM, torch's symmetric memory"),
+        (_COMMUNICATION, _KERNEL, r"all_?reduce_?fusion", "TensorRT-LLM, FlashInfer: with the norm after it"),
+        (_COMMUNICATION, _KERNEL, r"lamport", "TensorRT-LLM, FlashInfer: all-reduce with Lamport's flags"),
+        (_COMMUNICATION, _KERNEL, r"moe_?a2a", "TensorRT-LLM, FlashInfer: between experts"),
+        (_COMMUNICATION, _KERNEL, r"all_?to_?all", "between experts, in Triton and over symmetric memory, too"),
+        (_COMMUNICATION, _KERNEL, r"multimem_", "torch's symmetric memory over NVLink SHARP"),
+        (_COMMUNICATION, _KERNEL, r"nvshmem", "NVSHMEM"),
+        (_COMMUNICATION, _KERNEL, r"deep_ep|::ep::", "DeepEP, UCCL: dispatch to experts, and combine"),
+        (_COMMUNICATION, _KERNEL, r"userbuffers", "Transformer Engine"),
+        (_COMMUNICATION, _KERNEL, r"^emulated_link_", "the engine's link on a GPU: its begin, and its wait for T"),
+        (_COMPUTE, _KERNEL, r"", "every other kernel, whatever its stream"),
+        (_COMMUNICATION, _COPY, r"Memcpy P(to|2)P", "a copy to another GPU, as by NCCL's copy engines"),
+        (_MEMORY, _COPY, r"", "copies within a GPU, from and to the host; memset"),
+    )
 )
 """For devices. Whatever was launched inside an `engine::comm` range (by correlation) is communication as well, copies
 included, unless it waits; so is what matches the user's own rule."""
@@ -150,31 +131,18 @@ _WAITS = ("engine::wait", "engine::gather_wait", "engine::param_gather_wait")
 _WRAPPERS = ("engine::", "autograd::", "torch::autograd::", "profiler::", "FSDP::")
 
 HOST_RULES: tuple[HostRule, ...] = (
-    HostRule(WorkKind.COMMUNICATION, _CALLERS, Part.WHOLE, "gloo notes these on the thread that calls, which computes"),
-    HostRule(WorkKind.COMMUNICATION, ("gloo:",), Part.WHOLE, "gloo's own thread at work", owns_thread=True),
-    HostRule(
-        WorkKind.COMMUNICATION, ("engine::comm",), Part.WHOLE, "the emulated link's thread at work", owns_thread=True
-    ),
-    HostRule(WorkKind.MEMORY, ("engine::copy",), Part.WHOLE, "the emulated link to the host at work", owns_thread=True),
-    HostRule(WorkKind.COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
-    HostRule(
-        WorkKind.COMPUTE,
-        ("## Call CompiledFxGraph ",),
-        Part.WHOLE,
-        "a call of Inductor's code, whose loops leave no other events: torch/_inductor/output_code.py",
-        annotates=True,
-    ),
-    HostRule(WorkKind.NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
-    HostRule(WorkKind.NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),
-    HostRule(
-        WorkKind.NOTHING,
-        ("engine::hop",),
-        Part.NONE,
-        "a collective by hand: messages, and what adds them up",
-        owns_thread=True,
-    ),
-    HostRule(WorkKind.NOTHING, _WRAPPERS, Part.NONE, "hooks run inside: it would hide what nothing hides"),
-    HostRule(WorkKind.COMPUTE, ("",), Part.LEAF, "operators of other namespaces, custom and compiled"),
+    HostRule(_COMMUNICATION, _CALLERS, Part.WHOLE, "gloo notes these on the thread that calls, which computes"),
+    HostRule(_COMMUNICATION, ("gloo:",), Part.WHOLE, "gloo's own thread at work", owns_thread=True),
+    HostRule(_COMMUNICATION, ("engine::comm",), Part.WHOLE, "the emulated link's thread at work", owns_thread=True),
+    HostRule(_MEMORY, ("engine::copy",), Part.WHOLE, "the emulated link to the host at work", owns_thread=True),
+    HostRule(_COMPUTE, ("aten::",), Part.WHOLE, "torch's operators, the optimizer's included"),
+    # a call of Inductor's code, whose loops leave no other events: torch/_inductor/output_code.py
+    HostRule(_COMPUTE, ("## Call CompiledFxGraph ",), Part.WHOLE, "Inductor's code", annotates=True),
+    HostRule(_NOTHING, _COLLECTIVES, Part.CUT, "launches or awaits communication"),
+    HostRule(_NOTHING, _WAITS, Part.CUT, "the main thread is blocked by communication"),
+    HostRule(_NOTHING, ("engine::hop",), Part.NONE, "messages of a collective by hand, and sums", owns_thread=True),
+    HostRule(_NOTHING, _WRAPPERS, Part.NONE, "hooks run inside: it would hide what nothing hides"),
+    HostRule(_COMPUTE, ("",), Part.LEAF, "operators of other namespaces, custom and compiled"),
 )
 """For hosts, where no device was recorded. Only events of category `cpu_op`, and calls of compiled graphs, can be
 compute. A name without `::` is not an operator's (`AddmmBackward0`, `Optimizer.step#AdamW.step`, names given to

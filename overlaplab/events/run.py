@@ -177,9 +177,7 @@ def _tables(trace: Trace) -> Tables:
 def extent(trace: Trace) -> tuple[int, int] | None:
     """From the first event's start to the last end, in absolute ns; None without events."""
     starts = trace.events["ts_ns"]
-    if not len(starts):
-        return None
-    return int(starts.min()), int((starts + trace.events["dur_ns"]).max())
+    return (int(starts.min()), int((starts + trace.events["dur_ns"]).max())) if len(starts) else None
 
 
 def missing_ranks(run: Run) -> int:

@@ -9,15 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
-from overlaplab.events.launching import launchers
-from overlaplab.events.matching import matching
+from overlaplab.events.rows import event_times, host_ranges, launchers
 from overlaplab.events.rules import WorkKind
 from overlaplab.events.run import Trace, once_per_trace
-from overlaplab.intervals import reduce_ranges, total, union
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule
+from overlaplab.intervals import Integers, Mask, reduce_ranges, total, union
+from overlaplab.vocabulary import Rule
 from overlaplab.words import numbers_named
 
 NEXT_STEP = "overlaplab::next_step"
@@ -73,14 +71,14 @@ def window_warnings(trace: Trace) -> tuple[str, ...]:
     return found_windows(trace)[1]
 
 
-def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[Integers, Integers]:
     """The windows' starts and ends, or when the host was in each step, as two arrays of absolute ns."""
     pairs = [(step.host_start_ns, step.host_end_ns) if of_host else (step.start_ns, step.end_ns) for step in steps]
     bounds = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return bounds[:, 0], bounds[:, 1]
 
 
-def windows_at(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.int64]:
+def windows_at(steps: Sequence[Window], moments_ns: Integers, *, of_host: bool = False) -> Integers:
     """For each moment, in absolute ns, the place in `steps` of the window that contains it, or -1.
 
     `of_host`: by when the host was in each step. Should several contain the moment, it is the last of them.
@@ -103,11 +101,10 @@ def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
     """
     if host_steps(trace):
         return None
-    on_host = matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__)
     for prefix in _ONCE_PER_ITERATION:
-        ranges = trace.events[on_host & matching(trace.events["name"], re.compile(re.escape(prefix)).match)]
-        counts = ranges["name"].value_counts()
-        if len(ranges) and counts.iloc[0] > 1:
+        names = trace.events["name"][host_ranges(trace.events, re.compile(re.escape(prefix)).match)]
+        counts = names.value_counts()
+        if len(names) and counts.iloc[0] > 1:
             return str(counts.index[0]), int(counts.iloc[0])
     return None
 
@@ -116,8 +113,7 @@ def unmarked_iterations(trace: Trace) -> tuple[str, int] | None:
 def main_stream(trace: Trace) -> int:
     """The stream with the most compute-kernel time, or -1 if there are no compute kernels."""
     rows = np.flatnonzero(counting_as(trace, WorkKind.COMPUTE))
-    streams, starts = trace.events["stream"].to_numpy()[rows], trace.events["ts_ns"].to_numpy()[rows]
-    ends = starts + trace.events["dur_ns"].to_numpy()[rows]
+    streams, (starts, ends) = trace.events["stream"].to_numpy()[rows], event_times(trace.events, rows)
     busy = {int(s): total(union(starts[streams == s], ends[streams == s])) for s in np.unique(streams)}
     return max(busy, key=lambda stream: busy[stream], default=-1)
 
@@ -134,7 +130,7 @@ def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     return tuple(replace(step, damaged=is_it) for step, is_it in zip(steps, damaged.tolist(), strict=True)), warnings
 
 
-def _contain(steps: Sequence[Window], moments_ns: NDArray[np.int64], *, of_host: bool = False) -> NDArray[np.bool_]:
+def _contain(steps: Sequence[Window], moments_ns: Integers, *, of_host: bool = False) -> Mask:
     """Whether each window contains any of these moments."""
     starts, ends = window_bounds(steps, of_host=of_host)
     order = np.sort(moments_ns)
@@ -150,25 +146,19 @@ def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, 
         return (whole,) if end > start else (), ()
     if rule_of(trace) is Rule.GPU:
         return _device_steps(trace, steps)
-    cut = [
-        replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for (step, _), (after, _) in pairwise(steps)
-    ]
-    return _drop_end_marker((*cut, steps[-1][0])), ()
+    hosts = [step for step, _ in steps]
+    cut = [replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for step, after in pairwise(hosts)]
+    return _drop_end_marker((*cut, hosts[-1])), ()
 
 
 @once_per_trace
 def _host_steps(trace: Trace) -> tuple[tuple[Window, int], ...]:
     """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
-    events = trace.events
-    named = matching(events["name"], _STEP.fullmatch)
-    rows = events[named & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)]
-    starts, ends = rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist()
-    times = zip(rows["name"], starts, ends, rows["pid"].cat.codes.tolist(), strict=True)
-    return tuple((_host_window(_number(str(name)), start, end), process) for name, start, end, process in times)
-
-
-def _number(name: str) -> int | None:
-    return None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2])
+    rows = trace.events[host_ranges(trace.events, _STEP.fullmatch)]
+    starts, ends = event_times(rows)
+    numbers = [None if name.startswith(NEXT_STEP) else int(name.rpartition("#")[2]) for name in rows["name"]]
+    times = zip(numbers, starts.tolist(), ends.tolist(), rows["pid"].cat.codes.tolist(), strict=True)
+    return tuple((_host_window(number, start, end), process) for number, start, end, process in times)
 
 
 def _drop_end_marker(steps: Iterable[Window]) -> tuple[Window, ...]:
@@ -189,8 +179,7 @@ def _device_steps(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tu
     rows = np.flatnonzero(~counting_as(trace, WorkKind.NOTHING) & (calls >= 0))
     compute = counting_as(trace, WorkKind.COMPUTE)
     main = (compute & (events["stream"] == main_stream(trace)).to_numpy())[rows]
-    starts = events["ts_ns"].to_numpy()[rows]
-    ends = starts + events["dur_ns"].to_numpy()[rows]
+    starts, ends = event_times(events, rows)
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
     limits = np.iinfo(np.int64)
     begins, until = np.full(len(steps), limits.max), np.full(len(steps), limits.min)

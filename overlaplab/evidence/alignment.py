@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from overlaplab.intervals import Integers, Mask
 
 LIMIT_NS = 1_000_000
 """The ends of one collective lie no further apart (docs/design.md, "Matching")."""
@@ -23,11 +24,11 @@ NEAR_NS = 50_000
 
 _LEAST = np.iinfo(np.int64).min + 1
 
-Signatures = NDArray[np.int64]
+Signatures = Integers
 """Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""
 
 
-Spans = NDArray[np.int64]
+Spans = Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Fit:
     """The median deviation from that. Of an even number the upper middle: of two the lower is always 0."""
 
 
-def align(a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: NDArray[np.int64]) -> Fit | None:
+def align(a: Signatures, a_end_ns: Integers, b: Signatures, b_end_ns: Integers) -> Fit | None:
     """Find the shift between the two ranks' sequences (signatures, and ends in ns); None where none fits.
 
     A shift fits only if the signatures of all its pairs agree. Shifts whose median offset is within `LIMIT_NS` come
@@ -88,7 +89,7 @@ def _meet(a_spans: Spans, b_spans: Spans) -> bool:
     return bool((np.maximum(a_spans[:, 0], b_spans[:, 0]) <= np.minimum(a_spans[:, 1], b_spans[:, 1]) + NEAR_NS).all())
 
 
-def allows_one_group(spans: NDArray[np.int64], hosts: Sequence[str]) -> bool:
+def allows_one_group(spans: Integers, hosts: Sequence[str]) -> bool:
     """Whether no rank is done with one of these collectives before all have begun it.
 
     `spans` are starts and ends in ns, of shape (ranks, collectives, 2). Ranks of one host share a clock; those of
@@ -105,7 +106,7 @@ def allows_one_group(spans: NDArray[np.int64], hosts: Sequence[str]) -> bool:
     return all((begun[a] - done[b]).max(initial=_LEAST) <= (done[a] - begun[b]).min(initial=-_LEAST) for a, b in pairs)
 
 
-def shows_wait(spans: NDArray[np.int64], part: NDArray[np.bool_]) -> bool:
+def shows_wait(spans: Integers, part: Mask) -> bool:
     """Whether some of the ranks waited for the others: these came later, at least once, than some need at the least.
 
     `spans` as in `allows_one_group`, of ranks that share a clock, and that no rank is done before all have begun.
@@ -121,7 +122,7 @@ def sequences_fit(a: Signatures, b: Signatures) -> bool:
     return any(2 * _pairs(len(a), len(b), shift) >= min(len(a), len(b)) and _agree(a, b, shift) for shift in shifts)
 
 
-def _near_shifts(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _near_shifts(a_end_ns: Integers, b_end_ns: Integers) -> Integers:
     """All shifts that bring at least one pair of ends within the limit."""
     order = np.argsort(b_end_ns, kind="stable")
     ends = b_end_ns[order]
@@ -129,13 +130,11 @@ def _near_shifts(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64]) -> ND
     counts = np.searchsorted(ends, a_end_ns + LIMIT_NS, side="right") - first
     mine = np.repeat(np.arange(len(a_end_ns)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    shifts: NDArray[np.int64] = np.unique(order[np.repeat(first, counts) + within] - mine)
+    shifts: Integers = np.unique(order[np.repeat(first, counts) + within] - mine)
     return shifts
 
 
-def _fits(
-    a: Signatures, a_end_ns: NDArray[np.int64], b: Signatures, b_end_ns: NDArray[np.int64], shifts: NDArray[np.int64]
-) -> list[Fit]:
+def _fits(a: Signatures, a_end_ns: Integers, b: Signatures, b_end_ns: Integers, shifts: Integers) -> list[Fit]:
     return [_fit(a_end_ns, b_end_ns, int(shift)) for shift in shifts if _agree(a, b, int(shift))]
 
 
@@ -158,15 +157,14 @@ def _agree(a: Signatures, b: Signatures, shift: int) -> bool:
     return True
 
 
-def _fit(a_end_ns: NDArray[np.int64], b_end_ns: NDArray[np.int64], shift: int) -> Fit:
+def _fit(a_end_ns: Integers, b_end_ns: Integers, shift: int) -> Fit:
     mine, other = _overlap(len(a_end_ns), len(b_end_ns), shift)
     differences = b_end_ns[other] - a_end_ns[mine]
     offset = _nth_smallest(differences, (len(differences) - 1) // 2)
-    return Fit(
-        shift=shift, offset_ns=offset, spread_ns=_nth_smallest(np.abs(differences - offset), len(differences) // 2)
-    )
+    spread = _nth_smallest(np.abs(differences - offset), len(differences) // 2)
+    return Fit(shift=shift, offset_ns=offset, spread_ns=spread)
 
 
-def _nth_smallest(values: NDArray[np.int64], place: int) -> int:
+def _nth_smallest(values: Integers, place: int) -> int:
     """The value at this place in ascending order."""
     return int(np.partition(values, place)[place])

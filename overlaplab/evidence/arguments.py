@@ -15,8 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.axes import find_axis
-from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
+from overlaplab.events import Trace, event_times, matching, once_per_trace, thread_numbers
 from overlaplab.evidence.fields import Fields, Groups, take_values
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 TEXTS = ("kind", "dtype", "group", "group_description")
@@ -43,8 +44,8 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     """
     metadata = collective_arguments(trace)
     events, rows = trace.events, metadata["event"]
-    starts, durations, ids = (events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns", "external_id"))
-    ends, threads, names = starts + durations, thread_numbers(events, rows), events["name"].iloc[rows]
+    (starts, ends), ids = event_times(events, rows), events["external_id"].to_numpy(np.int64)[rows]
+    threads, names = thread_numbers(events, rows), events["name"].iloc[rows]
     host = matching(events["category"].iloc[rows], ANNOTATION_CATEGORIES.__contains__)
     order = np.flatnonzero(host & ~matching(names, lambda name: name.startswith("gloo:")))
     order = order[np.lexsort((-ends[order], starts[order], threads[order]))]
@@ -59,7 +60,7 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     return spans | fields, {"external_id": unique_ids[unique_ids >= 0], "row": nest[place[unique_ids >= 0]]}
 
 
-def _opens(starts: NDArray[np.int64], ends: NDArray[np.int64], threads: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _opens(starts: Integers, ends: Integers, threads: Integers) -> Mask:
     """Mark the ranges, in order of thread and start, that begin after all before them on their thread have ended."""
     opens = np.ones(len(starts), dtype=bool)
     for thread in np.unique(threads):
@@ -68,7 +69,7 @@ def _opens(starts: NDArray[np.int64], ends: NDArray[np.int64], threads: NDArray[
     return opens
 
 
-def first_known(table: Mapping[str, NDArray[Any]], by: NDArray[np.int64]) -> Fields:
+def first_known(table: Mapping[str, NDArray[Any]], by: Integers) -> Fields:
     """One row per value of `by`, ascending, with its largest sizes, and the first known value of every other field."""
     groups, merged = Groups(by), Fields()
     for name in (*TEXTS, *NUMBERS):
@@ -89,9 +90,7 @@ def group_axes(descriptions: NDArray[np.object_]) -> NDArray[np.object_]:
     return np.array([axes[text] for text in texts], dtype=object)
 
 
-def enclosing_rows(
-    table: pd.DataFrame | Mapping[str, NDArray[Any]], thread: NDArray[np.int64], at_ns: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def enclosing_rows(table: pd.DataFrame | Mapping[str, NDArray[Any]], thread: Integers, at_ns: Integers) -> Integers:
     """For each moment of a thread the row of the range around it, or -1.
 
     `table` has the ranges' `start_ns`, `end_ns` and `thread`; none are nested.
@@ -107,7 +106,7 @@ def enclosing_rows(
     return row
 
 
-def _preference(names: pd.Series) -> NDArray[np.int64]:
+def _preference(names: pd.Series) -> Integers:
     """`record_param_comms` first, then c10d's operator, then the backend's annotation."""
     order = np.full(len(names), 2, dtype=np.int64)
     order[matching(names, lambda name: name.startswith("c10d::"))] = 1

@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 from urllib.parse import quote
 
 from overlaplab.dtypes import DTYPE_BYTES
@@ -36,14 +37,18 @@ _MOST = 0.95
 """At least this share of all gradients' elements is sent; inputs may want gradients that are not sent."""
 
 
+Sent: TypeAlias = tuple[tuple[Gradient, ...], LaunchSpan]
+"""The gradients that an all-reduce sends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging(Span):
     """A backward pass, until its gradients had been averaged."""
 
     forward_ns: int
     """When its forward pass could begin: after the step, the update or the data loading before it."""
-    sent: tuple[tuple[tuple[Gradient, ...], LaunchSpan], ...]
-    """What each all-reduce sends, in order of launch; empty where the pass only accumulates gradients."""
+    sent: tuple[Sent, ...]
+    """In order of launch; empty where the pass only accumulates gradients."""
 
 
 @once_per_trace
@@ -64,7 +69,7 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     windows = step_windows(trace)
     starts, arrivals = [window.start_ns for window in windows], [gradient.at_ns for gradient in gradients]
     begun, moments = [update.start_ns for update in updates], [launch.start_ns for launch in launches]
-    before_forward = sorted(span.end_ns for span in (*updates, *data_loadings(trace)))
+    until_forward = sorted(span.end_ns for span in (*updates, *data_loadings(trace)))
     averagings: list[Averaging] = []
     for backward in autograd_passes(trace) if gradients else ():
         place = bisect_right(starts, backward.start_ns) - 1
@@ -84,9 +89,7 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
                 start_ns=backward.start_ns,
                 end_ns=min(max([backward.end_ns, *ends]), limit_ns),
                 thread=backward.thread,
-                forward_ns=max(
-                    [starts[place], *before_forward[: bisect_right(before_forward, backward.start_ns)][-1:]]
-                ),
+                forward_ns=max([starts[place], *until_forward[: bisect_right(until_forward, backward.start_ns)][-1:]]),
                 sent=tuple(sent),
             )
         )
@@ -94,14 +97,10 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     return tuple(averagings) if len(shapes - {()}) == 1 and _are_named_once(trace, averagings) else ()
 
 
-def _as_one(
-    gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]
-) -> list[tuple[tuple[Gradient, ...], LaunchSpan]]:
+def _as_one(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> list[Sent]:
     """The all-reduce that sends all of these, perhaps but one small one, once they have arrived; empty without."""
     whole = _elements(gradients)
-    left_out = {0: None} | {
-        elements: each for each in gradients if (elements := _elements([each])) <= (1 - _MOST) * whole
-    }
+    left_out = {0: None} | {size: each for each in gradients if (size := _elements([each])) <= (1 - _MOST) * whole}
     for launch in launches:
         left_elements = whole - _elements_sent(launch)
         if gradients[-1].at_ns <= launch.start_ns and left_elements in left_out:
@@ -109,14 +108,12 @@ def _as_one(
     return []
 
 
-def _one_by_one(
-    gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]
-) -> list[tuple[tuple[Gradient, ...], LaunchSpan]]:
+def _one_by_one(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> list[Sent]:
     """Each all-reduce with the first of the gradients of its size that had arrived and was not sent before."""
     left: dict[int, deque[Gradient]] = defaultdict(deque)
     for gradient in gradients:
         left[_elements([gradient])].append(gradient)
-    sent: list[tuple[tuple[Gradient, ...], LaunchSpan]] = []
+    sent: list[Sent] = []
     for launch in launches:
         of_size = left.get(_elements_sent(launch))
         if of_size and of_size[0].at_ns <= launch.start_ns:

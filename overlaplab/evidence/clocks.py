@@ -8,12 +8,12 @@ from heapq import heappop, heappush
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.alignment import FEWEST
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.recorded import recorded_collectives
+from overlaplab.intervals import Integers
 
 LEAST_OFFSET_NS = 200_000
 """Smaller offsets are not corrected."""
@@ -35,7 +35,7 @@ def clocks(run: Run) -> pd.DataFrame:
 
 
 @once_per_run
-def corrections(run: Run) -> NDArray[np.int64]:
+def corrections(run: Run) -> Integers:
     """What to subtract from each trace's times, in ns, so that all ranks' times are comparable; read-only."""
     table = _clocks(run)
     offsets = np.array(table["offset_ns"].where(table["applied"], 0).fillna(0), dtype=np.int64)
@@ -63,10 +63,8 @@ def _clocks(run: Run) -> pd.DataFrame:
         ranges[new] = round(high - low)
         counts[new] = len(differences)
     is_placed = np.array([place in offsets for place in range(traces)], dtype=bool)
-    offset, spread, count = (
-        np.array([values.get(place, 0) for place in range(traces)], dtype=np.int64)
-        for values in (offsets, ranges, counts)
-    )
+    columns = [[values.get(place, 0) for place in range(traces)] for values in (offsets, ranges, counts)]
+    offset, spread, count = np.array(columns, dtype=np.int64)
     size = np.abs(offset)
     applied = (count >= FEWEST) & (size > LEAST_OFFSET_NS) & (size > 3 * spread)
     error = np.where(is_placed, np.maximum(np.where(applied, 0, size), spread), LEAST_OFFSET_NS)
@@ -82,7 +80,7 @@ def _clocks(run: Run) -> pd.DataFrame:
     )
 
 
-def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+def _ends_together(run: Run) -> tuple[list[Integers], list[Integers]]:
     """Each trace's matched collectives that end on all ranks at once: their numbers, ascending, and their ends."""
     pairs = match_collectives(run)
     pairs = pairs[pairs["reason"].isna()]
@@ -90,10 +88,8 @@ def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.i
     matches, ends = [], []
     for place, trace in enumerate(run.traces):
         of_trace = slice(borders[place], borders[place + 1])
-        table, numbers = (
-            recorded_collectives(trace).iloc[pairs["row"].to_numpy()[of_trace]],
-            pairs["match"].to_numpy()[of_trace],
-        )
+        table = recorded_collectives(trace).iloc[pairs["row"].to_numpy()[of_trace]]
+        numbers = pairs["match"].to_numpy()[of_trace]
         kinds = table["kind"].isin(_TOGETHER).to_numpy()
         order = np.argsort(numbers[kinds])
         matches.append(numbers[kinds][order])
@@ -101,7 +97,7 @@ def _ends_together(run: Run) -> tuple[list[NDArray[np.int64]], list[NDArray[np.i
     return matches, ends
 
 
-def _pairs(matches: list[NDArray[np.int64]]) -> Iterator[tuple[int, int]]:
+def _pairs(matches: list[Integers]) -> Iterator[tuple[int, int]]:
     """Yield each new trace with the placed one that it is compared with.
 
     That is the first if it shares a collective with that one. Then always the two follow that share most, of several
@@ -137,7 +133,7 @@ def _pairs(matches: list[NDArray[np.int64]]) -> Iterator[tuple[int, int]]:
             reach(new)
 
 
-def _groups(matches: list[NDArray[np.int64]]) -> Counter[tuple[int, ...]]:
+def _groups(matches: list[Integers]) -> Counter[tuple[int, ...]]:
     """How many collectives each set of traces shares; sets of one are left out."""
     place = np.repeat(np.arange(len(matches)), [len(part) for part in matches])
     numbers = np.concatenate([np.empty(0, np.int64), *matches])

@@ -19,7 +19,7 @@ from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.waits import message_kernels, numbered_arrivals
-from overlaplab.intervals import lengths_within
+from overlaplab.intervals import Integers, lengths_within
 from overlaplab.vocabulary import Rule
 
 _FIELDS = (
@@ -68,7 +68,7 @@ def collective_facts(run: Run) -> tuple[Fields, ...]:
     return tuple(facts)
 
 
-def _late_ranks(run: Run, table: Fields) -> NDArray[np.int64]:
+def _late_ranks(run: Run, table: Fields) -> Integers:
     """The rank that arrived last at each collective; -1 where unknown, or where the clocks may differ by as much."""
     groups, trace, arrived = Groups(table["match"]), table["trace"], table["arrived_ns"]
     ranks = np.array([-1 if source.rank is None else source.rank for source in run.traces], dtype=np.int64)[trace]
@@ -87,9 +87,8 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
     starts, earliest, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
     ran = table["start_ns"] != UNKNOWN_NS
-    since = np.minimum(
-        np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest), earliest
-    )
+    since = np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest)
+    since = np.minimum(since, earliest)
     late = earliest - since - lengths_within(activity(trace).communication, since, earliest)
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
     table["axis"] = group_axes(table["group_description"])
@@ -104,7 +103,7 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     return table | {"asked_ns": earliest, "late_ns": late, "queued_ns": queued, "launching_step": by_step}
 
 
-def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def _busy_until(table: Fields, starts: Integers, ends: Integers) -> Integers:
     """For each collective until when it may have queued behind another; `UNKNOWN_NS` for none.
 
     That is the last end before its start, of one that shares its link or its group. Others work at once, unless it
@@ -119,14 +118,14 @@ def _busy_until(table: Fields, starts: NDArray[np.int64], ends: NDArray[np.int64
     return until
 
 
-def _last_before(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def _last_before(starts: Integers, ends: Integers) -> Integers:
     """For each start the last end until then, `UNKNOWN_NS` for none."""
     order = np.sort(ends)
     return take_values(order, np.searchsorted(order, starts, side="right") - 1, UNKNOWN_NS)
 
 
 @once_per_trace
-def could_start(trace: Trace) -> NDArray[np.int64]:
+def could_start(trace: Trace) -> Integers:
     """When each row of `recorded_collectives` could have started, given its launch; absolute.
 
     On a GPU: when the compute stream had reached the launch. `UNKNOWN_NS` if it has no start.
@@ -135,15 +134,12 @@ def could_start(trace: Trace) -> NDArray[np.int64]:
     has_launch = launched != UNKNOWN_NS
     possible = np.where(has_launch, launched, starts)
     if rule_of(trace) is Rule.GPU and has_launch.any():
-        ran = executions(trace)
-        reached = [
-            max(at, ran.done_ns(at)) if sure else at for at, sure in zip(possible.tolist(), has_launch, strict=True)
-        ]
-        possible = np.array(reached, dtype=np.int64)
+        ran, moments = executions(trace), zip(possible.tolist(), has_launch, strict=True)
+        possible = np.array([max(at, ran.done_ns(at)) if sure else at for at, sure in moments], dtype=np.int64)
     return np.asarray(np.minimum(possible, starts), dtype=np.int64)
 
 
-def _gathered_since(table: Fields, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _gathered_since(table: Fields, starts: Integers) -> Integers:
     """For each gather when the previous one began: the link's idle time before that was the previous one's to use."""
     gathers = np.flatnonzero((table["role"] == Role.GATHER) & (table["start_ns"] != UNKNOWN_NS))
     gathers = gathers[np.argsort(starts[gathers], kind="stable")]
@@ -161,9 +157,8 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
     for rows, fields in zip(rows_of, tables, strict=True):
         late[rows], queued[rows] = fields["late_ns"], fields["queued_ns"]
     groups, arrived = Groups(table["match"]), table["arrived_ns"]
-    last, in_time, alone = (
-        groups.spread(np.maximum, arrived - earlier) for earlier in (np.zeros_like(late), late, late + queued)
-    )
+    delays = np.zeros_like(late), late, late + queued
+    last, in_time, alone = (groups.spread(np.maximum, arrived - delay) for delay in delays)
     return {
         "late_ns": np.where(table["matched"], last - in_time, late),
         "queued_ns": np.where(table["matched"], in_time - alone, queued),

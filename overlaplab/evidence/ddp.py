@@ -12,19 +12,19 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from math import prod
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Trace, matching, step_windows
+from overlaplab.events import Trace, host_ranges, step_windows
 from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, DATA_LOADING, label_list
+from overlaplab.vocabulary import DATA_LOADING, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
@@ -88,6 +88,9 @@ class _Accumulation(Span):
     shape: tuple[int, ...] | None
     launched: tuple[LaunchSpan, ...]
 
+    def gradient(self, number: int) -> Gradient:
+        return Gradient(number=number, at_ns=self.accumulated_ns, shape=self.shape, hooks_end_ns=self.end_ns)
+
 
 def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tuple[DDPBackward, ...]:
     """The backward passes that sent gradients, in order of time; none without DDP, or the `engine`'s own buckets.
@@ -110,27 +113,18 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
     if not launching:
         return ddp_backwards(trace, ran)
     around_launches = Ordered(launching, lambda label: label.thread)
-    launches = [
-        launch
-        for launch in _gradient_launches(trace, ran)
-        if around_launches.range_around(launch.thread, launch.start_ns) is None
-    ]
-    in_buckets = {
-        name for label in labels if label.word == "bucket_ready" for name in label_list(label.fields["parameters"])
-    }
-    arrivals = Ordered(
-        [
-            label
-            for label in labels
-            if label.word == "gradient_ready" and in_buckets.intersection(label_list(label.fields["parameter"]))
-        ],
-        lambda label: label.thread,
-    )
+    launches = _gradient_launches(trace, ran)
+    launches = [each for each in launches if around_launches.range_around(each.thread, each.start_ns) is None]
+    ready = [label_list(label.fields["parameters"]) for label in labels if label.word == "bucket_ready"]
+    in_buckets = {*chain.from_iterable(ready)}
+    arrived = [label for label in labels if label.word == "gradient_ready"]
+    arrived = [label for label in arrived if in_buckets.intersection(label_list(label.fields["parameter"]))]
+    arrivals = Ordered(arrived, lambda label: label.thread)
     accumulations = (
-        accumulation
-        for accumulation in _accumulations(trace, launches)
-        if not arrivals.starting_in(accumulation.thread, accumulation.start_ns, accumulation.end_ns)
-        and not around_launches.starting_in(accumulation.thread, accumulation.start_ns, accumulation.end_ns)
+        each
+        for each in _accumulations(trace, launches)
+        if not arrivals.starting_in(each.thread, each.start_ns, each.end_ns)
+        and not around_launches.starting_in(each.thread, each.start_ns, each.end_ns)
     )
     first_index = 1 + max(int(label.fields["bucket"]) for label in launching)
     return _backward_passes(trace, accumulations, first_index=first_index)
@@ -138,9 +132,7 @@ def unlabelled_backwards(trace: Trace, ran: Executions) -> tuple[DDPBackward, ..
 
 def _gradient_launches(trace: Trace, ran: Executions) -> list[LaunchSpan]:
     """The all-reduces that may send gradients, in order of launch; none in a trace without DDP."""
-    if not is_with_ddp(trace):
-        return []
-    return [launch for launch in ran.launches if is_bucket(launch)]
+    return [launch for launch in ran.launches if is_bucket(launch)] if is_with_ddp(trace) else []
 
 
 def _backward_passes(
@@ -184,9 +176,7 @@ def _backward_passes(
 
 def _named_ranges(trace: Trace, chosen: Callable[[str], bool]) -> pd.DataFrame:
     """The host's ranges with such a name, as `event_spans`."""
-    events = trace.events
-    annotated = matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
-    return event_spans(trace, annotated & matching(events["name"], chosen))
+    return event_spans(trace, host_ranges(trace.events, chosen))
 
 
 def autograd_passes(trace: Trace) -> tuple[Span, ...]:
@@ -194,9 +184,8 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
     They are separated as in `ddp_backwards`.
     """
-    extents = (
-        _autograd_functions(trace)[1].groupby("number").agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
-    )
+    by_pass = _autograd_functions(trace)[1].groupby("number")
+    extents = by_pass.agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
 
 
@@ -227,12 +216,8 @@ def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:
 
 def _autograd_functions(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
-    borders = sorted(
-        {
-            *(forward.start_ns for forward in forward_passes(trace)),
-            *(window.host_start_ns for window in step_windows(trace)),
-        }
-    )
+    forwards = {forward.start_ns for forward in forward_passes(trace)}
+    borders = sorted(forwards | {window.host_start_ns for window in step_windows(trace)})
     evaluated = _named_ranges(trace, lambda name: name.startswith(_EVALUATE))
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
@@ -248,7 +233,7 @@ def all_gradients(trace: Trace, launches: Sequence[LaunchSpan]) -> tuple[Gradien
     for each in _every_accumulation(trace, launches):
         before, of_pass = of_pass, bisect_right(starts, each.start_ns)
         number = number + 1 if of_pass == before else 1
-        gradients.append(Gradient(number=number, at_ns=each.accumulated_ns, shape=each.shape, hooks_end_ns=each.end_ns))
+        gradients.append(each.gradient(number))
     return tuple(gradients)
 
 
@@ -257,10 +242,8 @@ def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Ac
     if not launches:
         return
     ranges = _accumulation_ranges(trace)[1]
-    threads, starts = (
-        np.array([getattr(launch, name) for launch in launches], np.int64) for name in ("thread", "start_ns")
-    )
-    if (enclosing_rows(ranges, threads, starts) >= 0).any():
+    places = np.array([(launch.thread, launch.start_ns) for launch in launches], np.int64)
+    if (enclosing_rows(ranges, places[:, 0], places[:, 1]) >= 0).any():
         yield from _every_accumulation(trace, launches)
 
 
@@ -274,14 +257,8 @@ def _accumulation_ranges(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
 def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
     """In order of time, with those of `launches`, which are in order of launch, that are made within."""
     inner, outer = _accumulation_ranges(trace)
-    both = pd.merge_asof(
-        outer,
-        inner.assign(at_ns=inner["end_ns"]),
-        on="start_ns",
-        by="thread",
-        direction="forward",
-        suffixes=("", "_in"),
-    )
+    inner = inner.assign(at_ns=inner["end_ns"])
+    both = pd.merge_asof(outer, inner, on="start_ns", by="thread", direction="forward", suffixes=("", "_in"))
     within = (both["at_ns"] <= both["end_ns"]).to_numpy()  # else the accumulation belongs to a later range
     inputs = trace.inputs
     shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
@@ -330,12 +307,7 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
     owed = 0  # elements in the pool that belong to buckets already launched
     index = first_index
     for number, accumulation in enumerate(accumulations, start=1):
-        gradient = Gradient(
-            number=number,
-            at_ns=accumulation.accumulated_ns,
-            shape=accumulation.shape,
-            hooks_end_ns=accumulation.end_ns,
-        )
+        gradient = accumulation.gradient(number)
         pool.append(gradient)
         sized = all(gradient.shape is not None for gradient in pool)
         for place, launch in enumerate(accumulation.launched):

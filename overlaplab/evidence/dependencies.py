@@ -18,10 +18,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, WorkKind, classify, launchers, matching, once_per_trace, thread_numbers
+from overlaplab.events import (
+    Run,
+    Trace,
+    WorkKind,
+    classify,
+    event_times,
+    launchers,
+    matching,
+    once_per_trace,
+    thread_numbers,
+)
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
+from overlaplab.intervals import Integers
 from overlaplab.vocabulary import is_runtime_category
 
 _EMULATED = ("emulated_link_begin", "emulated_link_wait")
@@ -95,13 +106,11 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     for place, row in enumerate(rows.tolist()):
         start, before = int(starts[row]), last.get(streams[place])
         free_ns = max(called[place], UNKNOWN_NS if before is None else device[before].end_ns)
-        nearest = by_end[
-            max(bisect_right(ended, start + _GRAIN_NS) - _NEAREST, 0) : bisect_right(ended, start + _GRAIN_NS)
-        ]
+        until = bisect_right(ended, start + _GRAIN_NS)
         guessed = next(
             (
                 other
-                for other in reversed(nearest)
+                for other in reversed(by_end[max(until - _NEAREST, 0) : until])
                 if streams[other] != streams[place]
                 and free_ns + _GRAIN_NS < ends[rows[other]]
                 and start - _MAX_WAKE_NS <= ends[rows[other]]
@@ -129,16 +138,13 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     return tuple(device)
 
 
-def _device_rows(
-    trace: Trace,
-) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
+def _device_rows(trace: Trace) -> tuple[NDArray[np.intp], Integers, Integers, dict[int, int]]:
     """The rows of `device_events`; when each of the trace's events starts and ends; the parts of which rows are left
     out, each with the row of its whole.
     """
     events = trace.events
     rows = np.flatnonzero((events["stream"] >= 0).to_numpy() & (classify(trace) != WorkKind.NOTHING))
-    starts = events["ts_ns"].to_numpy(np.int64)
-    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    starts, ends = event_times(events)
     rows = rows[np.lexsort((ends[rows], starts[rows]))]
     within: dict[int, int] = {}
     for whole in _emulated_collectives(events, rows):
@@ -157,9 +163,7 @@ def _places(trace: Trace) -> dict[int, int]:
     return places | {part: places[whole] for part, whole in within.items()}
 
 
-def _ended_places(
-    places: Mapping[int, int], rows: Iterable[int], ends: NDArray[np.int64], at_ns: int
-) -> tuple[int, ...]:
+def _ended_places(places: Mapping[int, int], rows: Iterable[int], ends: Integers, at_ns: int) -> tuple[int, ...]:
     """The places of these rows, each once; without what counts as nothing, or cannot be true: ends later than this."""
     return tuple(dict.fromkeys(places[row] for row in rows if row in places and ends[row] <= at_ns + _GRAIN_NS))
 
@@ -185,19 +189,19 @@ def blocking_calls(trace: Trace) -> tuple[Blocking, ...]:
     events, device = trace.events, device_events(trace)
     waits = matching(events["name"], _BLOCKS.search) & matching(events["category"], is_runtime_category)
     by_end = sorted(range(len(device)), key=lambda place: device[place].end_ns)
-    ends = [device[place].end_ns for place in by_end]
-    spans = events.loc[waits, ["ts_ns", "dur_ns"]].to_numpy(np.int64).tolist()
+    device_ends = [device[place].end_ns for place in by_end]
     recorded, places = stream_waits(trace).of_calls, _places(trace)
-    ends_of_rows = (events["ts_ns"] + events["dur_ns"]).to_numpy(np.int64)
+    starts, ends = event_times(events)
     blocking: list[Blocking | None] = []
-    for row, (start, took) in zip(np.flatnonzero(waits).tolist(), spans, strict=True):
+    for row in np.flatnonzero(waits).tolist():
+        start, end = int(starts[row]), int(ends[row])
         if row in recorded:
-            ended = _ended_places(places, recorded[row], ends_of_rows, start + took)
+            ended = _ended_places(places, recorded[row], ends, end)
             until = max(ended, key=lambda place: device[place].end_ns, default=None)
             if until is not None and device[until].end_ns > start + _GRAIN_NS:
-                blocking.append(Blocking(row=row, start_ns=start, end_ns=start + took, until=until))
+                blocking.append(Blocking(row=row, start_ns=start, end_ns=end, until=until))
         else:
-            blocking.append(_find_blocking(row, start, start + took, device, by_end, ends))
+            blocking.append(_find_blocking(row, start, end, device, by_end, device_ends))
     return tuple(call for call in blocking if call is not None)
 
 

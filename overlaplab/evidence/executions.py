@@ -10,7 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlaplab.events import Trace, WorkKind, counting_as, launchers, main_stream, matching, once_per_trace, rule_of
+from overlaplab.events import (
+    Trace,
+    WorkKind,
+    counting_as,
+    event_times,
+    launchers,
+    main_stream,
+    matching,
+    once_per_trace,
+    rule_of,
+)
 from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans, launches
 from overlaplab.vocabulary import Rule
@@ -42,9 +52,8 @@ class Executions:
 
         As recorded, else by the group's name.
         """
-        sizes = {
-            launch.group_size or self._group_sizes.get(launch.group or "") for launch in self.launches_inside(span)
-        }
+        collectives = self.launches_inside(span)
+        sizes = {launch.group_size or self._group_sizes.get(launch.group or "") for launch in collectives}
         return sizes.pop() if len(sizes) == 1 else None
 
     def communication_span(self, span: Span) -> tuple[int, int] | None:
@@ -52,12 +61,9 @@ class Executions:
 
         Of a bucket whose collective is made by hand: of its hops, on whichever thread.
         """
-        hops = self.hops(span)
-        return (
-            (hops[0].start_ns, max(hop.end_ns for hop in hops))
-            if hops
-            else communication_bounds(self.launches_inside(span))
-        )
+        if hops := self.hops(span):
+            return hops[0].start_ns, max(hop.end_ns for hop in hops)
+        return communication_bounds(self.launches_inside(span))
 
     def hops(self, span: Span) -> Sequence[Label]:
         """The hops of the bucket whose `bucket_launch` label this is, in order; empty for any other range."""
@@ -85,11 +91,8 @@ class Executions:
         On a GPU the last range makes the stream wait. The wait there lasts from when the host asked for the result and
         all computation issued before was done, until the end.
         """
-        if not blocked:
-            return None
-        return sum(
-            max(0, (span.end_ns if end_ns is None else min(span.end_ns, end_ns)) - span.start_ns) for span in blocked
-        )
+        ends = [span.end_ns if end_ns is None else min(span.end_ns, end_ns) for span in blocked]
+        return sum(max(0, end - span.start_ns) for end, span in zip(ends, blocked, strict=True)) if blocked else None
 
     def backward(self, span: Span) -> tuple[int, int]:
         """Start and end of the backward pass in the range.
@@ -115,8 +118,7 @@ class _OnDevice(Executions):
         compute = counting_as(trace, WorkKind.COMPUTE)
         on_main = compute & (events["stream"] == main_stream(trace)).to_numpy()
         rows = np.flatnonzero(on_main & (calls >= 0))
-        starts = events["ts_ns"].to_numpy()[rows]
-        ends = starts + events["dur_ns"].to_numpy()[rows]
+        starts, ends = event_times(events, rows)
         hosts = events["ts_ns"].to_numpy()[calls[rows]]
         order = np.argsort(hosts, kind="stable")
         self._hosts = hosts[order]

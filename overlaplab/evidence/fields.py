@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.intervals import Integers, Mask
+
 Fields: TypeAlias = dict[str, NDArray[Any]]
 """Columns of equal length, by name."""
 
@@ -27,30 +29,25 @@ def int_or_none(value: Any) -> int | None:
     return None if pd.isna(value) else int(value)
 
 
-def or_none(values: NDArray[Any], is_known: NDArray[np.bool_]) -> NDArray[np.object_]:
+def or_none(values: NDArray[Any], is_known: Mask) -> NDArray[np.object_]:
     """The values as objects, None where unknown."""
     objects = values.astype(object)
     objects[~is_known] = None
     return objects
 
 
-def number_texts(texts: NDArray[np.object_]) -> NDArray[np.int64]:
+def number_texts(texts: NDArray[np.object_]) -> Integers:
     """Equal texts as equal numbers, -1 where empty."""
     return np.where(texts == "", -1, pd.factorize(texts)[0])
 
 
 def as_table(fields: Mapping[str, Any]) -> pd.DataFrame:
     """The fields as columns; texts stay objects."""
-    return pd.DataFrame(
-        {
-            name: pd.Series(values, dtype=object) if values.dtype == object else values
-            for name, values in fields.items()
-        },
-        copy=False,
-    )
+    texts = {name: pd.Series(values, dtype=object) for name, values in fields.items() if values.dtype == object}
+    return pd.DataFrame({**fields, **texts}, copy=False)
 
 
-def place_among(ordered: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def place_among(ordered: Integers, values: Integers) -> Integers:
     """For each value its first place among the ascending ones, or -1."""
     place = np.searchsorted(ordered, values)
     return np.where((place < len(ordered)) & (take_values(ordered, place, 0) == values), place, -1)
@@ -59,7 +56,7 @@ def place_among(ordered: NDArray[np.int64], values: NDArray[np.int64]) -> NDArra
 class Groups:
     """Rows grouped by a number: for few rows ten times as fast as pandas' groupby."""
 
-    def __init__(self, by: NDArray[np.int64]) -> None:
+    def __init__(self, by: Integers) -> None:
         self._order = np.argsort(by, kind="stable")
         keys = by[self._order]
         opens = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
@@ -78,25 +75,25 @@ class Groups:
         """For each row its group's value."""
         return np.asarray(self.reduce(ufunc, values)[self.of_row])
 
-    def differ(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def differ(self, values: Integers) -> Mask:
         """For each row whether its group has several values; negative ones are unknown, and do not count."""
         most = self.spread(np.maximum, values)
         least = self.spread(np.minimum, np.where(values < 0, np.iinfo(np.int64).max, values))
         return np.asarray((most >= 0) & (least != most))
 
-    def place(self) -> NDArray[np.int64]:
+    def place(self) -> Integers:
         """For each row how many of its group precede it."""
         place = np.empty(len(self.of_row), dtype=np.int64)
         place[self._order] = np.arange(len(place)) - self._opens[self.of_row[self._order]]
         return place
 
-    def first(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def first(self, chosen: Mask) -> Integers:
         """For each group its first chosen row, or the total number of rows if it has none."""
         places = np.where(chosen, np.arange(len(chosen)), len(chosen))
         return self.reduce(np.minimum, places)
 
 
-def grouped_by(*keys: NDArray[np.int64]) -> Groups:
+def grouped_by(*keys: Integers) -> Groups:
     """Rows grouped by several numbers, in order of the first, then the second, …"""
     order = np.lexsort(keys[::-1])
     changes = np.zeros(len(order), dtype=np.int64)

@@ -129,10 +129,8 @@ def fill_sizes(
     collectives: Sequence[LaunchSpan], ranges: Sequence[Label], manifest: Manifest | None
 ) -> list[LaunchSpan]:
     """The collectives; those that FSDP2 launched without known bytes get their units' (see `unit_sizes`)."""
-    size_of = {
-        "all_gather": unit_sizes(manifest, ranges),
-        "post_backward_reduce": unit_sizes(manifest, ranges, reduced=True),
-    }
+    gathered, reduced = unit_sizes(manifest, ranges), unit_sizes(manifest, ranges, reduced=True)
+    size_of = {"all_gather": gathered, "post_backward_reduce": reduced}
     around = Ordered([label for label in ranges if label.word in size_of], lambda label: label.thread)
     return [
         replace(launch, bytes=size_of[label.word](_unit(label)))
@@ -253,9 +251,8 @@ class _ForwardPass:
 
     def may_share_root(self, other: _ForwardPass) -> bool:
         """Whether both may be of one root."""
-        return self.units == other.units and all(
-            other.sizes.get(unit, size) == size for unit, size in self.sizes.items()
-        )
+        sizes = other.sizes
+        return self.units == other.units and all(sizes.get(unit, size) == size for unit, size in self.sizes.items())
 
 
 @dataclass(slots=True)
@@ -376,12 +373,8 @@ def _turns(
             passes[-1].units.add(_unit(label))
             pass_of_range[number] = len(passes) - 1
     for label, use in zip(ranges, use_of, strict=True):
-        of_pass = None if use is None else pass_of_range[use]
-        if (
-            label.word == "all_gather"
-            and of_pass is not None
-            and (size := total_bytes(ran.launches_inside(label))) is not None
-        ):
+        of_pass = None if use is None or label.word != "all_gather" else pass_of_range[use]
+        if of_pass is not None and (size := total_bytes(ran.launches_inside(label))) is not None:
             passes[of_pass].sizes[_unit(label)] = size
     return turns, pass_of_range
 

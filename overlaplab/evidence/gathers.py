@@ -56,34 +56,26 @@ def engine_gathers(labels: Iterable[Label]) -> list[Gather]:
     gathers: list[Gather] = []
     held: dict[tuple[str, str], list[Gather]] = {}
     for label in labels:
-        if not {"unit", "microbatch"} <= label.fields.keys():
+        fields = label.fields
+        if not {"unit", "microbatch"} <= fields.keys():
             continue
-        of_unit = held.setdefault((label.fields["unit"], label.fields["microbatch"]), [])
+        of_unit = held.setdefault((fields["unit"], fields["microbatch"]), [])
         if label.word == "gather_launch":
-            of_unit.append(_gather_from_label(label))
-            gathers.append(of_unit[-1])
+            unit, microbatch = unquote(fields["unit"]), int(fields["microbatch"])
+            phase, size = fields["phase"], int(fields["bytes"])
+            gathers.append(Gather(unit=unit, microbatch=microbatch, phase=phase, bytes=size, launch=label))
+            of_unit.append(gathers[-1])
         elif label.word == "gather_wait":
-            waiting = (g for g in of_unit if not g.blocked and g.phase == label.fields["phase"])
+            waiting = (g for g in of_unit if not g.blocked and g.phase == fields["phase"])
             if gather := next(waiting, None):
                 gather.blocked = (label,)
         elif label.word in ("first_use", "last_use"):
             if gather := _current(of_unit):
-                gather.use(label.fields["phase"], label.start_ns, begins=label.word == "first_use")
+                gather.use(fields["phase"], label.start_ns, begins=label.word == "first_use")
         elif label.word == "free" and (gather := _current(of_unit)):
-            gather.free_ns, gather.free_phase = label.start_ns, label.fields["phase"]
+            gather.free_ns, gather.free_phase = label.start_ns, fields["phase"]
             of_unit.remove(gather)
     return gathers
-
-
-def _gather_from_label(label: Label) -> Gather:
-    fields = label.fields
-    return Gather(
-        unit=unquote(fields["unit"]),
-        microbatch=int(fields["microbatch"]),
-        phase=fields["phase"],
-        bytes=int(fields["bytes"]),
-        launch=label,
-    )
 
 
 def _current(held: list[Gather]) -> Gather | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
-from overlaplab.events import Trace, activity, matching, once_per_trace, rule_of, thread_numbers
+from overlaplab.events import Trace, activity, event_times, matching, once_per_trace, rule_of, thread_numbers
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.intervals import Intervals, lengths_within, union
+from overlaplab.intervals import Integers, Intervals, lengths_within, union
 from overlaplab.vocabulary import Rule, is_runtime_category
 
 _WORDS = ("wait", "gather_wait", "param_gather_wait")
@@ -26,28 +25,23 @@ def host_waits(trace: Trace) -> Intervals:
     collective, if until then nothing computes and the launching thread begins nothing.
     """
     events = trace.events
-    starts = events["ts_ns"].to_numpy(np.int64)
     if rule_of(trace) is Rule.GPU:
         calls = matching(events["category"], is_runtime_category) & matching(events["name"], _SYNCHRONISES.search)
-        return union(starts[calls], (starts + events["dur_ns"].to_numpy(np.int64))[calls])
+        return union(*event_times(events, calls))
     labels = [label for label in engine_labels(trace) if label.word in _WORDS]
     table = recorded_collectives(trace)
-    launched, returned, ends, thread = (
-        table[name].to_numpy(np.int64) for name in ("launch_ns", "launch_end_ns", "end_ns", "thread")
-    )
-    is_timed = (launched != UNKNOWN_NS) & (ends != UNKNOWN_NS)
-    launched, returned, ends, thread = (values[is_timed] for values in (launched, returned, ends, thread))
-    blocked = _next_begun(starts, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
+    table = table[(table["launch_ns"] != UNKNOWN_NS) & (table["end_ns"] != UNKNOWN_NS)]
+    names = ("launch_ns", "launch_end_ns", "end_ns", "thread")
+    launched, returned, ends, thread = (table[name].to_numpy(np.int64) for name in names)
+    begun = events["ts_ns"].to_numpy(np.int64)
+    blocked = _next_begun(begun, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
     blocked &= lengths_within(activity(trace).compute, launched, ends) == 0
-    return union(
-        np.append(launched[blocked], np.array([label.start_ns for label in labels], dtype=np.int64)),
-        np.append(ends[blocked], np.array([label.end_ns for label in labels], dtype=np.int64)),
-    )
+    spans = [(label.start_ns, label.end_ns) for label in labels]
+    spans += zip(launched[blocked].tolist(), ends[blocked].tolist(), strict=True)
+    return union(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
 
 
-def _next_begun(
-    starts: NDArray[np.int64], threads: NDArray[np.int64], thread: NDArray[np.int64], at_ns: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _next_begun(starts: Integers, threads: Integers, thread: Integers, at_ns: Integers) -> Integers:
     """For each moment of a thread when it begins something after that, `NEVER_NS` for never."""
     following = np.full(len(at_ns), NEVER_NS)
     for number in np.unique(thread):

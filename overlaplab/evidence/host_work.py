@@ -8,14 +8,13 @@ from bisect import bisect_left
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from overlaplab.events import Trace, launchers, matching, once_per_trace, step_windows
+from overlaplab.events import Trace, event_times, launchers, matching, once_per_trace, step_windows
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.intervals import Intervals, subtract, union
+from overlaplab.intervals import Intervals, Mask, subtract, union
 from overlaplab.vocabulary import DATA_LOADING, is_runtime_category
 
 _OTHERS = (
@@ -64,7 +63,7 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
     return tuple(works)
 
 
-def _launches_nothing(trace: Trace, rows: pd.DataFrame) -> NDArray[np.bool_]:
+def _launches_nothing(trace: Trace, rows: pd.DataFrame) -> Mask:
     """Whether no work of a GPU is launched within each span, by any thread; False throughout a CPU's trace."""
     calls = launchers(trace)
     launched = np.sort(trace.events["ts_ns"].to_numpy(np.int64)[calls[calls >= 0]])
@@ -82,10 +81,9 @@ def host_pauses(trace: Trace) -> Intervals:
         return union([], [])
     events, categories = trace.events, trace.events["category"]
     works = matching(categories, is_runtime_category) | (categories == "cpu_op").to_numpy()
-    starts, took_ns = (events[name].to_numpy(np.int64)[works] for name in ("ts_ns", "dur_ns"))
     begin, end = min(window.host_start_ns for window in windows), max(window.end_ns for window in windows)
     named = host_work(trace)
     loading = union([label.start_ns for label in named], [label.end_ns for label in named])
-    idle = subtract(subtract(union([begin], [end]), union(starts, starts + took_ns)), loading)
+    idle = subtract(subtract(union([begin], [end]), union(*event_times(events, works))), loading)
     least_ns = _MIN_PAUSE_SHARE * float(np.median([window.end_ns - window.start_ns for window in windows]))
     return idle[idle[:, 1] - idle[:, 0] > least_ns]

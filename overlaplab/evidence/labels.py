@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from overlaplab.events import Trace, matching, once_per_trace, thread_numbers
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, label_fields
+from overlaplab.events import Trace, event_times, host_ranges, once_per_trace, thread_numbers
+from overlaplab.vocabulary import label_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,12 @@ def parsed_ranges(trace: Trace, parse: Callable[[str], tuple[str, dict[str, str]
             parsed[name] = parts
         return parts is not None
 
-    chosen = matching(events["name"], parses) & matching(events["category"], ANNOTATION_CATEGORIES.__contains__)
+    chosen = host_ranges(events, parses)
     if not chosen.any():
         return ()
     rows = np.flatnonzero(chosen)
-    starts, durations = (events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
-    times = (starts.tolist(), (starts + durations).tolist(), thread_numbers(events, rows).tolist())
-    labels = []
-    for name, start, end, thread in zip(events["name"].iloc[rows], *times, strict=True):
-        word, fields = parsed[str(name)]
-        labels.append(Label(word=word, fields=fields, start_ns=start, end_ns=end, thread=thread))
-    return tuple(labels)
+    columns = (column.tolist() for column in (*event_times(events, rows), thread_numbers(events, rows)))
+    return tuple(
+        Label(word=parsed[name][0], fields=parsed[name][1], start_ns=start, end_ns=end, thread=thread)
+        for name, start, end, thread in zip(events["name"].iloc[rows], *columns, strict=True)
+    )

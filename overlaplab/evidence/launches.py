@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from overlaplab.events import Trace, once_per_trace, rule_of, thread_numbers
+from overlaplab.events import Trace, event_times, once_per_trace, rule_of, thread_numbers
 from overlaplab.evidence.arguments import NUMBERS, enclosing_rows
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 
 
@@ -61,12 +61,11 @@ def total_bytes(collectives: Sequence[LaunchSpan]) -> int | None:
     return sum(sizes) if sizes and len(sizes) == len(collectives) else None
 
 
-def event_spans(trace: Trace, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+def event_spans(trace: Trace, chosen: Mask) -> pd.DataFrame:
     """The chosen events' `start_ns`, `end_ns` (absolute), `thread` and row (`event`)."""
     rows = np.flatnonzero(chosen)
-    starts, durations = (trace.events[name].to_numpy()[rows] for name in ("ts_ns", "dur_ns"))
-    threads = thread_numbers(trace.events, rows)
-    return pd.DataFrame({"start_ns": starts, "end_ns": starts + durations, "thread": threads, "event": rows})
+    (starts, ends), threads = event_times(trace.events, rows), thread_numbers(trace.events, rows)
+    return pd.DataFrame({"start_ns": starts, "end_ns": ends, "thread": threads, "event": rows})
 
 
 def _column_items(column: tuple[Hashable, pd.Series]) -> list[Any]:
@@ -88,7 +87,7 @@ def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
     )
 
 
-def launching_ranges(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> NDArray[np.int64]:
+def launching_ranges(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> Integers:
     """For each row of `recorded_collectives` the range that launched it, or -1; on a GPU its thread may be another."""
     any_thread = rule_of(trace) is Rule.GPU
     ranges = pd.DataFrame(

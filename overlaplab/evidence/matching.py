@@ -20,32 +20,17 @@ from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, pair_collectives, paired_messages, paired_named, pairs_table
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 
 _IDENTITY = (
-    "launch_ns",
-    "start_ns",
-    "end_ns",
-    "kind",
-    "named",
-    "kind_known",
-    "dtype",
-    "bytes",
-    "sequence",
-    "source",
-    "destination",
-    "comms_id",
+    *("launch_ns", "start_ns", "end_ns", "kind", "named", "kind_known", "dtype"),
+    *("bytes", "sequence", "source", "destination", "comms_id"),
 )
 _GROUP = ("group", "group_description", "group_size")
 _LAUNCHES = (
-    "bucket_launch",
-    "gather_launch",
-    "scatter_launch",
-    "param_gather_launch",
-    "replica_launch",
-    "activation_launch",
-    "all_gather",
-    "post_backward_reduce",
+    *("bucket_launch", "gather_launch", "scatter_launch", "param_gather_launch", "replica_launch"),
+    *("activation_launch", "all_gather", "post_backward_reduce"),
 )
 _NAMES = ("bucket", "unit", "module", "phase", "microbatch")
 """Labels that launch one collective, and their fields that say which, the same on all ranks."""
@@ -116,7 +101,7 @@ def match_collectives(run: Run) -> pd.DataFrame:
     )
 
 
-def _rows_by_key(keys: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+def _rows_by_key(keys: Integers) -> list[NDArray[np.intp]]:
     """The rows of each key, in order of the keys."""
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
@@ -145,7 +130,7 @@ def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
     return as_table(table), list(numbers)
 
 
-def _join_keys(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[np.int64]) -> list[_Key]:
+def _join_keys(keys: Sequence[_Key], node: Integers, comms_id: Integers) -> list[_Key]:
     """The keys, of which those become one whose collectives share a `comms_id`; that is -1 where unknown.
 
     `node` is each collective's index among the keys. A number stands for the group's name, first rank and size, which
@@ -180,19 +165,19 @@ def _join_keys(keys: Sequence[_Key], node: NDArray[np.int64], comms_id: NDArray[
 _Members: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Calls:
     """A rank's collectives of one class (see `_classes`), in order of launch."""
 
     rows: NDArray[np.intp]
-    steps: NDArray[np.int64]
-    spans: NDArray[np.int64]
+    steps: Integers
+    spans: Integers
     """From the launch, or the start where that is earlier, to the end, of shape (collectives, 2)."""
     waits: bool
     """Whether every rank needs all others' data."""
 
 
-def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
+def _name_groups(table: Fields, run: Run) -> Mask:
     """Name the groups of collectives on hosts that nothing names, as far as times tell; which rows stay unnamed.
 
     Gloo's operators do not say in which group they are; but the trace lists the rank's groups, with their members. The
@@ -215,10 +200,8 @@ def _name_groups(table: Fields, run: Run) -> NDArray[np.bool_]:
         for place, rank_calls in calls.items():
             groups = [listed[place][members] for members in left.get(place, ())]
             if len(groups) == 1:
-                table["group"][rank_calls.rows], table["group_description"][rank_calls.rows] = (
-                    groups[0].name,
-                    groups[0].description,
-                )
+                table["group"][rank_calls.rows] = groups[0].name
+                table["group_description"][rank_calls.rows] = groups[0].description
                 unnamed[rank_calls.rows] = False
             elif len(sizes := {_group_size(group) for group in groups}) == 1:
                 table["group_size"][rank_calls.rows] = sizes.pop() or -1
@@ -234,7 +217,7 @@ def _group_size(group: Group) -> int | None:
     return len(group.ranks) or group.size
 
 
-def _has_size(group: Group, sizes: NDArray[np.int64]) -> bool:
+def _has_size(group: Group, sizes: Integers) -> bool:
     """Whether the group may be of these sizes, -1 where unknown."""
     return _group_size(group) is None or not set(sizes.tolist()) - {-1, _group_size(group)}
 
@@ -255,9 +238,8 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
     texts, step_numbers, traces = (values[ordered].tolist() for values in (table["label"], steps, table["trace"]))
     number_in_step: Counter[tuple[Any, ...]] = Counter()
     rows_of_class: dict[tuple[Any, ...], dict[int, list[int]]] = {}
-    for row, trace, step, kind, size, label in zip(
-        ordered.tolist(), traces, step_numbers, kinds, sizes, texts, strict=True
-    ):
+    columns = (ordered.tolist(), traces, step_numbers, kinds, sizes, texts)
+    for row, trace, step, kind, size, label in zip(*columns, strict=True):
         key = (kind, label, -1) if kind in unsized else (kind, label.partition(" ")[0], size)
         if not label:
             number_in_step[trace, step, key] += 1
@@ -266,45 +248,34 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
     begun = np.minimum(launched, table["start_ns"])  # `UNKNOWN_NS` where it is unknown when it ran
     spans = np.column_stack((begun, table["end_ns"]))
     for key, by_trace in rows_of_class.items():
-        waits = key[0] not in (*ROOTED, "")
-        rows_of = {trace: np.array(rows, dtype=np.intp) for trace, rows in by_trace.items()}
-        yield {
-            trace: _Calls(rows=rows, steps=steps[rows], spans=spans[rows], waits=waits)
-            for trace, rows in rows_of.items()
-        }
+        waits, arrays = key[0] not in (*ROOTED, ""), {trace: np.array(rows) for trace, rows in by_trace.items()}
+        yield {trace: _Calls(rows, steps[rows], spans[rows], waits) for trace, rows in arrays.items()}
 
 
-def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, NDArray[np.int64] | None]:
+def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, Integers | None]:
     """Whether these ranks may have carried these out together, by how many they have in these steps, and the spans to
     compare, of shape (ranks, collectives, 2): None where there are none, or the ranks have different numbers of them.
 
     They have not if one of them has none in a step in which another has some.
     """
-    chosen = [
-        np.array([], np.intp) if rank_calls is None else np.flatnonzero(np.isin(rank_calls.steps, [*steps]))
-        for rank_calls in calls
-    ]
-    steps_of = [
-        [] if rank_calls is None else rank_calls.steps[rows].tolist()
-        for rank_calls, rows in zip(calls, chosen, strict=True)
-    ]
-    if any({*steps_of_rank} != {*steps_of[0]} for steps_of_rank in steps_of):
+    steps_of = [np.array([], np.int64) if each is None else each.steps for each in calls]
+    chosen = [np.flatnonzero(np.isin(of_rank, [*steps])) for of_rank in steps_of]
+    listed = [of_rank[rows].tolist() for of_rank, rows in zip(steps_of, chosen, strict=True)]
+    if any({*each} != {*listed[0]} for each in listed):
         return False, None
-    if not any(steps_of) or any(steps_of_rank != steps_of[0] for steps_of_rank in steps_of):
+    if not any(listed) or any(each != listed[0] for each in listed):
         return True, None
-    spans = np.stack(
-        [rank_calls.spans[rows] for rank_calls, rows in zip(calls, chosen, strict=True) if rank_calls is not None]
-    )
+    spans = np.stack([each.spans[rows] for each, rows in zip(calls, chosen, strict=True) if each is not None])
     spans = spans[:, (spans != UNKNOWN_NS).all(axis=(0, 2))]
     return True, spans if spans.shape[1] else None
 
 
-_Options: TypeAlias = dict[int, dict[_Members, "NDArray[np.int64] | None"]]
+_Options: TypeAlias = dict[int, dict[_Members, "Integers | None"]]
 """For each trace the groups that a class may be in, with the spans of all their ranks, where these can be compared."""
 
 
 def _options(
-    classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: NDArray[np.int64], run: Run
+    classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: Integers, run: Run
 ) -> Iterator[_Options]:
     """For each class the groups of the right size, in which its times allow that it is."""
     place_of = {trace.rank: place for place, trace in enumerate(run.traces)}
@@ -314,7 +285,7 @@ def _options(
         for place, rank_calls in calls.items():
             recorded_steps.setdefault(place, set()).update(rank_calls.steps[rank_calls.steps >= 0].tolist())
     for calls in classes:
-        fitting: dict[_Members, NDArray[np.int64] | None] = {}
+        fitting: dict[_Members, Integers | None] = {}
         for members in {members for place in calls for members in listed[place]}:
             places = [place_of[rank] for rank in members if rank in place_of]
             shared = set.intersection(*(recorded_steps.get(place, set()) for place in places)) if places else set()
@@ -353,7 +324,7 @@ def _narrow_options(options: _Options, run: Run) -> _Options:
     return left if all(left.values()) else {}
 
 
-def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] | None]) -> bool:
+def _needs_all(members: _Members, options: Mapping[_Members, Integers | None]) -> bool:
     """Whether these ranks, and not a part of them, carried out the collectives whose spans the options have."""
     spans, parts = options[members], [part for part in options if part != members]
     if not parts:
@@ -364,7 +335,7 @@ def _needs_all(members: _Members, options: Mapping[_Members, NDArray[np.int64] |
 
 
 @once_per_trace
-def steps_and_labels(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+def steps_and_labels(trace: Trace) -> tuple[Integers, NDArray[np.object_]]:
     """For each row of `recorded_collectives` the step in which it was launched, and its label.
 
     The step is -1 outside all steps; the label is empty where there is none.
@@ -396,7 +367,7 @@ def _is_lane(key: _Key) -> bool:
     return not key.ranks and _LANE.fullmatch(key.name) is not None
 
 
-def _names_other_end(table: Fields | pd.DataFrame) -> NDArray[np.bool_]:
+def _names_other_end(table: Fields | pd.DataFrame) -> Mask:
     """Whether each is a message whose other end torch's arguments name."""
     source, destination = (np.asarray(table[name], dtype=np.int64) for name in ("source", "destination"))
     return np.asarray((source >= 0) | (destination >= 0))
@@ -486,7 +457,7 @@ def _check_pairs(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[i
 
 
 def _absence_reasons(
-    match: NDArray[np.int64], traces: NDArray[np.int64], here: Sequence[int], run: Run, recording: set[int]
+    match: Integers, traces: Integers, here: Sequence[int], run: Run, recording: set[int]
 ) -> NDArray[np.object_]:
     """For each row of these matches, which rank did not record it or fits no other; None where all have it.
 

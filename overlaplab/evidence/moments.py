@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.evidence.fields import take_values
-from overlaplab.intervals import Intervals, pieces, subtract, union
+from overlaplab.intervals import Integers, Intervals, Mask, pieces, subtract, union
 
 Facts: TypeAlias = dict[str, NDArray[Any]]
 """The columns of `collective_facts`, as arrays."""
@@ -37,21 +37,21 @@ class Does(IntEnum):
 class Moments:
     """Pieces of time in absolute ns: every array has one item per piece."""
 
-    row: NDArray[np.int64]
+    row: Integers
     """The collective's row among the facts, -1 for none."""
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    does: NDArray[np.int64]
+    start: Integers
+    end: Integers
+    does: Integers
     """A `Does`."""
-    resumes: NDArray[np.int64]
+    resumes: Integers
     """When the rank computes next, or `NEVER_NS`."""
-    step: NDArray[np.int64]
+    step: Integers
     """The place of the step's window, among those given to `attribute_moments`, that contains the piece."""
 
-    def select(self, chosen: NDArray[np.bool_]) -> Moments:
+    def select(self, chosen: Mask) -> Moments:
         return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__slots__})
 
-    def split(self, at_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
+    def split(self, at_ns: Integers) -> tuple[Moments, Moments]:
         """The parts before and after a moment, which is given for each piece."""
         before = replace(self, end=np.minimum(self.end, at_ns))
         after = replace(self, start=np.maximum(self.start, at_ns))
@@ -67,9 +67,7 @@ class Moments:
         return parts[0], parts[1]
 
 
-def attribute_moments(
-    facts: Facts, gaps: Intervals, compute: Intervals, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> Moments:
+def attribute_moments(facts: Facts, gaps: Intervals, compute: Intervals, starts: Integers, ends: Integers) -> Moments:
     """The moments of gaps in computing within steps' windows, each attributed to one collective.
 
     `starts` and `ends`: the windows, in absolute ns, disjoint and in order.
@@ -101,28 +99,24 @@ def attribute_moments(
     )
 
 
-def _states(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _states(facts: Facts) -> tuple[Integers, Integers, Integers, Integers]:
     """What each collective does over time, as arrays: row, start, end, `Does`."""
     starts, ends, moves, matched = (facts[name] for name in ("start_ns", "end_ns", "moves_ns", "matched"))
     number = np.arange(len(starts))
-    parts = (
-        (Does.WAITS, matched, starts, moves),
-        (Does.MOVES, matched, moves, ends),
-        (Does.UNKNOWN, ~matched, starts, ends),
-    )
-    return (
-        np.concatenate([number[chosen] for _, chosen, _, _ in parts]),
-        np.concatenate([begin[chosen] for _, chosen, begin, _ in parts]),
-        np.concatenate([end[chosen] for _, chosen, _, end in parts]),
-        np.concatenate([np.full(int(chosen.sum()), does) for does, chosen, _, _ in parts]),
-    )
+    columns = (starts, moves, Does.WAITS), (moves, ends, Does.MOVES), (starts, ends, Does.UNKNOWN)
+    parts = [
+        np.column_stack((number, begin, end, np.full(len(number), does)))[chosen]
+        for (begin, end, does), chosen in zip(columns, (matched, matched, ~matched), strict=True)
+    ]
+    row, begins, until, doing = np.concatenate(parts).T
+    return row, begins, until, doing
 
 
-def _resumes(compute: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _resumes(compute: Intervals, at_ns: Integers) -> Integers:
     return take_values(compute[:, 0], np.searchsorted(compute[:, 0], at_ns, side="left"), NEVER_NS)
 
 
-def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
+def last_moving(moments: Moments, length_ns: Integers) -> tuple[Moments, Moments]:
     """Split off the last `length_ns` of each step's moments in which something moves: the remainder, and what was
     split off.
     """
@@ -133,7 +127,7 @@ def last_moving(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments
     return moments.split(at)
 
 
-def split_after(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments, Moments]:
+def split_after(moments: Moments, length_ns: Integers) -> tuple[Moments, Moments]:
     """Split each step's moments, in order of time, after `length_ns` of them: what is before, and the remainder."""
     order = np.lexsort((moments.start, moments.step))
     at = moments.start.copy()
@@ -141,7 +135,7 @@ def split_after(moments: Moments, length_ns: NDArray[np.int64]) -> tuple[Moments
     return moments.split(at)
 
 
-def _fill(moments: Moments, order: NDArray[np.int64], length_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _fill(moments: Moments, order: Integers, length_ns: Integers) -> Integers:
     """How much of each moment is used up, if its step's moments are used in this order for the step's `length_ns`."""
     step, lengths = moments.step[order], (moments.end - moments.start)[order]
     before = np.cumsum(lengths) - lengths

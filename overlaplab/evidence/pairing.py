@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, align_by_overlap, sequences_fit
 from overlaplab.evidence.fields import Groups, grouped_by
 from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
@@ -83,16 +83,13 @@ def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
     pairs = pairs_table(messages.index, match=messages.index)
     ranks = messages["trace"].map({place: trace.rank for place, trace in enumerate(run.traces)})
     sends = messages["destination"] >= 0
-    ends = messages.assign(
-        sends=sends,
-        sender=messages["source"].where(~sends, ranks),
-        receiver=messages["destination"].where(sends, ranks),
-    )
+    sender, receiver = messages["source"].where(~sends, ranks), messages["destination"].where(sends, ranks)
+    ends = messages.assign(sends=sends, sender=sender, receiver=receiver)
     here = {trace.rank for trace in run.traces}
     for _, lane in ends.groupby(["sender", "receiver"]):
-        sender, receiver = (int(lane[name].iloc[0]) for name in ("sender", "receiver"))
-        if sender != receiver and {sender, receiver} <= here:
-            _pair_lane(pairs, _sort_by_launch(lane), sender, receiver)
+        first, other = (int(lane[name].iloc[0]) for name in ("sender", "receiver"))
+        if first != other and {first, other} <= here:
+            _pair_lane(pairs, _sort_by_launch(lane), first, other)
     _check_order(pairs, ends)
     return pairs
 
@@ -118,14 +115,13 @@ def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: i
     reasons[outside] = "it was launched outside all steps, where the ranks' recordings differ"
     reasons[unlike] = f"in {during} rank {receiver} received other types or sizes than rank {sender} sent it"
     for step in np.flatnonzero(~outside & ~even).tolist():
-        reasons[step] = (
-            f"in {during} rank {sender} sent {sent_in[step]} to rank {receiver}, which received {received_in[step]}"
-        )
+        counts = f"sent {sent_in[step]} to rank {receiver}, which received {received_in[step]}"
+        reasons[step] = f"in {during} rank {sender} {counts}"
     rows = np.flatnonzero((outside | ~even | unlike)[steps.of_row])
     pairs.loc[index[rows], "reason"] = reasons[steps.of_row[rows]]
 
 
-def _sort_by_step(steps: Groups, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _sort_by_step(steps: Groups, chosen: Mask) -> Integers:
     """The chosen rows, in order of their steps, and within a step as they come."""
     rows = np.flatnonzero(chosen)
     return rows[np.argsort(steps.of_row[rows], kind="stable")]
@@ -155,15 +151,13 @@ def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:
 
 
 def pairs_table(
-    index: pd.Index, *, match: pd.Index | NDArray[np.int64], reason: object = None, doubtful: object = False
+    index: pd.Index, *, match: pd.Index | Integers, reason: object = None, doubtful: object = False
 ) -> pd.DataFrame:
     """A table of pairs with this index; a reason or a doubt that is no array is every row's."""
     reasons, doubts = np.empty(len(index), dtype=object), np.empty(len(index), dtype=bool)
     reasons[:], doubts[:] = reason, doubtful
-    reason_column = pd.Series(reasons, index=index, dtype=object)
-    return pd.DataFrame(
-        {"match": np.array(match, dtype=np.int64), "reason": reason_column, "doubtful": doubts}, index=index
-    )
+    columns = {"match": np.array(match, dtype=np.int64), "reason": pd.Series(reasons, index=index, dtype=object)}
+    return pd.DataFrame(columns | {"doubtful": doubts}, index=index)
 
 
 def _pair_by_number(candidates: pd.DataFrame) -> pd.DataFrame:
@@ -261,7 +255,7 @@ def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool, device: bool)
     return offsets
 
 
-def _middle(values: NDArray[np.int64]) -> int:
+def _middle(values: Integers) -> int:
     """The median, exact for numbers that floats would round."""
     return int(np.sort(values)[(len(values) - 1) // 2])
 
@@ -276,10 +270,8 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
     rows_of_trace = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
     spans = order[["start_ns", "end_ns"]].to_numpy(np.int64)
     fits: dict[int, Fit] = {}
-    references = sorted(rows_of_trace, key=lambda trace: (-len(rows_of_trace[trace]), trace))[
-        :3
-    ]  # one may be an outlier that fits no other
-    for reference in references:
+    longest_first = sorted(rows_of_trace, key=lambda trace: (-len(rows_of_trace[trace]), trace))
+    for reference in longest_first[:3]:  # one may be an outlier that fits no other
         aligned = {reference: Fit(shift=0, offset_ns=0, spread_ns=0)}
         mine = rows_of_trace[reference]
         for trace, rows in rows_of_trace.items():
@@ -312,27 +304,24 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
         paired_table = order[paired_rows]
         match = pd.Series(place[paired_rows], index=paired_table.index)
         pairs.loc[paired_table.index, "match"] = _firsts(paired_table.index, match)
-        if device or any(fit.offset_ns for fit in fits.values()):
-            _doubt(
-                pairs,
-                paired_table.index,
-                _spread(paired_table, match, {trace: fit.offset_ns for trace, fit in fits.items()}),
-            )
+        offsets = {trace: fit.offset_ns for trace, fit in fits.items()}
+        if device or any(offsets.values()):
+            _doubt(pairs, paired_table.index, _spread(paired_table, match, offsets))
     return pairs
 
 
-def _firsts(index: pd.Index, match: pd.Series) -> NDArray[np.int64]:
+def _firsts(index: pd.Index, match: pd.Series) -> Integers:
     """For each row the label of the first row of its match."""
     return index.to_series().groupby(match.to_numpy()).transform("first").to_numpy(np.int64)
 
 
-def _spread(order: pd.DataFrame, match: pd.Series, offsets: dict[int, int]) -> NDArray[np.int64]:
+def _spread(order: pd.DataFrame, match: pd.Series, offsets: dict[int, int]) -> Integers:
     """For each row how far apart its match's ends lie by clocks that are corrected by these offsets."""
     corrected = (order["end_ns"] - order["trace"].map(offsets)).groupby(match.to_numpy())
     return (corrected.transform("max") - corrected.transform("min")).to_numpy(np.int64)
 
 
-def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: NDArray[np.int64]) -> None:
+def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: Integers) -> None:
     """Mark these rows as doubtful, or dissolve their matches, by how far apart the ends lie."""
     far = spread > LIMIT_NS
     pairs.loc[index, "doubtful"] = (spread > DOUBTFUL_NS) & ~far
@@ -340,7 +329,7 @@ def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: NDArray[np.int64]) -> N
     pairs.loc[index[far], "reason"] = [_FAR.format(to_ms(apart)) for apart in spread[far]]
 
 
-def _signatures(table: pd.DataFrame) -> NDArray[np.int64]:
+def _signatures(table: pd.DataFrame) -> Integers:
     """Each collective's fields as numbers, 0 where unknown: kind by name, known kind, dtype, label, bytes."""
     kind = table["kind"].where(table["kind_known"], "")
     even = table["bytes"].where(table["kind"].isin(SAME_BYTES), -1)

@@ -39,17 +39,15 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
     if by_hand := [*hand_passes(trace)]:
-        return tuple(sorted((*by_hand, *update_labels(trace)), key=lambda label: label.start_ns))
+        return _in_order((*by_hand, *update_labels(trace)))
     launches = [label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch"]
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
         return ()
     backwards = _number_passes(trace, "backward", autograd_passes(trace))
-    others = sorted(
-        (*_number_passes(trace, "forward", forwards), *update_labels(trace)), key=lambda label: label.start_ns
-    )
-    extended = _extend_to_buckets(backwards, launches, executions(trace), others if rule_of(trace) is Rule.CPU else [])
-    return tuple(sorted((*others, *extended), key=lambda label: label.start_ns))
+    others = _in_order((*_number_passes(trace, "forward", forwards), *update_labels(trace)))
+    extended = _extend_to_buckets(backwards, launches, executions(trace), others if rule_of(trace) is Rule.CPU else ())
+    return _in_order((*others, *extended))
 
 
 @once_per_trace
@@ -73,7 +71,7 @@ def bucket_labels(trace: Trace) -> tuple[Label, ...]:
             fields = {"bucket": index, "bytes": str(bucket.launch.bytes or 0), "parameters": parameters}
             labels.append(_instant(backward, bucket.ready_ns or bucket.launch.start_ns, "bucket_ready", fields))
             labels.append(_label("bucket_launch", bucket.launch, {"bucket": index}))
-    return tuple(sorted(labels, key=lambda label: label.start_ns))
+    return _in_order(labels)
 
 
 @once_per_trace
@@ -94,6 +92,10 @@ def ddp_gradients(trace: Trace) -> dict[str, int]:
             return {}
         first_elements = elements
     return first_elements
+
+
+def _in_order(labels: Iterable[Label]) -> tuple[Label, ...]:
+    return tuple(sorted(labels, key=lambda label: label.start_ns))
 
 
 def _instant(backward: DDPBackward, at_ns: int, word: str, fields: dict[str, str]) -> Label:

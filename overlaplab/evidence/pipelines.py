@@ -54,10 +54,8 @@ def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
     for places in pipelines(run):
         windows = [step_windows(run.traces[place]) for place in places]
         for step in range(min(map(len, windows))):
-            steps = [
-                actions_in(run.traces[place], trace_windows[step])
-                for place, trace_windows in zip(places, windows, strict=True)
-            ]
+            pairs = zip(places, windows, strict=True)
+            steps = [actions_in(run.traces[place], of_trace[step]) for place, of_trace in pairs]
             for place, idle in zip(places, _idle_by_rank(steps), strict=False):
                 idle_by_step[place, step] = idle
     return idle_by_step

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
@@ -25,6 +24,7 @@ from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.selection import launched_in
+from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule, label_list
 
 
@@ -87,17 +87,13 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "what": pd.Series(names, dtype=object),
             "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in of_rows]),
             "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in of_rows]),
-            "after_backward": np.array(
-                [purpose is not None and purpose.after_backward for purpose in of_rows], dtype=bool
-            ),
+            "after_backward": np.array([bool(purpose and purpose.after_backward) for purpose in of_rows], dtype=bool),
             "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), place, of_ranges),
         }
     )
 
 
-def _are_compressed(
-    num_bytes: NDArray[np.int64], place: Sequence[int], launches: Sequence[_Purpose]
-) -> NDArray[np.bool_]:
+def _are_compressed(num_bytes: Integers, place: Sequence[int], launches: Sequence[_Purpose]) -> Mask:
     """Mark collectives whose launches send fewer bytes than their gradients have; `place`: their launch's index."""
     sent: dict[int, int] = {}
     unknown = {-1}
@@ -127,12 +123,8 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
         passes = Passes(ranges)
         for label in fsdp2_scatters(ranges, ran):
             end_ns = passes.ending_ns(label.start_ns)  # the callback itself sends the root's gradients and waits
-            yield _Purpose(
-                launch=label,
-                role=Role.SCATTER,
-                what=label.fields["unit"],
-                backward_end_ns=None if end_ns is None else ran.done_ns(end_ns),
-            )
+            end_ns = None if end_ns is None else ran.done_ns(end_ns)
+            yield _Purpose(launch=label, role=Role.SCATTER, what=label.fields["unit"], backward_end_ns=end_ns)
     for backward in unlabelled_backwards(trace, ran):
         yield from _ddp_purposes(backward, ran)
 

@@ -25,6 +25,7 @@ from overlaplab.events import (
     WorkKind,
     counting_as,
     damaged_as,
+    event_times,
     launchers,
     matching,
     once_per_trace,
@@ -34,7 +35,7 @@ from overlaplab.events import (
 from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
 from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, take_values
 from overlaplab.evidence.labels import Label, engine_labels
-from overlaplab.intervals import Intervals, union
+from overlaplab.intervals import Integers, Intervals, Mask, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
 UNKNOWN_NS = int(np.iinfo(np.int64).min)
@@ -64,15 +65,15 @@ def recorded_collectives(trace: Trace) -> pd.DataFrame:
     return _collectives_and_rows(trace)[0]
 
 
-def recorded_of_events(trace: Trace) -> NDArray[np.int64]:
+def recorded_of_events(trace: Trace) -> Integers:
     """For every event its collective's row in `recorded_collectives`, -1 for none; read-only."""
     return _collectives_and_rows(trace)[1]
 
 
 @once_per_trace
-def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]]:
+def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, Integers]:
     labels = engine_labels(trace)
-    unit: NDArray[np.int64] | None = None
+    unit: Integers | None = None
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
@@ -94,7 +95,7 @@ def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, NDArray[np.int64]
     return as_table({name: table[name] for name in RECORDED_COLUMNS}), of_event
 
 
-def _communication_rows(trace: Trace) -> NDArray[np.int64]:
+def _communication_rows(trace: Trace) -> Integers:
     """The rows of events that communicate, those at unknown times included."""
     rows = np.flatnonzero(counting_as(trace, WorkKind.COMMUNICATION))
     return np.union1d(rows, damaged_as(trace, WorkKind.COMMUNICATION)).astype(np.int64)
@@ -117,7 +118,7 @@ def _name_groups(trace: Trace, table: Fields) -> None:
     table["group_description"] = np.where(descriptions != "", descriptions, np.array(listed, dtype=object))
 
 
-def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _match_by_time(table: Fields, events: pd.DataFrame, rows: Integers) -> Integers:
     """For each of these rows of events the row of `table` with the same times, else the last started one that contains
     it, else -1.
     """
@@ -126,8 +127,7 @@ def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64])
     place_of: dict[tuple[int, int], int] = {}
     for place, times in enumerate(zip(began.tolist(), ended.tolist(), strict=True)):
         place_of.setdefault(times, place)
-    starts = events["ts_ns"].to_numpy(np.int64)[rows]
-    ends = starts + events["dur_ns"].to_numpy(np.int64)[rows]
+    starts, ends = event_times(events, rows)
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     exact = np.array([place_of.get(times, -1) for times in spans], dtype=np.int64)
     last = np.searchsorted(began, starts, side="right") - 1
@@ -136,7 +136,7 @@ def _match_by_time(table: Fields, events: pd.DataFrame, rows: NDArray[np.int64])
     return np.asarray(take_values(ran, nearest, -1), dtype=np.int64)
 
 
-def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, NDArray[np.int64]]:
+def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, Integers]:
     """The collectives, and for each communication event the index of its collective."""
     events = trace.events
     rows = _communication_rows(trace)
@@ -171,9 +171,7 @@ def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, 
     return _stack_rows(merged, *others, _not_run(comms, in_label)), np.searchsorted(units, unit)
 
 
-def _batches(
-    table: Fields, calls: Fields, kernels: NDArray[np.intp], in_call: NDArray[np.int64]
-) -> dict[int, list[int]]:
+def _batches(table: Fields, calls: Fields, kernels: NDArray[np.intp], in_call: Integers) -> dict[int, list[int]]:
     """For rows of device events the calls whose messages they carry: those of `batch_isend_irecv`.
 
     That calls for each message, and launches one kernel after the last call, outside all of them (`endCoalescing` in
@@ -223,25 +221,23 @@ def _renumber_labels(comms: Fields, calls: Fields) -> Fields:
     return comms | {"sequence": np.where(counted, sequence, comms["sequence"])}
 
 
-def _device_events(trace: Trace, rows: NDArray[np.int64]) -> Fields:
+def _device_events(trace: Trace, rows: Integers) -> Fields:
     """These device events, with the runtime call that launched each and its own arguments."""
     events, table = trace.events, _blank_rows(len(rows))
-    every = events["ts_ns"].to_numpy(np.int64)
-    table["start_ns"] = every[rows]
-    table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)[rows]
+    starts, table["end_ns"] = event_times(events, rows)
     unknown = (events["phase"].iloc[rows] == DAMAGED).to_numpy()
-    table["start_ns"] = np.where(unknown, UNKNOWN_NS, table["start_ns"])
+    table["start_ns"] = np.where(unknown, UNKNOWN_NS, starts)
     table["stream"] = events["stream"].to_numpy(np.int64)[rows]
     call = launchers(trace)[rows]
     for name in ("launch_ns", "launch_end_ns", "host_ns"):
-        table[name] = np.where(call >= 0, every[call], UNKNOWN_NS)
+        table[name] = np.where(call >= 0, events["ts_ns"].to_numpy(np.int64)[call], UNKNOWN_NS)
     table["thread"] = np.where(call >= 0, thread_numbers(events, call), -1)
     table["named"] = _kinds_by_name(events["name"].iloc[rows])
     _fill_from_arguments(table, trace, rows)
     return table
 
 
-def _are_of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_of_graph(events: pd.DataFrame, rows: Integers) -> Mask:
     """Mark these events where they are kernels that share their correlation with another kernel."""
     correlation = events["correlation"].to_numpy(np.int64)
     kernel = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__) & (correlation >= 0)
@@ -249,14 +245,14 @@ def _are_of_graph(events: pd.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.b
     return kernel[rows] & np.isin(correlation[rows], values[counts > 1])
 
 
-def _forget(table: Fields, rows: NDArray[np.bool_]) -> None:
+def _forget(table: Fields, rows: Mask) -> None:
     """Keep only these rows' execution times, kinds by name and `host_ns`."""
     unknown = dict.fromkeys(("launch_ns", "launch_end_ns"), UNKNOWN_NS) | dict.fromkeys(NUMBERS, -1)
     for name, value in (unknown | dict.fromkeys(TEXTS, "")).items():
         table[name] = np.where(rows, value, table[name])
 
 
-def _merge_events(events: Fields, unit: NDArray[np.int64]) -> tuple[NDArray[np.int64], Fields]:
+def _merge_events(events: Fields, unit: Integers) -> tuple[Integers, Fields]:
     """The units, ascending, and one row per unit, from its first launch and start to its last end."""
     groups, table = Groups(unit), first_known(events, unit)
     table["start_ns"] = groups.reduce(np.minimum, events["start_ns"])
@@ -300,13 +296,13 @@ def _read_link_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     return _stack_rows(carried, _not_run(calls, call), take_rows(alone, np.flatnonzero(~inside)))
 
 
-def _is_within(spans: Intervals, at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_within(spans: Intervals, at_ns: Integers) -> Mask:
     """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
     place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
     return np.asarray((place >= 0) & (take_values(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
 
 
-def _arrivals(carried: Fields, thread: NDArray[np.int64]) -> NDArray[np.int64]:
+def _arrivals(carried: Fields, thread: Integers) -> Integers:
     """The later of each one's launch and the end of the previous one on the link, as the engine's carrier does it.
 
     Each group has a thread, but all share the link, so that one may wait for another group's after it was taken up.
@@ -330,9 +326,8 @@ def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     labelled = _label_rows([label for label in labels if label.word == "collective"])
     ran = _gloo_ranges(trace)
     if len(rows):
-        starts, durations = (trace.events[name].to_numpy(np.int64)[rows] for name in ("ts_ns", "dur_ns"))
-        threads = thread_numbers(trace.events, rows)
-        calls: Fields = {"start_ns": starts, "end_ns": starts + durations, "thread": threads}
+        (starts, ends), threads = event_times(trace.events, rows), thread_numbers(trace.events, rows)
+        calls: Fields = {"start_ns": starts, "end_ns": ends, "thread": threads}
         in_label = enclosing_rows(labelled, calls["thread"], starts)
     else:
         calls, in_label = {name: labelled[name] for name in ("start_ns", "end_ns", "thread")}, _places(labelled)
@@ -355,7 +350,7 @@ def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
 
 
-def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
+def _begun_before(called: Integers, ran: Integers) -> int:
     """How many of gloo's ranges were launched before the recording began; gloo starts them in the order of the calls.
 
     The first ranges may lack their call, and the last calls their range. So as few ranges as possible are skipped from
@@ -368,7 +363,7 @@ def _begun_before(called: NDArray[np.int64], ran: NDArray[np.int64]) -> int:
     raise AssertionError("skipping all always fits")
 
 
-def _pairs(calls: Fields, ran: Fields) -> NDArray[np.int64]:
+def _pairs(calls: Fields, ran: Fields) -> Integers:
     """For each call the place of its range, -1 for none: in order among those of its kind and size, else among all.
 
     gloo takes calls up in order, but by several threads, one of which may lose its core before its range begins.
@@ -394,8 +389,8 @@ def _gloo_ranges(trace: Trace) -> Fields:
     events = trace.events
     rows = np.flatnonzero(matching(events["name"], lambda text: text.startswith("gloo:")))
     table = _blank_rows(len(rows))
-    table["start_ns"] = table["arrived_ns"] = events["ts_ns"].to_numpy(np.int64)[rows]
-    table["end_ns"] = table["start_ns"] + events["dur_ns"].to_numpy(np.int64)[rows]
+    table["start_ns"], table["end_ns"] = event_times(events, rows)
+    table["arrived_ns"] = table["start_ns"]
     table["end_ns"][(events["phase"].iloc[rows] == DAMAGED).to_numpy()] = UNKNOWN_NS
     _fill_from_arguments(table, trace, rows)
     table["named"] = _kinds_by_name(events["name"].iloc[rows])
@@ -405,15 +400,13 @@ def _gloo_ranges(trace: Trace) -> Fields:
 
 def _blank_rows(rows: int) -> Fields:
     """Rows in which every field is unknown."""
-    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True} | dict.fromkeys(
-        (*NUMBERS, "thread", "stream"), -1
-    )
-    return {
-        name: np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype) for name, dtype in RECORDED_COLUMNS.items()
-    }
+    unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True}
+    unknown |= dict.fromkeys((*NUMBERS, "thread", "stream"), -1)
+    columns = RECORDED_COLUMNS.items()
+    return {name: np.full(rows, unknown.get(name, unknown[dtype]), dtype=dtype) for name, dtype in columns}
 
 
-def _places(table: Fields) -> NDArray[np.int64]:
+def _places(table: Fields) -> Integers:
     """The numbers of its rows, from 0."""
     return np.arange(len(table["thread"]), dtype=np.int64)
 
@@ -426,7 +419,7 @@ def _stack_rows(*tables: Fields) -> Fields:
     return {name: np.concatenate([table[name] for table in tables]) for name in RECORDED_COLUMNS}
 
 
-def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
+def _fill(table: Fields, source: Fields, place: Integers) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
         column = table[name]
@@ -434,7 +427,7 @@ def _fill(table: Fields, source: Fields, place: NDArray[np.int64]) -> None:
         table[name] = np.where((column == "") if name in TEXTS else (column < 0), values, column)
 
 
-def _fill_from_arguments(table: Fields, trace: Trace, rows: NDArray[np.int64]) -> None:
+def _fill_from_arguments(table: Fields, trace: Trace, rows: Integers) -> None:
     """Fill unknown fields from these events' own arguments."""
     metadata = collective_arguments(trace)
     _fill(table, metadata, place_among(metadata["event"], rows))
@@ -461,12 +454,12 @@ def _label_rows(labels: Sequence[Label]) -> Fields:
     return take_rows(table, np.lexsort((table["start_ns"], table["thread"])))
 
 
-def _around_any(table: Fields, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _around_any(table: Fields, at_ns: Integers) -> Integers:
     """`enclosing_rows`, with ranges on any thread."""
     return enclosing_rows(table | {"thread": np.zeros_like(table["thread"])}, np.zeros(len(at_ns), np.int64), at_ns)
 
 
-def _not_run(labelled: Fields, place: NDArray[np.int64]) -> Fields:
+def _not_run(labelled: Fields, place: Integers) -> Fields:
     """The labels at none of these indices, as collectives whose execution is unknown."""
     others = take_rows(labelled, np.setdiff1d(_places(labelled), place))
     table = _blank_rows(len(others["thread"]))
@@ -474,20 +467,20 @@ def _not_run(labelled: Fields, place: NDArray[np.int64]) -> Fields:
     return table
 
 
-def _fill_labelled(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
+def _fill_labelled(table: Fields, labelled: Fields, place: Integers) -> None:
     """Fill from the label at `place` (-1: none), and take its range as the launch."""
     _fill_from_label(table, labelled, place)
     _fill_launch(table, labelled, place)
 
 
-def _fill_from_label(table: Fields, labelled: Fields, place: NDArray[np.int64]) -> None:
+def _fill_from_label(table: Fields, labelled: Fields, place: Integers) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
         values = take_values(labelled[name], place, "" if name in TEXTS else -1)
         table[name] = np.where(values != "" if name in TEXTS else values >= 0, values, table[name])
 
 
-def _fill_launch(table: Fields, calls: Fields, place: NDArray[np.int64]) -> None:
+def _fill_launch(table: Fields, calls: Fields, place: Integers) -> None:
     """Take the range at `place` (-1: none) as the launch."""
     has = place >= 0
     for name, source in (("launch_ns", "start_ns"), ("launch_end_ns", "end_ns"), ("host_ns", "start_ns")):

@@ -31,9 +31,8 @@ def selected_traces(run: Run, selection: Selection) -> list[Trace]:
     present = {trace.rank for trace in run.traces}
     for rank in ranks:
         if rank not in present:
-            raise OverlaplabError(
-                "not in this run", path=run.path, rank=rank, remedy=f"It holds {_list_steps(present)}."
-            )
+            has = f"It holds {_list_steps(present)}."
+            raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=has)
     return [trace for trace in run.traces if trace.rank in set(ranks)]
 
 
@@ -47,12 +46,8 @@ def rows_by_rank(
 ) -> list[dict[str, Any]]:
     """The rows that a function yields for each measured trace and its selected windows, with `rank` added."""
     windows = [(trace, selected_windows(trace, selection)) for trace in selected_traces(run, selection)]
-    return [
-        row | {"rank": trace.rank}
-        for trace, chosen in windows
-        if rule_of(trace) is not Rule.UNRECORDED
-        for row in rows_of(trace, chosen)
-    ]
+    measured = [(trace, chosen) for trace, chosen in windows if rule_of(trace) is not Rule.UNRECORDED]
+    return [row | {"rank": trace.rank} for trace, chosen in measured for row in rows_of(trace, chosen)]
 
 
 def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
@@ -60,20 +55,15 @@ def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
     every = step_windows(trace)
     remaining = every[selection.skip_steps :]
     if every and not remaining:
-        raise OverlaplabError(
-            f"no step is left after skipping {selection.skip_steps}",
-            path=trace.path,
-            rank=trace.rank,
-            remedy=f"It holds {len(every)}.",
-        )
+        what, has = f"no step is left after skipping {selection.skip_steps}", f"It holds {len(every)}."
+        raise OverlaplabError(what, path=trace.path, rank=trace.rank, remedy=has)
     if (steps := selection.steps) is None:
         return list(remaining)
     present, wanted = {window.step for window in remaining}, set(steps)
     for step in steps:
         if step not in present:
-            raise OverlaplabError(
-                f"no step {step}", path=trace.path, rank=trace.rank, remedy=f"It holds {_list_steps(present)}."
-            )
+            has = f"It holds {_list_steps(present)}."
+            raise OverlaplabError(f"no step {step}", path=trace.path, rank=trace.rank, remedy=has)
     return [window for window in remaining if window.step in wanted]
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from overlaplab.events import Trace, matching, once_per_trace
+from overlaplab.events import Trace, event_times, host_ranges, once_per_trace
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """The range in which DDP copies a gradient back, where it is no view of its bucket."""
@@ -77,10 +76,8 @@ def collective_places(trace: Trace) -> dict[Range, int]:
 
 def _ranges(trace: Trace, name: str) -> list[Range]:
     """The host's whose name begins so, in order."""
-    table = trace.events
-    on_host = matching(table["category"], ANNOTATION_CATEGORIES.__contains__)
-    rows = table[on_host & matching(table["name"], lambda each: each.startswith(name))]
-    return sorted(zip(rows["ts_ns"].tolist(), (rows["ts_ns"] + rows["dur_ns"]).tolist(), strict=True))
+    starts, ends = event_times(trace.events, host_ranges(trace.events, lambda each: each.startswith(name)))
+    return sorted(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def _copies_in(bucket: DDPBucket, copied: list[Range]) -> Iterator[Range]:

@@ -16,12 +16,8 @@ import numpy as np
 from overlaplab.events import Trace, calls_of, launchers, once_per_trace
 
 _LAUNCH, _RECORD = "launch", "record"
-_STREAM_WAITS, _EVENT_SYNC, _STREAM_SYNC, _CONTEXT_SYNC = (
-    "Stream Wait Event",
-    "Event Sync",
-    "Stream Sync",
-    "Context Sync",
-)
+_STREAM_WAITS, _EVENT_SYNC = "Stream Wait Event", "Event Sync"
+_STREAM_SYNC, _CONTEXT_SYNC = "Stream Sync", "Context Sync"
 _MoveOfHost = tuple[int, int, str, int, int]
 """When the call began, its row, what it did, the stream, and the row launched or the correlation of the record."""
 

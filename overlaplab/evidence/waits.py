@@ -21,7 +21,7 @@ from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, tak
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded_collectives
-from overlaplab.intervals import EMPTY, Intervals, intersect, subtract, total, union
+from overlaplab.intervals import EMPTY, Integers, Intervals, intersect, subtract, total, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,8 @@ def arrivals(run: Run) -> pd.DataFrame:
     offsets = corrections(run)
     table: Fields = {str(name): column.to_numpy() for name, column in match_collectives(run).items()}
     tables = [recorded_collectives(trace) for trace in run.traces]
-    group_names = {name: table[name] for name in ("group", "group_description")}  # also by what other ranks recorded
-    table |= {
-        name: np.concatenate([each[name].to_numpy() for each in tables]) for name in RECORDED_COLUMNS
-    } | group_names
+    further = [name for name in RECORDED_COLUMNS if name not in table]  # groups are also by what other ranks recorded
+    table |= {name: np.concatenate([each[name].to_numpy() for each in tables]) for name in further}
     for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
         table[name] = np.where(table[name] == UNKNOWN_NS, UNKNOWN_NS, table[name] - offsets[table["trace"]])
     groups = Groups(table["match"])
@@ -71,16 +69,14 @@ def arrivals(run: Run) -> pd.DataFrame:
     return as_table(table | {"rank": ranks[table["trace"]]})
 
 
-def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> NDArray[np.int64]:
+def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> Integers:
     """For each row of `arrivals` that is a message by a kernel the kernel's number, else -1: one may carry several."""
     names = ("source", "destination", "trace", "start_ns", "end_ns")
     source, destination, trace, start, end = (np.asarray(table[name], dtype=np.int64) for name in names)
     is_message = ((source >= 0) | (destination >= 0)) & (start != UNKNOWN_NS)
-    return (
-        np.where(is_message, grouped_by(trace, start, end).of_row, -1)
-        if is_message.any()
-        else np.full(len(is_message), -1)
-    )
+    if not is_message.any():
+        return np.full(len(is_message), -1)
+    return np.where(is_message, grouped_by(trace, start, end).of_row, -1)
 
 
 def _agree(table: Fields, groups: Groups) -> None:
@@ -116,11 +112,8 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
         waiting = subtract(union(starts[is_known], moves[is_known]), union(starts[~is_known], ends[~is_known]))
         not_transfer = subtract(exposed, transfer)
         wait = intersect(not_transfer, waiting)
-        parts.append(
-            Exposed(
-                wait=wait, transfer=transfer, unknown=subtract(not_transfer, wait) if total(not_transfer) else EMPTY
-            )
-        )
+        unknown = subtract(not_transfer, wait) if total(not_transfer) else EMPTY
+        parts.append(Exposed(wait=wait, transfer=transfer, unknown=unknown))
     return tuple(parts)
 
 

@@ -14,14 +14,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from overlaplab.load.file import TraceFile
+from overlaplab.load.file.trace_file import TraceFile
 from overlaplab.load.packed import unpack
 from overlaplab.load.places import Located
 
 
 def _digest() -> str:
     package = Path(__file__).parents[1]
-    used = ("event_columns.py", "events/run.py", "events/matching.py", "events/launching.py", "vocabulary.py")
+    used = ("event_columns.py", "events/run.py", "events/rows.py", "vocabulary.py")
     code = [*sorted(Path(__file__).parent.rglob("*.py")), *(package / file for file in used)]
     digest = hashlib.sha256()
     for file in code:

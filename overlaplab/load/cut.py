@@ -24,21 +24,20 @@ from overlaplab.events import (
     Window,
     WorkKind,
     counting_as,
+    event_times,
     launchers,
     matching,
     step_windows,
     thread_numbers,
 )
 from overlaplab.folders import MANIFEST_NAME
+from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file.decode import FileEvent
 from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
 from overlaplab.load.raw_events import RawEvents
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, is_device_category
 from overlaplab.words import numbers_named
-
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -103,21 +102,16 @@ def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list
     held = [{window.step for window in step_windows(trace) if window.step is not None} for trace in traces]
     for trace, present in zip(traces, held, strict=True):
         if not present:
-            raise OverlaplabError(
-                "has no steps to cut at",
-                path=trace.path,
-                rank=trace.rank,
-                remedy="torch.profiler marks them where the training loop calls its step().",
-            )
+            remedy = "torch.profiler marks them where the training loop calls its step()."
+            raise OverlaplabError("has no steps to cut at", path=trace.path, rank=trace.rank, remedy=remedy)
     low = min(map(min, held)) if first is None else first
     high = max(map(max, held)) + 1 if last is None else last
     for trace, present in zip(traces, held, strict=True):
         missing = next((step for step in range(low, high) if step not in present), None)
         if missing is not None or low >= high:
             what = f"no step from {low} up to, not including, {high}" if missing is None else f"no step {missing}"
-            raise OverlaplabError(
-                what, path=trace.path, rank=trace.rank, remedy=f"It holds {numbers_named(sorted(present))}."
-            )
+            has = f"It holds {numbers_named(sorted(present))}."
+            raise OverlaplabError(what, path=trace.path, rank=trace.rank, remedy=has)
     return list(range(low, high))
 
 
@@ -134,8 +128,9 @@ def _choose_events(traces: Sequence[Trace], steps: Collection[int], spans: Seque
         first, last = _span(trace, steps)
         overlapping = [span for span in spans if span[0] <= last and span[1] >= first]  # others' clocks are far apart
         rows = rows_of_steps(trace, steps, (min(start for start, _ in overlapping), max(end for _, end in overlapping)))
-        starts.append(trace.events["ts_ns"].to_numpy()[rows])
-        ends.append(starts[-1] + trace.events["dur_ns"].to_numpy()[rows])
+        begun, ended = event_times(trace.events, rows)
+        starts.append(begun)
+        ends.append(ended)
         damaged |= {*trace.events["correlation"][rows & (trace.events["phase"] == DAMAGED).to_numpy()].tolist()}
         after = _ending_window(trace, steps)
         if after is not None and after.step is not None:
@@ -180,8 +175,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     events, calls = trace.events, launchers(trace)
     windows = [window for window in step_windows(trace) if window.step in steps]
     host = min(window.host_start_ns for window in windows), max(window.host_end_ns for window in windows)
-    starts = events["ts_ns"].to_numpy()
-    ends = starts + events["dur_ns"].to_numpy()
+    starts, ends = event_times(events)
     device = matching(events["category"], is_device_category)
     device = device | ((events["stream"] >= 0).to_numpy() & (calls >= 0))
     called = np.where(calls >= 0, starts[calls], _NEVER)
@@ -196,10 +190,7 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
         communicates = rows & (counting_as(trace, WorkKind.COMMUNICATION))
-        span = (
-            int(starts[communicates].min(initial=span[0])),
-            int(ends[communicates].max(initial=span[1])),
-        )
+        span = (int(starts[communicates].min(initial=span[0])), int(ends[communicates].max(initial=span[1])))
     rows = rows | _neighbours(trace, steps)
     rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
     if after is None:  # the trace may be a slice itself, which marks the end of its last step

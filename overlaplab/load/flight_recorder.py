@@ -130,26 +130,17 @@ def load_dumps(folder: str | os.PathLike[str]) -> FlightDumps:
     if len(files) > MAX_RANKS:
         raise OverlaplabError(f"more than {MAX_RANKS} files", path=folder)
     by_rank: dict[int, Path] = {}
-    for path in files:
-        rank = _rank_in_name(path)
+    for path, rank in files.items():
         if rank in by_rank:
             raise OverlaplabError(f"is of rank {rank}, and so is {by_rank[rank].name}", path=path, remedy=_REMEDY)
         by_rank[rank] = path
     return FlightDumps(str(folder), tuple(_read_rank(rank, by_rank[rank]) for rank in sorted(by_rank)))
 
 
-def _dump_files(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.is_file() and not path.name.startswith(".") and _RANK_IN_NAME.search(path.name)
-    )
-
-
-def _rank_in_name(path: Path) -> int:
-    match = _RANK_IN_NAME.search(path.name)
-    assert match is not None
-    return int(match[1])
+def _dump_files(folder: Path) -> dict[Path, int]:
+    """The files whose names end in a rank, in order of name, with that."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return {path: int(match[1]) for path in files if (match := _RANK_IN_NAME.search(path.name))}
 
 
 def _read_rank(rank: int, path: Path) -> DumpedRank:

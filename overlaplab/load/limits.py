@@ -24,10 +24,8 @@ class Limit:
 
     def error(self, problem: str, *, path: object, remedy: str, enough: int | None = None) -> OverlaplabError:
         """Return the error for what exceeds the limit; `enough` would be a value to raise it to."""
-        raised = f"{self.name}={2 * self.value if enough is None else enough}"
-        return OverlaplabError(
-            problem, path=path, remedy=f"{remedy} If this is intended, raise the limit with {raised}."
-        )
+        remedy += f" If this is intended, raise the limit with {self.name}={enough or 2 * self.value}."
+        return OverlaplabError(problem, path=path, remedy=remedy)
 
 
 MAX_TRACES = Limit("OVERLAPLAB_MAX_TRACES", 2048)

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.load.deflate import deflate
-from overlaplab.load.file import TraceFile
+from overlaplab.load.file.inflate import deflate
+from overlaplab.load.file.trace_file import TraceFile
 
 _FIELDS = "rest.json"
 _ARRAY = "values"
@@ -64,9 +64,7 @@ def unpack(packed: bytes) -> TraceFile:
         document = _DOCUMENT.decode(_read(archive, _FIELDS))
         content: dict[str, Any] = {name: _PLAIN[name].decode(text) for name, text in document.fields.items()}
         for field, described in document.tables.items():
-            columns = {
-                name: _read_column(archive, f"{field}/{name}", description) for name, description in described.items()
-            }
+            columns = {name: _read_column(archive, f"{field}/{name}", how) for name, how in described.items()}
             is_array = list(columns) == [_ARRAY]
             content[field] = columns[_ARRAY] if is_array else pd.DataFrame(columns, copy=False)
     return TraceFile(**content)
@@ -77,11 +75,7 @@ def _put(archive: zipfile.ZipFile, name: str, column: pd.Series[Any]) -> dict[st
     described: dict[str, Any] = {}
     if isinstance(column.dtype, pd.CategoricalDtype):
         categories = column.cat.categories
-        described = {
-            "categories": categories.tolist(),
-            "of": str(categories.dtype),
-            "ordered": bool(column.cat.ordered),
-        }
+        described = {"categories": categories.tolist(), "of": str(categories.dtype), "ordered": column.cat.ordered}
         column = column.cat.codes
     values = column.to_numpy()
     described["dtype"] = str(values.dtype)
@@ -97,7 +91,7 @@ def _read_column(archive: zipfile.ZipFile, name: str, described: dict[str, Any])
     return pd.Categorical.from_codes(values, categories, ordered=described["ordered"])
 
 
-def _write(archive: zipfile.ZipFile, name: str, content: bytes | NDArray[Any]) -> None:
+def _write(archive: zipfile.ZipFile, name: str, content: bytes | NDArray[np.uint8]) -> None:
     archive.writestr(name, deflate.compress(content, _LEVEL))
 
 

@@ -43,9 +43,8 @@ def sources(path: str) -> list[Located]:
     if not files:
         inner = [] if _is_remote(path) else sorted(folder.name for folder in Path(path).iterdir() if folder.is_dir())
         hint = f" Is one of its folders meant: {', '.join(inner[:3])}{' …' if inner[3:] else ''}?" if inner else ""
-        raise OverlaplabError(
-            "holds no trace", path=path, remedy=f"Traces are files named *.json or *.json.gz, one per rank.{hint}"
-        )
+        remedy = f"Traces are files named *.json or *.json.gz, one per rank.{hint}"
+        raise OverlaplabError("holds no trace", path=path, remedy=remedy)
     return files
 
 
@@ -68,11 +67,8 @@ def manifest_text(path: str) -> bytes | None:
 @contextmanager
 def stream(path: str) -> Iterator[BinaryIO | None]:
     """The bytes of a remote file, or of standard input; None for a file on this machine."""
-    if path == STANDARD_INPUT:
-        yield sys.stdin.buffer
-        return
     if not _is_remote(path):
-        yield None
+        yield sys.stdin.buffer if path == STANDARD_INPUT else None
         return
     with _one_line(path):
         fs, inner = _file_system(path)
@@ -166,11 +162,8 @@ def _one_line(path: str) -> Iterator[None]:
     except ImportError as error:
         scheme = path.partition("://")[0].rpartition("::")[2]
         package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-        raise OverlaplabError(
-            f"{scheme}:// is not available here ({error})",
-            path=path,
-            remedy=f"Install it with: pip install {package.get(scheme, 'the package named above')}.",
-        ) from None
+        remedy = f"Install it with: pip install {package.get(scheme, 'the package named above')}."
+        raise OverlaplabError(f"{scheme}:// is not available here ({error})", path=path, remedy=remedy) from None
     except FileNotFoundError:
         raise OverlaplabError("no such file or directory", path=path) from None
     except OSError as error:
@@ -178,8 +171,5 @@ def _one_line(path: str) -> Iterator[None]:
     except Exception as error:
         if not _is_remote(path):
             raise
-        raise OverlaplabError(
-            f"cannot be read ({type(error).__name__}: {str(error) or os.strerror(5)})",
-            path=path,
-            remedy="Check the address and your credentials.",
-        ) from None
+        what = f"cannot be read ({type(error).__name__}: {str(error) or os.strerror(5)})"
+        raise OverlaplabError(what, path=path, remedy="Check the address and your credentials.") from None

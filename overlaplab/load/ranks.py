@@ -9,18 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Tables, Trace, extent
-from overlaplab.load.file import TraceFile
-from overlaplab.load.merged import rank_masks
+from overlaplab.events import Tables, Trace, extent, matching, runtime_calls
+from overlaplab.intervals import Integers, Mask
+from overlaplab.load.file.trace_file import TraceFile
 from overlaplab.load.places import Located
+from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
 _RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d{1,18})(?!\d)|worker(\d{1,18})(?:_|(?:\.\d+)?\.pt\.trace\.json)", re.I)
 """torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
 _MOST = 10**18
 """Numbers of 18 digits fit into 64 bits."""
+_EARLY = 0.02
+"""If a larger share of launches come after what they would have launched, the process is not the launching one."""
 
 
 def names_rank(file: str) -> bool:
@@ -58,7 +60,7 @@ def split_ranks(file: Located, content: TraceFile, assigned: int | None) -> tupl
 
     The rank is the one that the user assigned, else the one in the file, else the one in its name, else None.
     """
-    masks = rank_masks(content, named=names_rank(file.name))
+    masks = _rank_masks(content, named=names_rank(file.name))
     if masks and assigned is not None:
         raise OverlaplabError(f"holds ranks {', '.join(map(str, masks))}, so it cannot be assigned one", path=file.path)
     if masks:
@@ -79,7 +81,7 @@ def _find_rank(file: Located, content: TraceFile) -> int | None:
     return int(match[match.lastindex or 0]) if match else None
 
 
-def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np.bool_] | None = None) -> Trace:
+def _trace(file: Located, content: TraceFile, rank: int | None, mask: Mask | None = None) -> Trace:
     return Trace(
         path=file.path,
         rank=rank,
@@ -98,7 +100,7 @@ def _trace(file: Located, content: TraceFile, rank: int | None, mask: NDArray[np
     )
 
 
-def _select_rows(table: pd.DataFrame, mask: NDArray[np.bool_]) -> pd.DataFrame:
+def _select_rows(table: pd.DataFrame, mask: Mask) -> pd.DataFrame:
     """The rows of some events, renumbered."""
     events = table["event"].to_numpy()
     selected: pd.DataFrame = table[mask[events]].reset_index(drop=True)
@@ -129,11 +131,8 @@ def _all_known(traces: Sequence[Trace]) -> None:
     unknown = next((trace for trace in traces if trace.rank is None), None)
     if unknown is not None and len(traces) > 1:
         name = Path(unknown.path).name
-        raise OverlaplabError(
-            "several files, and this one does not state its rank",
-            path=unknown.path,
-            remedy=f"Say it with --assign-rank {name}=N, put it into the name (rank3.json.gz), or open the file alone.",
-        )
+        remedy = f"Say it with --assign-rank {name}=N, put it into the name (rank3.json.gz), or open the file alone."
+        raise OverlaplabError("several files, and this one does not state its rank", path=unknown.path, remedy=remedy)
 
 
 def _split_by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
@@ -159,9 +158,78 @@ def _refuse(first: Trace, second: Trace) -> None:
     starts, ends = zip(*(extent(trace) or (0, 0) for trace in (first, second)), strict=True)
     overlapping = max(starts) <= min(ends)
     how = "overlapping times" if overlapping else "times that another rank's trace connects"
-    raise OverlaplabError(
-        f"the same rank as {Path(first.path).name}, at {how}",
-        path=second.path,
-        rank=second.rank,
-        remedy=f"Keep one recording per folder, or say the rank with --assign-rank {Path(second.path).name}=N.",
-    )
+    what = f"the same rank as {Path(first.path).name}, at {how}"
+    remedy = f"Keep one recording per folder, or say the rank with --assign-rank {Path(second.path).name}=N."
+    raise OverlaplabError(what, path=second.path, rank=second.rank, remedy=remedy)
+
+
+def _rank_masks(content: TraceFile, *, named: bool) -> dict[int, Mask]:
+    """Mark each rank's events, in order of rank; empty if the file is of one rank. `named`: its name contains a rank.
+
+    Several ranks are in files merged from several processes' traces, and in those of one process that drives several
+    GPUs. Ranks come from the events' arguments, else from the devices. A host process belongs to the rank whose device
+    it drives: its launches and the device's events share correlation numbers. Different processes may use the same
+    numbers, so the right one is that whose launches precede what they launched. A process that drives several devices
+    belongs to all of their ranks.
+    """
+    ranks = content.event_ranks
+    owners = np.full(len(content.events), -1) if ranks is None else np.asarray(ranks, dtype=np.int64)
+    if len(_ranks_of_owners(owners)) < 2:
+        owners = _devices(content, named)
+    if len(_ranks_of_owners(owners)) < 2:
+        return {}
+    pids = content.events["pid"].cat.codes.to_numpy().astype(np.int64)
+    of_pid = _processes(content.events, owners, pids)
+    masks = {}
+    for rank in _ranks_of_owners(owners).tolist():
+        shared = np.isin(pids, [pid for pid, ranks in of_pid.items() if rank in ranks])
+        masks[int(rank)] = (owners == rank) | (shared & (owners < 0))
+    return masks
+
+
+def _ranks_of_owners(owners: Integers) -> Integers:
+    return np.unique(owners[owners >= 0])
+
+
+def _devices(content: TraceFile, named: bool) -> Integers:
+    """The device of every device event; all -1 if devices are not ranks.
+
+    A process with a known rank in a job of several is one rank, whatever devices it uses.
+    """
+    events = content.events
+    device = events["device"].to_numpy()
+    on_device = (events["stream"].to_numpy() >= 0) & (device >= 0)
+    owners = np.where(on_device, device, -1).astype(np.int64)
+    kernels = matching(events["category"], DEVICE_KERNEL_CATEGORIES.__contains__)
+    computing = _ranks_of_owners(np.where(kernels, owners, -1))  # copies alone do not make a device a rank
+    rank_known = named or (content.rank is not None and (content.world_size or 1) > 1)
+    one_rank = rank_known and events["pid"][runtime_calls(events)].nunique() < 2
+    return np.where(np.isin(owners, computing) & (not one_rank), owners, -1)
+
+
+def _processes(events: pd.DataFrame, owners: Integers, pids: Integers) -> dict[int, frozenset[int]]:
+    """The ranks that each process's events without a rank belong to, by the code of its `pid`."""
+    owning = np.unique(pids[owners >= 0]).tolist()
+    of_pid = {pid: frozenset(_ranks_of_owners(owners[pids == pid]).tolist()) for pid in owning}
+    for rank in _ranks_of_owners(owners).tolist():
+        launcher = _launcher(events, owners == rank, owners < 0, pids)
+        if launcher is not None and not (launcher in of_pid and (owners[pids == launcher] >= 0).any()):
+            of_pid[launcher] = of_pid.get(launcher, frozenset()) | {rank}
+    if len({pid for pid in of_pid if (owners[pids == pid] < 0).all()}) == 1:  # one host process: the rest is its own
+        everyone = frozenset(_ranks_of_owners(owners).tolist())
+        of_pid = {int(pid): of_pid.get(int(pid), everyone) for pid in np.unique(pids)}
+    return of_pid
+
+
+def _launcher(events: pd.DataFrame, on_device: Mask, unowned: Mask, pids: Integers) -> int | None:
+    """The process that launched these device events: most of their numbers, none too late, and soonest before."""
+    numbered = (events["correlation"] >= 0).to_numpy()
+    launched = events[["correlation", "ts_ns"]].assign(pid=pids)
+    is_call = runtime_calls(events)
+    calls = launched[is_call & unowned & numbered].drop_duplicates(["pid", "correlation"])
+    ran = launched.loc[on_device & numbered & ~is_call, ["correlation", "ts_ns"]]
+    pairs = calls.merge(ran, on="correlation", suffixes=("_call", "_ran"))
+    pairs["delay_ns"] = pairs["ts_ns_ran"] - pairs["ts_ns_call"]
+    delays = {int(str(pid)): of_process["delay_ns"].to_numpy() for pid, of_process in pairs.groupby("pid")}
+    in_time = [(-len(each), np.median(each), pid) for pid, each in delays.items() if (each < 0).mean() <= _EARLY]
+    return min(in_time)[2] if in_time else None

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.cache import Cache
-from overlaplab.load.file import NotATraceError, TraceFile, read_trace
 from overlaplab.load.file.portions import Decoders, end_with_parent
+from overlaplab.load.file.trace_file import NotATraceError, TraceFile, read_trace
 from overlaplab.load.packed import pack, unpack
 from overlaplab.load.places import Located, stream
 
@@ -161,9 +161,8 @@ def _blame_file(file: Located, *, own_workers: bool) -> Iterator[None]:
     except Exception as error:
         if own_workers:
             raise
-        raise OverlaplabError(
-            f"the executor did not read it ({type(error).__name__}: {error})", path=file.path
-        ) from error
+        what = f"the executor did not read it ({type(error).__name__}: {error})"
+        raise OverlaplabError(what, path=file.path) from error
 
 
 def _run_by_workers(
@@ -201,10 +200,7 @@ def read_here(
 
 
 def _read_here(
-    file: Located,
-    cache: Cache | None,
-    progress: Callable[[float], None] | None,
-    decoders: Decoders | None,
+    file: Located, cache: Cache | None, progress: Callable[[float], None] | None, decoders: Decoders | None
 ) -> TraceFile:
     content = _read(file, progress, decoders)
     if cache and cache.keeps(file):

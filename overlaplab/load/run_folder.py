@@ -17,8 +17,8 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Tables, Trace, extent, known_of
 from overlaplab.folders import MANIFEST_NAME, run_folders
 from overlaplab.load.cache import Cache, is_off
-from overlaplab.load.file import NotATraceError, TraceFile
 from overlaplab.load.file.portions import Decoders
+from overlaplab.load.file.trace_file import NotATraceError, TraceFile
 from overlaplab.load.limits import MAX_TRACES
 from overlaplab.load.places import Located, manifest_text, sources
 from overlaplab.load.ranks import assign_ranks_by_path, find_file, names_rank, one_recording, split_ranks
@@ -61,12 +61,8 @@ def load_run(
     _check_rule(communication)
     files = sources(where)
     if len(files) > MAX_TRACES.value:
-        raise MAX_TRACES.error(
-            f"holds {len(files):,} files named as traces, and at most {MAX_TRACES.value:,} are opened",
-            path=where,
-            remedy="Name a folder that holds one run.",
-            enough=len(files),
-        )
+        what = f"holds {len(files):,} files named as traces, and at most {MAX_TRACES.value:,} are opened"
+        raise MAX_TRACES.error(what, path=where, remedy="Name a folder that holds one run.", enough=len(files))
     assigned_ranks = assign_ranks_by_path(files, assign_ranks or {})
     manifest = load_manifest(where)
     opening = FileOpener(
@@ -76,9 +72,8 @@ def load_run(
         cache=Cache() if cache and not is_off() else None,
     )
     advance = progress or (lambda done, files: None)
-    strays = {
-        file.path for file in files if len(files) > 1 and file.path not in assigned_ranks and not names_rank(file.name)
-    }
+    strays = {file.path for file in files if file.path not in assigned_ranks and not names_rank(file.name)}
+    strays = strays if len(files) > 1 else set()
     opened: list[FileTraces | NotATraceError]
     if of_each is None:
         contents = read_all(files, cache=opening.cache, executor=executor, optional=strays, progress=advance)
@@ -124,10 +119,9 @@ def _check_rule(communication: str | None) -> None:
     try:
         re.compile(communication or "")
     except re.error as error:
-        raise OverlaplabError(
-            f"--communication {communication}: not a regular expression ({error})",
-            remedy="As in --communication 'my_exchange|ring_send', which is searched for in kernels' names.",
-        ) from None
+        remedy = "As in --communication 'my_exchange|ring_send', which is searched for in kernels' names."
+        what = f"--communication {communication}: not a regular expression ({error})"
+        raise OverlaplabError(what, remedy=remedy) from None
 
 
 def _plain_path(path: str | os.PathLike[str]) -> str:
@@ -163,15 +157,11 @@ def load_manifest(path: str) -> Manifest | None:
         raw = _OBJECT.decode(text)
         manifest = replace(_MANIFEST.decode(text), raw=raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OverlaplabError(
-            f"not a readable manifest ({error})", path=file, remedy="Remove it to open the traces without it."
-        ) from None
+        remedy = "Remove it to open the traces without it."
+        raise OverlaplabError(f"not a readable manifest ({error})", path=file, remedy=remedy) from None
     if manifest.format_version != FORMAT_VERSION:
-        raise OverlaplabError(
-            f"format_version {manifest.format_version} is not {FORMAT_VERSION}",
-            path=file,
-            remedy="Use the overlaplab that recorded it.",
-        )
+        what = f"format_version {manifest.format_version} is not {FORMAT_VERSION}"
+        raise OverlaplabError(what, path=file, remedy="Use the overlaplab that recorded it.")
     return manifest
 
 

@@ -131,9 +131,8 @@ def load_watched(folder: str | os.PathLike[str]) -> Watched:
         raise OverlaplabError("not a folder", path=path, remedy="Give the folder that overlaplab.watch writes into.")
     headers = sorted(entry for entry in path.iterdir() if _HEADER_NAME.fullmatch(entry.name))
     if not headers:
-        raise OverlaplabError(
-            "no watched training: there is no rank0.json", path=path, remedy="See docs/watching.md for the two lines."
-        )
+        what = "no watched training: there is no rank0.json"
+        raise OverlaplabError(what, path=path, remedy="See docs/watching.md for the two lines.")
     if len(headers) > MAX_RANKS:
         raise OverlaplabError(f"more than {MAX_RANKS} ranks", path=path)
     with ThreadPoolExecutor(_READERS) as pool:
@@ -149,15 +148,12 @@ def _read_rank(path: Path) -> WatchedRank:
     try:
         header = _DECODER.decode(path.read_bytes())
     except msgspec.DecodeError as error:
-        raise OverlaplabError(
-            f"not the header of a watched rank: {error}", path=path, remedy="Delete the file to read the other ranks."
-        ) from None
+        what, remedy = f"not the header of a watched rank: {error}", "Delete the file to read the other ranks."
+        raise OverlaplabError(what, path=path, remedy=remedy) from None
     if header.format != "overlaplab-watch" or header.version != VERSION:
-        raise OverlaplabError(
-            f"of format {header.format[:40]!r}, version {header.version}; this overlaplab reads version {VERSION}",
-            path=path,
-            remedy="Read it with the overlaplab that wrote it.",
-        )
+        written = f"of format {header.format[:40]!r}, version {header.version}"
+        what = f"{written}; this overlaplab reads version {VERSION}"
+        raise OverlaplabError(what, path=path, remedy="Read it with the overlaplab that wrote it.")
     numbered = _HEADER_NAME.fullmatch(path.name)
     if numbered is None or int(numbered[1]) != header.rank or header.rank >= header.world_size:
         raise OverlaplabError(f"is of rank {header.rank} of {header.world_size}", path=path)

@@ -16,7 +16,8 @@ from made.traces import op, run_of, step
 
 import overlaplab
 from overlaplab import Run
-from overlaplab.events import EVENT_COLUMNS, Group, Tables, Trace, empty_table
+from overlaplab.event_columns import EVENT_COLUMNS
+from overlaplab.events import Group, Tables, Trace, empty_table
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, recorded_collectives
 from overlaplab.findings import run_warnings
 from overlaplab.timeline.timeline import timeline_events

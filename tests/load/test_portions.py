@@ -24,8 +24,9 @@ from pandas.testing import assert_frame_equal
 
 from overlaplab import OverlaplabError, load_run
 from overlaplab.load import reading
-from overlaplab.load.file import inflate, portions, read_trace
+from overlaplab.load.file import inflate, portions
 from overlaplab.load.file.portions import Decoders
+from overlaplab.load.file.trace_file import read_trace
 from overlaplab.load.packed import pack
 
 SAMPLES = Path(__file__).parents[2] / "traces"

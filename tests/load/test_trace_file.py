@@ -10,7 +10,7 @@ import pytest
 from made.traces import event, op, write
 
 from overlaplab import OverlaplabError, load_run
-from overlaplab.events import EVENT_COLUMNS
+from overlaplab.event_columns import EVENT_COLUMNS
 from overlaplab.load.file import inflate
 from overlaplab.load.file.trace_file import read_trace
 

@@ -13,7 +13,8 @@ from made.traces import document, event, op
 
 from overlaplab import OverlaplabError
 from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
-from overlaplab.events import COLLECTIVE_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS, Group
+from overlaplab.event_columns import COLLECTIVE_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS
+from overlaplab.events import Group
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 
 

@@ -18,7 +18,7 @@ import pytest
 from hostile.mutations import damage_once, mutated, seeds
 
 from overlaplab import OverlaplabError
-from overlaplab.events import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS
+from overlaplab.event_columns import COLLECTIVE_COLUMNS, DAMAGED, EVENT_COLUMNS, INPUT_COLUMNS, SYNC_COLUMNS
 from overlaplab.load.file import inflate
 from overlaplab.load.file.trace_file import TraceFile, read_trace
 

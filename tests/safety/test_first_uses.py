@@ -14,7 +14,7 @@ from made.runs import engine_events
 from made.traces import write
 
 from overlaplab.analyses.across_runs.baseline import Baseline
-from overlaplab.load.file import read_trace
+from overlaplab.load.file.trace_file import read_trace
 from overlaplab.load.packed import pack
 
 ROOT = Path(__file__).parents[2]

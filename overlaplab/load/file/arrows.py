@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overlaplab.load.file.columns import Columns, Grown, Integers, as_codes, narrow_to_int32, numbers
+from overlaplab.intervals import Integers, Mask
+from overlaplab.load.file.columns import Columns, Grown, as_codes, narrow_to_int32, numbers
 from overlaplab.load.file.decode import FileEvent
 
 _COLUMNS = {
@@ -37,16 +38,14 @@ class Arrows:
     def __init__(self) -> None:
         self._adjacent = {name: (Grown("int32"), Grown("int32")) for name in _NAMES}
         """Rows and numbers of ends right after their event. (Many small arrays would keep the heap from shrinking.)"""
-        self._searched: dict[str, list[NDArray[np.int64]]] = {name: [] for name in _NAMES}
+        self._searched: dict[str, list[Integers]] = {name: [] for name in _NAMES}
         """Place and number of the other ends, by slice."""
         self._last = _NO_EVENT
         """Time, process and thread of the last event so far."""
         self._leading = dict.fromkeys(_NAMES, 0)
         """How many of the searched ends come before the first event."""
 
-    def append(
-        self, ends: list[FileEvent], is_row: NDArray[np.bool_], places: Sequence[NDArray[Any]], first_row: int
-    ) -> None:
+    def append(self, ends: list[FileEvent], is_row: Mask, places: Sequence[NDArray[Any]], first_row: int) -> None:
         """Add a slice's arrow ends.
 
         `is_row` says which of the slice's entries are events, the others being `ends`; `places` are the time, process
@@ -71,10 +70,9 @@ class Arrows:
         for index, name in enumerate(_NAMES):
             here, far = adjacent & (column == index), ~adjacent & (column == index)
             if here.any():
-                for grown, part in zip(
-                    self._adjacent[name], (before[here] + first_row - 1, identity[here]), strict=True
-                ):
-                    grown.extend(narrow_to_int32(part))
+                event_rows, event_numbers = self._adjacent[name]
+                event_rows.extend(narrow_to_int32(before[here] + first_row - 1))
+                event_numbers.extend(narrow_to_int32(identity[here]))
             if far.any():
                 at = others[far]
                 self._leading[name] += int((before[far] == 0).sum()) if leading else 0

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import EVENT_COLUMNS
-from overlaplab.load.file.arrays import integers, small_integers
+from overlaplab.intervals import Integers
 from overlaplab.load.file.decode import Value
+from overlaplab.load.file.times import integers, small_integers
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Integers = NDArray[np.int64]
 _INT32 = np.iinfo(np.int32)
 _PART_ROWS = 1 << 16
 
@@ -119,9 +119,8 @@ class Columns:
 
     def extend(self, later: Columns) -> dict[str, NDArray[np.int32]]:
         """Add the rows that follow, from columns with codes of their own; the new codes by these, of each column."""
-        new = {
-            name: texts.codes(partial(_look_up, list(later.texts[name].code_of))) for name, texts in self.texts.items()
-        }
+        others = {name: list(texts.code_of) for name, texts in later.texts.items()}
+        new = {name: texts.codes(partial(_look_up, others[name])) for name, texts in self.texts.items()}
         rows = {name: grown.values() for name, grown in later._grown.items()}
         self.append({name: new[name][values] if name in new else values for name, values in rows.items()})
         return new

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from overlaplab.load.file.columns import Texts, numbers
 from overlaplab.load.file.decode import NOTHING, Arguments, Value
 from overlaplab.vocabulary import collective_kind
 
+_numbers = attrgetter("group_size", "sequence", "elements_in", "elements_out", "source", "destination")
 _COMMUNICATES = re.compile(r"record_param_comms$|(gloo|nccl|c10d|_c10d_functional|c10d_functional):", re.I)
 _SHAPED = re.compile(_COMMUNICATES.pattern + "|.*AccumulateGrad", re.I)
 _OUTPUT_FIRST = re.compile(r"c10d::", re.I)
@@ -77,17 +79,7 @@ def _collective(name: str, arguments: Arguments) -> tuple[str, str, int, int, in
     """`COLLECTIVE_COLUMNS`, but for `event`."""
     kind = collective_kind(str(arguments.collective or name)) or ""
     dtype = torch_dtype(arguments.dtype) if isinstance(arguments.dtype, str) else ""
-    values = numbers(
-        [
-            arguments.group_size,
-            arguments.sequence,
-            arguments.elements_in,
-            arguments.elements_out,
-            arguments.source,
-            arguments.destination,
-        ]
-    ).tolist()
-    size, sequence, elements_in, elements_out, source, destination = values
+    size, sequence, elements_in, elements_out, source, destination = numbers(_numbers(arguments)).tolist()
     if elements_in < 0 and elements_out < 0:
         elements_in, elements_out, of_inputs = _from_shapes(name, kind, arguments)
         dtype = dtype or of_inputs

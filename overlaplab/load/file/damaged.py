@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 from overlaplab.load.file.decode import FileEvent, event_from_object
 
@@ -59,9 +60,8 @@ class _Reading:
         """Whether the last event was damaged, so that the next closing bracket is ambiguous."""
         self._end: int | None = None
         """Where the array ends, unless more events follow."""
-        self._decoder = json.JSONDecoder(
-            strict=False, parse_float=str, parse_int=_integer, parse_constant=self._count_absent
-        )
+        numbers: dict[str, Any] = {"parse_float": str, "parse_int": _integer, "parse_constant": self._count_absent}
+        self._decoder = json.JSONDecoder(strict=False, **numbers)
 
     def events(self, text: str, final: bool) -> list[FileEvent]:
         """The events up to the end of the array, or the last whole one in the window."""
@@ -177,9 +177,9 @@ class _Incomplete(Exception):  # noqa: N818 (it is not an error)
 
 
 def _is_incomplete(error: Exception, size: int) -> bool:
-    return isinstance(error, json.JSONDecodeError) and (
-        error.msg.startswith("Unterminated") or error.pos >= size - _INCOMPLETE_CHARACTERS
-    )
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated") or error.pos >= size - _INCOMPLETE_CHARACTERS
 
 
 def _integer(text: str) -> int | None:

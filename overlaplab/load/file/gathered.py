@@ -13,17 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import DAMAGED
+from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file.arrows import Arrows
-from overlaplab.load.file.columns import Columns, Integers, as_codes, narrow_to_int32, number, numbers
+from overlaplab.load.file.columns import Columns, as_codes, narrow_to_int32, number, numbers
 from overlaplab.load.file.communication import Communication
-from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, FileEvent
-from overlaplab.load.file.spans import Spans
+from overlaplab.load.file.decode import NO_ARGUMENTS, NO_DURATION, Arguments, FileEvent, Value
 from overlaplab.load.file.times import ABSENT, Time, counts_ns, nanoseconds, us_as_ns
-from overlaplab.vocabulary import (
-    SYNC_CATEGORY,
-    category_of_uncategorised,
-    names_a_device,
-)
+from overlaplab.vocabulary import SYNC_CATEGORY, category_of_uncategorised, names_a_device
 
 _COMPLETE, _INSTANT, _ARROW, _BEGIN, _END = range(1, 6)
 _PHASES: dict[str | None, int] = {
@@ -206,9 +202,32 @@ def _kinds(events: list[FileEvent]) -> NDArray[np.uint8]:
     return np.frombuffer(kinds, dtype=np.uint8)
 
 
-def _select_events(events: list[FileEvent], chosen: NDArray[np.bool_]) -> list[FileEvent]:
+def _select_events(events: list[FileEvent], chosen: Mask) -> list[FileEvent]:
     return list(compress(events, chosen.tolist()))
 
 
 def _category(event: FileEvent) -> str | None:
     return category_of_uncategorised(str(event.name), event.pid) if event.cat is None else event.cat
+
+
+class Spans:
+    """The open events of each process and thread (`B`), to make complete ones (`X`); an end is the last begin's."""
+
+    def __init__(self) -> None:
+        self.unmatched_ends = 0
+        self._open: dict[tuple[Value, Value], list[tuple[FileEvent, int]]] = {}
+
+    @property
+    def unmatched_begins(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def begin(self, event: FileEvent, time_ns: int) -> None:
+        self._open.setdefault((event.pid, event.tid), []).append((event, time_ns))
+
+    def end(self, event: FileEvent, time_ns: int) -> tuple[FileEvent, int] | None:
+        """The event that ends here and its start in ns; None if none is open."""
+        begun = self._open.get((event.pid, event.tid))
+        if not begun or ABSENT in (time_ns, begun[-1][1]) or time_ns < begun[-1][1]:
+            self.unmatched_ends += 1
+            return None
+        return begun.pop()

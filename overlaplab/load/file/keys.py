@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -31,14 +31,14 @@ class Keys(msgspec.Struct):
 _KEYS = msgspec.json.Decoder(Keys)
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class Process(TypedDict):
     """The process, from `distributedInfo` and `host_name`; None where unknown."""
 
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    host: str | None = None
-    groups: tuple[Group, ...] = ()
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    groups: tuple[Group, ...]
 
 
 def keys_before(text: bytes) -> Keys | None:
@@ -95,10 +95,8 @@ def base_ns(keys: Keys, repairs: Counter[str]) -> int:
 
 def process(keys: Keys) -> Process:
     """The process, from `distributedInfo` and `host_name`."""
-    info = keys.distributedInfo
+    info = keys.distributedInfo if isinstance(keys.distributedInfo, dict) else {}
     host = _text(keys.host_name) if isinstance(keys.host_name, str) and keys.host_name else None
-    if not isinstance(info, dict):
-        return Process(host=host)
     rank, size = number(info.get("rank")), number(info.get("world_size"))
     backend, groups = info.get("backend"), info.get("pg_config")
     return Process(

@@ -73,9 +73,8 @@ def _gather_portions(slices: Slices, gathered: Gathered, decoders: Decoders) -> 
     underway: deque[tuple[Portion, Future[tuple[Gathered, Counter[str]] | None]]] = deque()
     try:
         while True:
-            while len(underway) < _PORTIONS_PER_WORKER * decoders.count and (
-                portion := slices.take_portion(PORTION_CHUNKS)
-            ):
+            most = _PORTIONS_PER_WORKER * decoders.count
+            while len(underway) < most and (portion := slices.take_portion(PORTION_CHUNKS)):
                 underway.append((portion, decoders.submit(decode_portion, portion, gathered.ns)))
             if not underway:
                 return

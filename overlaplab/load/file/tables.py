@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import COLLECTIVE_COLUMNS, DAMAGED, INPUT_COLUMNS, SYNC_COLUMNS
-from overlaplab.events import matching
-from overlaplab.load.file.columns import Integers
+from overlaplab.events import calls_of, event_times, matching
+from overlaplab.intervals import Integers
 from overlaplab.load.file.gathered import Gathered
-from overlaplab.load.file.impossible_times import impossible_times
 from overlaplab.load.file.times import LIMIT_NS
 from overlaplab.vocabulary import is_device_category, is_host_category
 
+_MAX_CLOCK_OFFSET_NS = 1_000_000_000
+"""A host's and its device's clock differ by less, beyond what they differ throughout the recording."""
+_MAX_BEHIND_NS = 60_000_000_000
+"""The profiler waits for the device when it stops, so no device event lies a minute away from all that the host did."""
+_NEVER = np.iinfo(np.int64).min
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileTables:
+
+class FileTables(TypedDict):
     events: pd.DataFrame
     collectives: pd.DataFrame
     inputs: pd.DataFrame
@@ -59,7 +62,7 @@ def _without_impossible_times(
     gathered: Gathered, events: pd.DataFrame, order: NDArray[np.intp], zero_ns: int
 ) -> tuple[pd.DataFrame, NDArray[np.intp]]:
     """The events, and their rows in the file, with device events at impossible times damaged, at their launch."""
-    rows, launched_ns = impossible_times(events, zero_ns)
+    rows, launched_ns = _impossible_times(events, zero_ns)
     phase = events["phase"].array
     untimed = np.flatnonzero(matching(events["category"], is_device_category) & np.asarray(phase == "i"))
     if len(untimed):
@@ -105,3 +108,30 @@ def _column(values: Sequence[Any], dtype: str) -> object:
         codes = [texts.setdefault(value, len(texts)) for value in values]
         return pd.Categorical.from_codes(codes, pd.Index(list(texts), dtype=object))
     return np.array(values, dtype=dtype)
+
+
+def _impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[Integers, Integers]:
+    """The rows of device events at impossible times, and when each was launched; if unknown, the host's first moment.
+
+    Such are times before the launch, or long after all that the host did: profilers now and then give an event no time
+    at all (`"ts": 0`, pytorch/kineto#109), or that of another clock (pytorch/pytorch#192021), and one would stretch its
+    step by years. `zero_ns` is what a time of 0 in the file became.
+    """
+    category = events["category"]
+    device = np.flatnonzero(matching(category, is_device_category) | (events["stream"].to_numpy() >= 0))
+    host = np.flatnonzero(matching(category, is_host_category))
+    if not len(device) or not len(host):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    starts, (begins, ends) = events["ts_ns"].to_numpy(), event_times(events, device)
+    calls = calls_of(events, device)  # of merged processes with the same numbers the first, so that none is late
+    launched = np.where(calls >= 0, starts[calls], _NEVER)
+    delay = begins - launched
+    timed = (launched != _NEVER) & (begins != zero_ns)
+    usual = int(np.median(delay[timed])) if timed.any() else 0
+    early = (launched != _NEVER) & (delay < min(usual, 0) - _MAX_CLOCK_OFFSET_NS)
+    early |= (launched != _NEVER) & (delay < 0) & (begins == zero_ns) & (ends == zero_ns)
+    first_ns, last_ns = int(starts[host].min()), int(event_times(events, host)[1].max())
+    far = begins < first_ns + min(usual, 0) - _MAX_BEHIND_NS
+    far |= ends > last_ns + max(usual, 0) + _MAX_BEHIND_NS
+    wrong = early | far
+    return device[wrong], np.where(launched != _NEVER, launched, first_ns)[wrong]

@@ -8,19 +8,17 @@ whole text.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
+from overlaplab.intervals import Integers
 from overlaplab.load.file.gathered import Gathered
 from overlaplab.load.file.inflate import Source, open_file
 from overlaplab.load.file.keys import base_ns, device_names, process
@@ -50,7 +48,7 @@ class TraceFile:
     """With the columns of `INPUT_COLUMNS`."""
     syncs: pd.DataFrame
     """With the columns of `SYNC_COLUMNS`."""
-    event_ranks: NDArray[np.int64] | None
+    event_ranks: Integers | None
     """The rank in each event's arguments, -1 where absent; None if no event has one."""
     rank: int | None
     world_size: int | None
@@ -84,12 +82,9 @@ def read_trace(
         with open_file(Path(path)) if file is None else nullcontext(file) as stream, without_garbage_collection():
             return _read(Source(path, stream), path, progress, decoders)
     except NoTraceError as error:
-        refused = NotATraceError(
-            f"not a torch.profiler trace ({error})",
-            path=path,
-            remedy="A trace is what torch.profiler's export_chrome_trace or tensorboard_trace_handler writes; "
-            "move other files away.",
-        )
+        writers = "torch.profiler's export_chrome_trace or tensorboard_trace_handler"
+        remedy = f"A trace is what {writers} writes; move other files away."
+        refused = NotATraceError(f"not a torch.profiler trace ({error})", path=path, remedy=remedy)
         refused.reason = str(error)
         raise refused from None
     except OSError as error:
@@ -101,39 +96,22 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None, 
     most = MAX_EVENTS.value
     for number, _ in enumerate(gather(slices, gathered, decoders), 1):
         if gathered.columns.rows > most:
-            raise MAX_EVENTS.error(
-                f"holds over {most:,} events", path=path, remedy="Each takes about 65 bytes of memory."
-            )
+            takes = "Each takes about 65 bytes of memory."
+            raise MAX_EVENTS.error(f"holds over {most:,} events", path=path, remedy=takes)
         if progress and number % _TOLD_SLICES == 0:
             progress(source.read_bytes)
     tables = file_tables(gathered, base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
-    if not len(tables.events) and repairs:
-        raise NoTraceError(_sentences(repairs)[0])
-    described = process(slices.keys)
+    warnings = [f"{count} {what}" for what, count in repairs.items()]
+    if not len(tables["events"]) and warnings:
+        raise NoTraceError(warnings[0])
+    if source.damage is not None or not slices.whole:
+        why = source.damage or "the file is cut short, as by a job that was killed while it wrote"
+        warnings.insert(0, f"{why}: only the whole events before that were loaded")
     return TraceFile(
-        events=tables.events,
-        collectives=tables.collectives,
-        inputs=tables.inputs,
-        syncs=tables.syncs,
-        event_ranks=tables.event_ranks,
-        rank=described.rank,
-        world_size=described.world_size,
-        backend=described.backend,
-        host=described.host,
-        groups=described.groups,
+        **tables,
+        **process(slices.keys),
         devices=device_names(slices.keys),
         unknown_device=tuple(gathered.unknown_device),
-        warnings=(*_cut_short(source, slices), *_sentences(repairs)),
+        warnings=tuple(warnings),
     )
-
-
-def _cut_short(source: Source, slices: Slices) -> tuple[str, ...]:
-    if source.damage is None and slices.whole:
-        return ()
-    why = source.damage or "the file is cut short, as by a job that was killed while it wrote"
-    return (f"{why}: only the whole events before that were loaded",)
-
-
-def _sentences(repairs: Counter[str]) -> list[str]:
-    return [f"{count} {what}" for what, count in repairs.items()]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlaplab.analyses.across_runs.baseline import stored_baseline
-from overlaplab.load.file import read_trace
+from overlaplab.load.file.trace_file import read_trace
 from overlaplab.load.packed import unpack
 from overlaplab.load.raw_events import RawEvents
 from overlaplab.load.run_folder import load_manifest
