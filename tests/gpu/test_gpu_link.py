@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 from devices.gpu_testing import GPU_TESTS, limit, run
-from overlaplab_engine.labels import parse
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, make
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import train_step
 from ranks.engine_trials import BATCHES, COLLECTIVE, OURS, SMALL_CAP_MB, transformer
+from ranks.label_texts import parse
 from ranks.phantom_trials import group_of, train
 from strategies import ALONE
 from torch.profiler import ProfilerActivity, profile

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from devices.gpu_testing import GPU_TESTS, limit, run
 from overlaplab_engine import Recorder
-from overlaplab_engine.labels import Word, parse
+from overlaplab_engine.labels import Word
 from overlaplab_engine.recording.device_events import probe
+from ranks.label_texts import parse
 from torch import nn
 
 pytestmark = GPU_TESTS
