@@ -24,7 +24,7 @@ _FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
 def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
     """Raise `OverlaplabError` where a recording cannot be trusted to say anything about other settings.
 
-    `needs_all_ranks`: on CPUs all but edits need them, see `simulate.programs.required`.
+    `needs_all_ranks`: on CPUs all but edits need them.
     """
     manifest = run.manifest
     if manifest is None:
