@@ -1173,6 +1173,7 @@ class TimelineView {
   describe() {
     this.fillLegend();
     this.nameSelected();
+    this.root.querySelector("button.host").ariaExpanded = String(this.unfolded.has(this.hostInFocus()));
     const ranks = new Set(this.rows.map(({ lane }) => lane.rank)).size;
     const lanes = this.rows.filter(({ lane }) => lane.kind !== "folded").length;
     const [from, to] = this.window();

@@ -84,7 +84,9 @@ def test_a_key_unfolds_the_host_and_the_address_keeps_it(page: Page, address: st
     page.wait_for_selector(".timeline:not([data-painted='0'])")
     wait_for_hosts(page, 1, before)
     assert len(rows_of(page, 0.2, PAUSE)) > 5
+    expect(page.locator("button.host")).to_have_attribute("aria-expanded", "true")
     page.locator("button.host").click()
+    expect(page.locator("button.host")).to_have_attribute("aria-expanded", "false")
     expect(page.locator(".legend")).not_to_contain_text("host:")
     assert not len(rows_of(page, 0.2, PAUSE))
     page.wait_for_url(re.compile("^(?!.*hosts=)"))
