@@ -19,7 +19,7 @@ from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
 from overlaplab.analyses.exposed import CAUSES, exposed, exposed_moments
-from overlaplab.analyses.idle import host_role, idle
+from overlaplab.analyses.idle import host_role, idle, loads_in_workers
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.late_rank import is_chronic, late_rank_names, late_rank_phases, late_steps, latest_rank
 from overlaplab.analyses.memory import memory, peaks
@@ -98,6 +98,7 @@ __all__ = [
     "latest_rank",
     "launched_after_backward",
     "load_ranks",
+    "loads_in_workers",
     "memory",
     "parse_condition",
     "peaks",

@@ -26,6 +26,7 @@ from overlaplab.events import (
     activity,
     counting_as,
     empty_table,
+    host_ranges,
     launchers,
     launches_graphs,
     once_per_trace,
@@ -39,7 +40,7 @@ from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule
+from overlaplab.vocabulary import DATA_LOADING, Rule
 
 HostRole: TypeAlias = Literal["computes", "launches", "launches graphs"]
 """What a host does for a step: on a CPU it computes; for a device it launches kernels, perhaps as CUDA graphs."""
@@ -99,6 +100,12 @@ def host_role(run: Run) -> HostRole:
     if any(rule_of(trace) is Rule.CPU for trace in run.traces):
         return "computes"
     return "launches graphs" if any(map(launches_graphs, run.traces)) else "launches"
+
+
+def loads_in_workers(run: Run) -> bool:
+    """Whether a rank's DataLoader has worker processes, as torch's range of its iterator says."""
+    name = f"{DATA_LOADING}#_MultiProcessingDataLoaderIter"
+    return any(host_ranges(trace.events, lambda each: each.startswith(name)).any() for trace in run.traces)
 
 
 @once_per_trace

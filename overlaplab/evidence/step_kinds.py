@@ -69,13 +69,13 @@ def _alternate(spans_ns: NDArray[np.float64]) -> bool:
 def kind_period(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
     """Every how many steps a kind comes that these steps are of; None where that is not known of the recorded ones.
 
-    It is known from two periods on.
+    It is known from two periods on. Steps in a row have none.
     """
     gaps = set(np.diff(sorted(steps)).tolist())
     if len(gaps) != 1:
         return None
     (period,) = gaps
-    return int(period) if len(recorded) >= 2 * period else None
+    return int(period) if 1 < period <= len(recorded) / 2 else None
 
 
 @once_per_trace

@@ -253,5 +253,5 @@ def best_buckets_remark(best: pd.DataFrame | None) -> str | None:
     late = max(int(best["end_ns"].max()) - int(best["last_ns"].iloc[0]), 0)
     return (
         f"Last row: the best buckets found on the same link, {count(len(best), 'bucket')} of {' to '.join(sizes)};"
-        f" {ms(late)} of {'it' if len(best) == 1 else 'them'} cannot be hidden."
+        f" {'it' if len(best) == 1 else 'the last'} ends {ms(late)} after the last gradient."
     )

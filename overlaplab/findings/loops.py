@@ -36,6 +36,8 @@ class Loop:
     """Whether it averages gradients with all-reduces of its own."""
     roots: int = 0
     """How many roots of FSDP2 are told apart, where there are several."""
+    loads_in_workers: bool = False
+    """Whether its DataLoader has worker processes already."""
 
 
 _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}

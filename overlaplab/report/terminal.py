@@ -215,7 +215,8 @@ def compare(runs: Sequence[Run], selection: Selection, *, every: bool = False) -
     else:
         table = analyses.compare(runs, selection)
         yield from _tables(tables.compare_rows(table), "Runs compared", every=every)
-        yield f"{findings.compare_finding(table)}."
+        if len(runs) > 1:  # else a baseline or a requirement is what it is compared with
+            yield f"{findings.compare_finding(table)}."
         notes = findings.compare_notes(table)
         batches = analyses.largest_batches(runs, selection)
         if (rows := tables.batches_rows(batches)) is not None:

@@ -159,7 +159,12 @@ class RunTables:
         sources |= {"by hand"} if analyses.averages_by_hand(self.run) else set()
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
         several = bool((buckets["passes"] > 1).any()) or self.summary["step_kind"].nunique() > 1
-        return replace(loop, host=analyses.host_role(self.run), accumulates=loop.accumulates or several)
+        return replace(
+            loop,
+            host=analyses.host_role(self.run),
+            accumulates=loop.accumulates or several,
+            loads_in_workers=analyses.loads_in_workers(self.run),
+        )
 
     @cached_property
     def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:

@@ -589,9 +589,9 @@ def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
             *("exposed_ms", "rest_ms", "overlap_ratio", "runs", "lowest_ms", "highest_ms", "steps"),
         ),
         narrow=columns("sweep", "bucket_cap_mb", "runs", "buckets", *times, "on_link"),
-        legend="ms; step: median over every rank's steps, ± their spread; alone (compute only) + hidden + exposed +"
-        " rest (memory, idle) = step; hidden: communication while the rank computes; on link: first start to last end"
-        " in the first rank's step nearest the median",
+        legend="ms; step: median over every rank's steps, ± their spread, divided by all steps' shares into alone"
+        " (compute only), hidden (communication while the rank computes), exposed and rest (memory, idle); on link:"
+        " first start to last end in the first rank's step nearest the median",
         notes=findings.sweep_notes(table),
     )
 

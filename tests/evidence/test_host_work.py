@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pytest
 from made.traces import event, launched, run_of, step
 from samples import sample_run
 
+from overlaplab.analyses import loads_in_workers
 from overlaplab.evidence.host_work import host_work
+from overlaplab.findings.actions.words import Case
+from overlaplab.findings.actions.words import host_work as host_work_words
+from overlaplab.findings.loops import Loop
 from overlaplab.vocabulary import DATA_LOADING
 
 LOADING = f"{DATA_LOADING}#_SingleProcessDataLoaderIter.__next__"
@@ -56,3 +62,18 @@ def test_without_passes_nothing_is_between_them(tmp_path: Path) -> None:
     (trace,) = run_of(tmp_path, [step(3, 0, 1000), named("saving", 820, 900)]).traces
     assert host_work(trace) == ()
     assert host_work(sample_run("torch-ddp").traces[0]) == ()
+
+
+@pytest.mark.parametrize(
+    ("iterator", "advice"),
+    [
+        ("_SingleProcess", "loading data in the background (num_workers of its DataLoader)"),
+        ("_MultiProcessing", "loading data faster: more num_workers of its DataLoader, or less work per sample"),
+    ],
+)
+def test_a_loader_with_workers_is_not_advised_to_have_some(tmp_path: Path, iterator: str, advice: str) -> None:
+    """torch's ranges name the iterator's class (`torch/utils/data/dataloader.py`)."""
+    loading = named(f"{DATA_LOADING}#{iterator}DataLoaderIter.__next__", 0, 100)
+    run = run_of(tmp_path, [step(3, 0, 1000), loading])
+    loop = Loop(loads_in_workers=loads_in_workers(run))
+    assert host_work_words(Case(loop=loop, rows=pd.DataFrame(), what=DATA_LOADING)) == advice

@@ -973,15 +973,18 @@ class TimelineView {
     this.tell(PAUSE);
   }
 
-  // To the next exposed stretch of the rank (1) or the one before (-1); at first to one in view.
+  // To the next exposed stretch of the rank (1) or the one before (-1) from what is selected, if it begins in view; else
+  // to one in view.
   stretch(way) {
     const lane = this.exposedLane();
     if (lane === undefined) return;
     const list = stretchesOf(this.run, lane);
-    const within = list.findIndex(({ begin, end }) => begin <= this.run.start[this.event] && this.run.start[this.event] < end);
-    const selected = this.event >= lane.first && this.event < lane.end ? list[within]?.begin : this.run.start[this.event];
-    const edge = way > 0 ? this.from - 1 : this.to + 1;
-    this.showStretch(lane, stretchBeside(list, selected ?? edge - this.run.base_ns, way));
+    const start = this.run.start[this.event];
+    const isExposed = this.event >= lane.first && this.event < lane.end;
+    const selected = isExposed ? list.find(({ begin, end }) => begin <= start && start < end)?.begin : start;
+    const [from, to] = [this.from, this.to].map((time) => time - this.run.base_ns);
+    const isSeen = selected >= from && selected <= to; // not of no event, whose start is undefined
+    this.showStretch(lane, stretchBeside(list, isSeen ? selected : way > 0 ? from - 1 : to + 1, way));
   }
 
   // To the rank's longest exposed stretch, of the step in the middle of the window or of all steps.

@@ -104,6 +104,8 @@ def first_bucket(case: Case) -> str:
 
 def host_work(case: Case) -> str:
     """Less of what the host does between the passes."""
+    if case.what == DATA_LOADING and case.loop.loads_in_workers:
+        return "loading data faster: more num_workers of its DataLoader, or less work per sample"
     if case.what == DATA_LOADING:
         return "loading data in the background (num_workers of its DataLoader)"
     return f"less of “{shorten(str(case.what), 40)}” between the passes"

@@ -59,11 +59,11 @@ def bound_finding(
 def _played_finding(bound: Mapping[str, Any], span: int, alone: int) -> str:
     """Where buckets were played with all ranks."""
     best, least = int(bound["found_ns"]), int(bound["least_ns"])
-    gap = f", no less than about {ms(least)} with any" if best - least > LITTLE_GAIN * span else ""
+    gap = f" (with any at least about {ms(least)})" if best - least > LITTLE_GAIN * span else ""
     if span - best <= LITTLE_GAIN * span:
         return (
-            f"That step takes {ms(span)}, and would take {ms(alone)} without any communication: the best buckets found"
-            f" gain {ms(max(span - best, 0))}{gap}."
+            f"That step takes {ms(span)}; the best buckets found gain {ms(max(span - best, 0))}{gap}. Without any"
+            f" communication it would take {ms(alone)}."
         )
     return (
         f"That step takes {ms(span)}: {ms(best)} with the best buckets found{gap}, and {ms(alone)} without any"

@@ -48,6 +48,14 @@ def stretch(page: Page) -> str:
     return page.locator(".stretch").inner_text()
 
 
+def test_what_is_selected_out_of_view_is_no_place_to_go_on_from(page: Page, address: str) -> None:
+    """Summary's links select a collective that may begin before the time that they show."""
+    open_timeline(page, address, "stretches", "&from=1000000&to=2000000&event=0-0")
+    page.locator(".stage").focus()
+    page.keyboard.press("n")
+    assert stretch(page) == "3 of 3, rank 0: 50 µs"
+
+
 def test_keys_lead_from_one_exposed_stretch_to_the_next(stage: Page) -> None:
     page = stage
     seen = []
