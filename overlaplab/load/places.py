@@ -42,7 +42,8 @@ def sources(path: str) -> list[Located]:
     files = _remote_sources(path) if _is_remote(path) else _local_sources(Path(path))
     if not files:
         inner = [] if _is_remote(path) else sorted(folder.name for folder in Path(path).iterdir() if folder.is_dir())
-        hint = f" Is one of its folders meant: {', '.join(inner[:3])}{' …' if inner[3:] else ''}?" if inner else ""
+        named = f"{', '.join(inner[:3])}{' …' if inner[3:] else ''}"
+        hint = f" Is one of its folders meant: {named}? `overlaplab compare` takes them all." if inner else ""
         remedy = f"Traces are files named *.json or *.json.gz, one per rank.{hint}"
         raise OverlaplabError("holds no trace", path=path, remedy=remedy)
     return files
