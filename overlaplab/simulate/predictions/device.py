@@ -121,7 +121,7 @@ def _programs(run: Run, setting: Setting) -> DevicePrograms:
         raise refusal(run, what)
     programs = require_device(run)
     if setting.link and not programs.members:
-        what = "when all ranks had come to a collective is not known of any"
+        what = "it shows of no collective when all ranks had come to it"
         raise refusal(run, what, "Open all ranks' traces together.")
     return programs
 
