@@ -66,7 +66,7 @@ def short_words(text: str) -> str:
     return re.split(r": | \(|, ", text, maxsplit=1)[0]
 
 
-ACTIONS_TITLE = "What would help, by gain per step of training"
+ACTIONS_TITLE = "What would help, the advice first: gain per step of training"
 
 
 def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
