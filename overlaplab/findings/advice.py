@@ -34,9 +34,6 @@ _CHANGES_LEAST = ("first_bucket", "cap", "prefetch", "cap_and_first_bucket")
 """What can be set by options: of those that gain as much the first is advised. A list of buckets is named beside it."""
 
 
-_AGAIN = "Record it again on a quiet machine, or more steps, so that at least three of them are undisturbed."
-
-
 def advice_refused(run: Run) -> tuple[str, str] | None:
     """Why nothing can be said of other settings, and what to do about it; None where it can."""
     manifest = run.manifest
@@ -51,7 +48,9 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     left = steps - len(disturbed(manifest))
     if left < min(ENOUGH_STEPS, steps):
         why = describe_machine(manifest) or "link not attained in some steps"
-        return f"{why}: {count(left, 'step')} of {steps} undisturbed", _AGAIN
+        more = "Recorder(…, steps=12)" if manifest.by_recorder else "--steps 12"
+        again = f"Record it again on a quiet machine, or more steps ({more}), so that at least three are undisturbed."
+        return f"{why}: {count(left, 'step')} of {steps} undisturbed", again
     if not simulate.fits(run):
         beyond = "every other cap would send more than twice, or less than half, of what was measured"
         emulated = "" if manifest.by_recorder else ", or behind an emulated link"
