@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from overlaplab.columns import columns
 from overlaplab.load import load_run
 from overlaplab.report.blocks import cells
 from overlaplab.report.terminal import buckets, terminal_table
-from overlaplab.sections.blocks import Chart, Lines, TableBlock
+from overlaplab.sections.blocks import Bars, Chart, Lines, TableBlock
 from overlaplab.sections.run import buckets_section, collectives_section, gathers_section
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.summary import summary_section
 from overlaplab.sections.tables import collectives_rows, lines_rows, sizes_rows
-from overlaplab.selection import EVERYTHING
+from overlaplab.selection import EVERYTHING, Selection
 
 
 def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_path: Path) -> None:
@@ -132,3 +134,20 @@ def test_few_sizes_are_a_table_instead_of_charts() -> None:
     many = rows.assign(bytes=range(1_000, 1_000 + 100 * len(rows), 100))
     assert sizes_rows(many) is None
     assert sizes_rows(rows.assign(bytes=pd.array([None] * len(rows), dtype="Int64"))) is None
+
+
+def test_a_cause_leads_to_the_bucket_that_has_most_of_it() -> None:
+    """Which is the one that its line names, and not the longest in the time that all of them span."""
+    tables = sample_tables("bucketed")
+    diagnosis = tables.diagnosis
+    assert diagnosis is not None
+    rows = analyses.buckets(tables.run, Selection(ranks=[diagnosis.rank or 0], steps=[diagnosis.step or 0]))
+    named = 0
+    for block in summary_section(tables, diagnosis, None).blocks:
+        for bar in block.bars if isinstance(block, Bars) and not block.predicted else ():
+            if bar.spot is not None and (number := re.search(r"most in bucket (\d)", " ".join(bar.lines))):
+                row = rows[rows["index"] == int(number[1])].iloc[0]
+                start, end = (at - diagnosis.start_ns for at in bar.spot["carried"])
+                assert row["start_ns"] - 1_000_000 <= start <= end <= row["end_ns"] + 1_000_000
+                named += 1
+    assert named >= 2

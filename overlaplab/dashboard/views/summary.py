@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from overlaplab import findings
@@ -33,7 +35,8 @@ def page() -> None:
         show_warnings(opened)
     if chosen is not None:
         span = chosen["start_ns"], chosen["end_ns"]
-        show_spot(opened, *span, chosen["rank"], room=0.2, least_ns=50_000, cause=chosen.get("cause"))
+        about: dict[str, Any] = {"cause": chosen.get("cause"), "carried": chosen.get("carried")}
+        show_spot(opened, *span, chosen["rank"], room=0.2, least_ns=50_000, **about)
 
 
 page()
