@@ -26,7 +26,6 @@ from overlaplab.events import (
     activity,
     counting_as,
     empty_table,
-    host_ranges,
     launchers,
     launches_graphs,
     once_per_trace,
@@ -36,11 +35,12 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.host_waits import host_waits
+from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import DATA_LOADING, Rule
+from overlaplab.vocabulary import Rule
 
 HostRole: TypeAlias = Literal["computes", "launches", "launches graphs"]
 """What a host does for a step: on a CPU it computes; for a device it launches kernels, perhaps as CUDA graphs."""
@@ -103,9 +103,8 @@ def host_role(run: Run) -> HostRole:
 
 
 def loads_in_workers(run: Run) -> bool:
-    """Whether a rank's DataLoader has worker processes, as torch's range of its iterator says."""
-    name = f"{DATA_LOADING}#_MultiProcessingDataLoaderIter"
-    return any(host_ranges(trace.events, lambda each: each.startswith(name)).any() for trace in run.traces)
+    """Whether a rank's DataLoader has worker processes."""
+    return any(map(has_loader_workers, run.traces))
 
 
 @once_per_trace

@@ -27,6 +27,7 @@ from overlaplab.events import (
 from overlaplab.evidence.collective_facts import could_start
 from overlaplab.evidence.exposed_waits import exposed_waits
 from overlaplab.evidence.host_waits import host_waits
+from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import purposes
@@ -39,7 +40,7 @@ _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
     *(recorded_collectives, steps_and_labels, could_start, host_waits, purposes, idle_gaps),
-    *(stage_labels, step_signatures, exposed_waits, missing_wait_fields),
+    *(stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
 )
 
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Trace, event_times, launchers, matching, once_per_trace, step_windows
+from overlaplab.events import Trace, event_times, host_ranges, launchers, matching, once_per_trace, step_windows
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.passes import pass_labels
@@ -61,6 +61,13 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
             fields = {"name": name.split("#")[0] or name}
             works.append(Label(start_ns=start_ns, end_ns=end_ns, thread=thread, word="host", fields=fields))
     return tuple(works)
+
+
+@once_per_trace
+def has_loader_workers(trace: Trace) -> bool:
+    """Whether its DataLoader has worker processes, as torch's range names the iterator."""
+    name = f"{DATA_LOADING}#_MultiProcessingDataLoaderIter"
+    return bool(host_ranges(trace.events, lambda each: each.startswith(name)).any())
 
 
 def _launches_nothing(trace: Trace, rows: pd.DataFrame) -> Mask:
