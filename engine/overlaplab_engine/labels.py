@@ -63,7 +63,6 @@ class Word(StrEnum):
     PROCESSOR = "processor", "ran_ns delayed_ns unit phase"
 
 
-KEYS = {word: word.keys for word in Word}
 OPTIONAL = {
     Word.COMM: frozenset({"link", "modelled_ns"}),
     Word.COPY: frozenset({"link", "modelled_ns"}),

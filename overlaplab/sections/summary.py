@@ -92,11 +92,11 @@ def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
         share=part.exposed_ns / longest_ns,
         colour=part.cause.colour,
         lines=[line for line in (part.what, part.remedy) if line],
-        spot={"start_ns": start, "end_ns": end, "rank": rank, "cause": part.cause, "carried": _most(part.rows)},
+        spot={"start_ns": start, "end_ns": end, "rank": rank, "cause": part.cause, "carried": _span_of_largest(part.rows)},
     )
 
 
-def _most(rows: pd.DataFrame) -> tuple[int, int]:
+def _span_of_largest(rows: pd.DataFrame) -> tuple[int, int]:
     """When the collective that has most of a cause had it: the first of rows that are sorted so."""
     return int(rows["start_ns"].iloc[0]), int(rows["end_ns"].iloc[0])
 

@@ -48,9 +48,9 @@ def test_one_run_is_held_against_a_baseline(command: Any, stored: Path) -> None:
     """Of the four recordings of a cap one is held against the others; the largest cap is slower than all of them."""
     options = ("--baseline", stored, "--fail-if", "exposed_comm_ns > 5%")
     assert command("compare", SWEEP / "cap-1-4", *options)[0] == 0
-    code, said, error = command("compare", SWEEP / "cap-25", *options)
+    code, printed, error = command("compare", SWEEP / "cap-25", *options)
     assert code == 1
-    assert "nothing is compared" not in said
+    assert "nothing is compared" not in printed
     assert "exposed_comm_ns changed by +" in error
     code, _, error = command("compare", TRACES / "naive", *options)
     assert (code, error.count("\n")) == (2, 1)

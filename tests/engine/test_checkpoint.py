@@ -382,10 +382,10 @@ def mutant_order_forgotten(comm: Communicator) -> None:
 
 
 @contextmanager
-def untouched(run: Run) -> Iterator[Callable[[Path, str], None]]:
+def unchanged_by_refusals(run: Run) -> Iterator[Callable[[Path, str], None]]:
     """Loads that must fail, on all ranks in the same words, and leave the run as it was."""
 
-    def refused(path: Path, message: str) -> None:
+    def require_refusal(path: Path, message: str) -> None:
         with pytest.raises(EngineError) as raised:
             load_sharded(path, run.strategy, run.optimizer)
         told = str(raised.value)
@@ -394,7 +394,7 @@ def untouched(run: Run) -> Iterator[Callable[[Path, str], None]]:
         assert set(run.strategy.comm.gather_objects(told)) == {told}
 
     before = run.state()
-    yield refused
+    yield require_refusal
     run.has(before)
 
 
@@ -429,7 +429,7 @@ def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
         document["tensors"]["exp_avg_sq.maps.d.bias"] = document["tensors"]["exp_avg.maps.a.bias"]
         (damaged(path, "mixed more") / "checkpoint.json").write_text(json.dumps(document))
     comm.barrier()
-    with untouched(run) as refused:
+    with unchanged_by_refusals(run) as require_refusal:
         for name, message in {
             "no header": "PATH is not a complete checkpoint, checkpoint.json is missing; name one that --save wrote",
             "header cut": "PATH is damaged: JSONDecodeError",
@@ -441,8 +441,8 @@ def damaged_and_foreign_checkpoints(comm: Communicator) -> None:
             "mixed": f"PATH lacks the model's exp_avg_sq.maps.d.bias; {FITS_NOT}",
             "mixed more": "ValueError: its parts do not add up to exp_avg.maps.d.bias; resume from another",
         }.items():
-            refused(path.with_name(f"whole {name}"), message)
-        refused(path / ".metadata", "PATH does not exist; name a directory that --save wrote")
+            require_refusal(path.with_name(f"whole {name}"), message)
+        require_refusal(path / ".metadata", "PATH does not exist; name a directory that --save wrote")
 
 
 class Other(Uneven):
@@ -467,16 +467,16 @@ def another_models_checkpoint(comm: Communicator) -> None:
     path = folder("mine")
     save_sharded(path, saved.strategy, saved.optimizer, 3)
     shape = f"PATH has maps.a.weight [6, 6] float32, the model has [7, 6] float32; {FITS_NOT}"
-    with untouched(Run(comm, ZERO3, model=Other())) as refused:
-        refused(path, shape)
-    with untouched(Run(comm, ZERO1, model=More())) as refused:
-        refused(path, f"PATH lacks the model's e; {FITS_NOT}")
-    with untouched(Run(comm, NAIVE, "bfloat16")) as refused:
-        refused(path, f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}")
+    with unchanged_by_refusals(Run(comm, ZERO3, model=Other())) as require_refusal:
+        require_refusal(path, shape)
+    with unchanged_by_refusals(Run(comm, ZERO1, model=More())) as require_refusal:
+        require_refusal(path, f"PATH lacks the model's e; {FITS_NOT}")
+    with unchanged_by_refusals(Run(comm, NAIVE, "bfloat16")) as require_refusal:
+        require_refusal(path, f"has maps.a.weight [6, 6] float32, the model has [6, 6] bfloat16; {FITS_NOT}")
     more = Run(comm, BUCKETED, model=More())
     save_sharded(path, more.strategy, more.optimizer, 3)
-    with untouched(saved) as refused:
-        refused(path, f"PATH has e, which the model lacks; {FITS_NOT}")
+    with unchanged_by_refusals(saved) as require_refusal:
+        require_refusal(path, f"PATH has e, which the model lacks; {FITS_NOT}")
 
 
 @scenario()

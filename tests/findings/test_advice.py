@@ -177,9 +177,9 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
         assert refused[1].endswith(".")
     for by_recorder, option in ((False, "more steps (--steps 12)"), (True, "more steps (Recorder(…, steps=12))")):
         raw = run.manifest.raw | ({"command": "python train.py"} if by_recorder else {})
-        told = findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=busy, raw=raw)))
-        assert told is not None
-        assert option in told[1]
+        refusal = findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=busy, raw=raw)))
+        assert refusal is not None
+        assert option in refusal[1]
 
 
 def test_a_rank_alone_is_advised_as_on_its_summary() -> None:

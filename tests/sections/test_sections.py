@@ -137,7 +137,7 @@ def test_few_sizes_are_a_table_instead_of_charts() -> None:
 
 
 def test_a_cause_leads_to_the_bucket_that_has_most_of_it() -> None:
-    """Which is the one that its line names, and not the longest in the time that all of them span."""
+    """The bucket is the one that its line names, not the longest in the time that all of them span."""
     tables = sample_tables("bucketed")
     diagnosis = tables.diagnosis
     assert diagnosis is not None

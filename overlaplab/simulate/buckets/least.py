@@ -67,9 +67,8 @@ class Least:
             spans[each.step] += (resumed - each.resumed_ns).mean()
         return spans
 
-    def cuttings(self, ready_ns: Times, took_ns: Times | None = None) -> Iterator[Cutting]:
+    def cuttings(self, ready_ns: Times, took_ns: Times) -> Iterator[Cutting]:
         """The best cuttings for a pass with these times, into one bucket, into two, …; half a launch is before it."""
-        took_ns = self.took_ns if took_ns is None else took_ns
         return best_cuttings((ready_ns - self.cut.host_ns).tolist(), took_ns, 2 * self.cut.host_ns)
 
 

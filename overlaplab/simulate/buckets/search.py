@@ -272,7 +272,7 @@ class BucketSearch:
         """How many gradients each bucket holds with which computation and the last bucket end first."""
         best_ns: int | None = None
         best: tuple[int, ...] = (len(ready_ns),)
-        for number, cutting in enumerate(self.least.cuttings(ready_ns), start=1):
+        for number, cutting in enumerate(self.least.cuttings(ready_ns, self.least.took_ns), start=1):
             alone_ns = int(ready_ns.max()) + 2 * number * self.cut.host_ns
             if best_ns is not None and alone_ns >= best_ns:
                 break

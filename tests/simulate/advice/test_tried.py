@@ -84,9 +84,9 @@ def test_a_depth_takes_as_long_as_what_if_says() -> None:
 
 
 def _gain(run: overlaplab.Run) -> float:
-    """Of a step, by the best depth."""
+    """The share of a step that the best depth gains."""
     spans = overlaplab.summary(run)["span_ns"].sum()
-    return max((1 - own.spans_ns.sum() / spans for own in depths_played(run)), default=0.0)
+    return max((1 - depth.spans_ns.sum() / spans for depth in depths_played(run)), default=0.0)
 
 
 @pytest.mark.alone
