@@ -86,13 +86,14 @@ def action_bars(actions: Sequence[findings.Advised]) -> Bars:
 
 def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
     start, end = int(part.rows["start_ns"].min()), int(part.rows["end_ns"].max())
+    where = {"start_ns": start, "end_ns": end, "carried": _span_of_largest(part.rows)}
     return Bar(
         label=part.name,
         value=ms(part.exposed_ns),
         share=part.exposed_ns / longest_ns,
         colour=part.cause.colour,
         lines=[line for line in (part.what, part.remedy) if line],
-        spot={"start_ns": start, "end_ns": end, "rank": rank, "cause": part.cause, "carried": _span_of_largest(part.rows)},
+        spot={**where, "rank": rank, "cause": part.cause},
     )
 
 
