@@ -128,9 +128,9 @@ def _y_axis(unit: str, **look: Any) -> alt.Axis:
     return alt.Axis(domain=False, ticks=False, minExtent=_AXIS_PX, maxExtent=_AXIS_PX, labelExpr=label, **look)
 
 
-def _segments(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Rows of which the column is known, numbered by stretches: a line is broken where too long nothing is known."""
-    there = rows[rows[column].notna()]
+def _segments(rows: pd.DataFrame, column: str, *drawn: str) -> pd.DataFrame:
+    """What is `drawn` where the column is known, by stretches: a line is broken where too long nothing is known."""
+    there = rows.loc[rows[column].notna(), ["at", *(drawn or [column])]]
     distance = there["at"].diff()
     return _rows(there.assign(segment=(distance > _GAP * distance.mean()).cumsum()))
 
@@ -145,19 +145,21 @@ def _line(rows: pd.DataFrame, column: str, y: alt.Y, table: pd.DataFrame, tone: 
 
 def _band(rows: pd.DataFrame, column: str, scale: alt.Scale, tone: str) -> list[alt.Chart]:
     """From the least to the most of each piece."""
-    there = _segments(rows, column)
+    low, high = f"{column}_low", f"{column}_high"
+    there = _segments(rows, column, low, high)
     if there.empty:
         return []
-    ends = {"y": alt.Y(f"{column}_low:Q", scale=scale), "y2": alt.Y2(f"{column}_high:Q")}
+    ends = {"y": alt.Y(f"{low}:Q", scale=scale), "y2": alt.Y2(f"{high}:Q")}
     drawn = Layer(there).mark_area(color=tone, opacity=0.22, clip=True)
     return [drawn.encode(x=_x(rows), **ends, detail="segment:N")]
 
 
 def _kind(rows: pd.DataFrame, y: alt.Y, table: pd.DataFrame, tones: Palette) -> list[alt.Chart]:
     """Steps of a kind: spikes out of the ordinary ones, or a line where they are many."""
+    drawn = _rows(rows[["at", "span", "base"]])
     if len(rows) > _MAX_SPIKES:
-        return [Layer(_rows(rows)).mark_line(color=tones.soft, strokeWidth=1, opacity=0.7).encode(x=_x(table), y=y)]
-    spikes = Layer(_rows(rows)).mark_rule(color=tones.soft, strokeWidth=1, clip=True)
+        return [Layer(drawn).mark_line(color=tones.soft, strokeWidth=1, opacity=0.7).encode(x=_x(table), y=y)]
+    spikes = Layer(drawn).mark_rule(color=tones.soft, strokeWidth=1, clip=True)
     return [spikes.encode(x=_x(table), y=y, y2=alt.Y2("base:Q"))]
 
 

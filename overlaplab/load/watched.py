@@ -10,6 +10,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class WatchHeader(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(WatchHeader)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WatchedRank:
     """One rank's files."""
 
@@ -103,8 +104,20 @@ class WatchedRank:
 
     def cells_of_kind(self, kind: CellKind) -> npt.NDArray[Any]:
         """The cells of one kind."""
-        cells: npt.NDArray[Any] = self.cells[np.flatnonzero(self.cells["kind"] == kind)]
+        cells: npt.NDArray[Any] = self.cells[self.places_of_kind(kind)]
         return cells
+
+    def places_of_kind(self, kind: CellKind) -> npt.NDArray[np.intp]:
+        """Where the cells of one kind are, in order."""
+        places, ends = self._by_kind
+        return places[ends[kind] : ends[kind + 1]]
+
+    @cached_property
+    def _by_kind(self) -> tuple[npt.NDArray[np.intp], list[int]]:
+        """The places of all cells by kind, and where those of each kind begin: sorted once, of millions of cells."""
+        kinds = np.ascontiguousarray(self.cells["kind"])
+        ends = np.cumsum(np.bincount(kinds, minlength=256)).tolist()
+        return np.argsort(kinds, kind="stable"), [0, *ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +170,9 @@ def _read_rank(path: Path) -> WatchedRank:
     numbered = _HEADER_NAME.fullmatch(path.name)
     if numbered is None or int(numbered[1]) != header.rank or header.rank >= header.world_size:
         raise OverlaplabError(f"is of rank {header.rank} of {header.world_size}", path=path)
-    return WatchedRank(header, _read_cells(path.with_suffix(".cells")))
+    rank = WatchedRank(header, _read_cells(path.with_suffix(".cells")))
+    rank.places_of_kind(CellKind.STEP)  # sorts here, side by side with the other ranks
+    return rank
 
 
 def _read_cells(path: Path) -> npt.NDArray[Any]:

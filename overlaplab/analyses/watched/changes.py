@@ -102,13 +102,14 @@ def change_points(
 
     Parts have at least `shortest` values; `differ` says whether two medians, before and after, differ enough.
     """
-    cuts, parts = [], [(0, len(values))]
+    cuts, parts = [], [(0, np.argsort(values, kind="stable"))]  # each with its places in order of value
     while parts:
-        begin, end = parts.pop()
-        cut = _cut(values[begin:end], shortest, max_chance)
+        begin, places = parts.pop()
+        cut = _cut(values[places], places - begin, shortest, max_chance)
         if cut is not None:
             cuts.append(begin + cut)
-            parts += [(begin, begin + cut), (begin + cut, end)]
+            is_before = places < begin + cut
+            parts += [(begin, places[is_before]), (begin + cut, places[~is_before])]
     cuts.sort()
     while True:
         ends = [0, *cuts, len(values)]
@@ -119,13 +120,15 @@ def change_points(
         cuts.pop(min(alike, key=lambda place: abs(medians[place + 1] - medians[place])))
 
 
-def _cut(values: npt.NDArray[Any], shortest: int, max_chance: float) -> int | None:
-    """The place that divides values best, if chance would hardly divide them so well."""
+def _cut(values: npt.NDArray[Any], places: npt.NDArray[np.intp], shortest: int, max_chance: float) -> int | None:
+    """The place that divides values best, if chance would hardly divide them so well; they are in order of value."""
     count = len(values)
     if count < 2 * shortest:
         return None
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # of equal values the mean of their ranks
+    firsts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    counts = np.diff(firsts, append=count)
+    ranks = np.empty(count)
+    ranks[places] = np.repeat(firsts + (counts + 1) / 2, counts)  # of equal values the mean of their ranks
     sums = 2 * np.cumsum(ranks)[:-1] - np.arange(1, count) * (count + 1)
     inner = np.abs(sums[shortest - 1 : count - shortest])
     place = int(np.argmax(inner))

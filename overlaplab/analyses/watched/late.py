@@ -49,9 +49,10 @@ def _durations(rank: WatchedRank, groups: list[WatchedGroup]) -> pd.DataFrame:
     """How long all-reduces took on a rank; those of DDP together have the number -1. Groups are places in the list."""
     cells = rank.cells
     kinds = cells["kind"]
-    places = np.flatnonzero((kinds == CellKind.ALL_REDUCE) | (kinds == CellKind.DDP_COMMUNICATION))
+    both = (CellKind.ALL_REDUCE, CellKind.DDP_COMMUNICATION)
+    places = np.sort(np.concatenate([rank.places_of_kind(kind) for kind in both]))
     places = places[cells["group"][places] < len(rank.header.groups)]
-    steps = np.flatnonzero(kinds == CellKind.STEP)
+    steps = rank.places_of_kind(CellKind.STEP)
     before = np.searchsorted(steps, places)  # how many steps have begun
     by_ddp = kinds[places] == CellKind.DDP_COMMUNICATION
     places, before, by_ddp = (array[by_ddp | (before > 0)] for array in (places, before, by_ddp))

@@ -30,18 +30,17 @@ def watched_steps(watched: Watched) -> pd.DataFrame:
     forward pass; null where an evaluation lies between), `measured` (whether it is one of a burst), `profiled` (whether
     a profiler ran).
     """
-    step_counts = [int(np.count_nonzero(rank.cells["kind"] == CellKind.STEP)) for rank in watched.ranks]
-    rows = sum(step_counts)
+    rows = sum(len(rank.places_of_kind(CellKind.STEP)) for rank in watched.ranks)
     # Allocated once and written in place: of millions of steps, memory that is touched costs most.
     numbers, spans, data = (np.zeros(rows, np.int64) for _ in range(3))
     flags, unknown = np.zeros(rows, np.uint8), np.ones(rows, bool)
     ranks = np.zeros(rows, np.int32)
     end = 0
     for rank in watched.ranks:
-        places = _step_places(rank)
-        part = slice(end, end := end + len(places))
+        cells = _step_cells(rank)
+        part = slice(end, end := end + len(cells))
         for column, name in ((numbers, "number"), (spans, "value"), (flags, "flags")):
-            column[part] = rank.cells[name][places]
+            column[part] = cells[name]
         ranks[part] = rank.header.rank
         _add_up(rank, CellKind.DATA, numbers[part], data[part], unknown[part])
     table = {
@@ -81,11 +80,11 @@ def equal_stretches(numbers: npt.NDArray[Any]) -> Iterator[tuple[int, slice]]:
             yield int(numbers[begin]), slice(begin, end)
 
 
-def _step_places(rank: WatchedRank) -> npt.NDArray[np.intp]:
-    """Where the rank's steps are among its cells, in order, without those of a number that there was before."""
-    places = np.flatnonzero(rank.cells["kind"] == CellKind.STEP)
-    numbers = rank.cells["number"][places].astype(np.int64)
-    return places if (np.diff(numbers) > 0).all() else places[np.unique(numbers, return_index=True)[1]]
+def _step_cells(rank: WatchedRank) -> npt.NDArray[Any]:
+    """The cells of the rank's steps, in order, without those of a number that there was before."""
+    cells = rank.cells_of_kind(CellKind.STEP)
+    numbers = cells["number"].astype(np.int64)
+    return cells if (np.diff(numbers) > 0).all() else cells[np.unique(numbers, return_index=True)[1]]
 
 
 def _rank_bursts(rank: WatchedRank, table: pd.DataFrame) -> pd.DataFrame:

@@ -131,9 +131,8 @@ def group_word(name: str, description: str) -> str:
 
 def _last_look(rank: WatchedRank) -> _Look:
     cells = rank.cells
-    steps = cells[cells["kind"] == CellKind.STEP]
-    last_step = int(steps["number"][-1]) if len(steps) else -1
-    places = np.flatnonzero(cells["kind"] == CellKind.LOOK)
+    steps, places = (rank.places_of_kind(kind) for kind in (CellKind.STEP, CellKind.LOOK))
+    last_step = int(cells["number"][steps[-1]]) if len(steps) else -1
     look = cells[places[-1]] if len(places) else None
     enqueued, completed = _counts(rank, int(places[-1])) if look is not None else ({}, {})
     since_ns = int(look["value"]) if look is not None else 0
@@ -145,7 +144,7 @@ def _last_look(rank: WatchedRank) -> _Look:
         and before["flags"] == STALLED
         and int(before["number"]) > last_step
         and _counts(rank, int(places[-2]))[0] == enqueued
-        and since_ns >= MIN_STEPS_LONG * int(steps["value"].max(initial=0))
+        and since_ns >= MIN_STEPS_LONG * int(cells["value"][steps].max(initial=0))
     )
     return _Look(
         rank=rank.header.rank,

@@ -12,7 +12,7 @@ import pytest
 from made.watched import MS, eventful, step, write_watched
 
 from overlaplab import analyses
-from overlaplab.analyses.watched.changes import _cut, change_points
+from overlaplab.analyses.watched.changes import change_points
 from overlaplab.analyses.watched.kinds import is_periodic, periodic_steps
 from overlaplab.load.watched import load_watched
 
@@ -54,10 +54,12 @@ def test_the_cut_is_pettitts() -> None:
     def strength(place: int) -> float:
         return abs(float(np.sign(values[place:, None] - values[None, :place]).sum()))
 
-    best = max(range(2, 11), key=strength)
-    assert _cut(values, 2, 2.0) == best
-    assert _cut(values, 7, 2.0) is None
-    assert _cut(values, 2, 1e-9) is None
+    def cuts(shortest: int, max_chance: float) -> list[int]:
+        return change_points(values, shortest, max_chance, lambda before, after: True)
+
+    assert cuts(5, 2.0) == [max(range(5, 8), key=strength)]  # whose parts are too short for another
+    assert max(range(2, 11), key=strength) in cuts(2, 2.0)
+    assert cuts(7, 2.0) == cuts(2, 1e-9) == []
 
 
 def spans(values: Any) -> pd.Series[Any]:
