@@ -61,12 +61,13 @@ def compare(
     with --baseline or --require. With --baseline a change fails only if it lies beyond all of its recordings.
     """
     from overlaplab import analyses, findings
+    from overlaplab.findings.requirements import judge_requirements, parse_requirement
     from overlaplab.report import documents, terminal
 
     stored = None if baseline is None else analyses.stored_baseline(baseline)
     runs = expand_runs(runs)
     conditions = [analyses.parse_condition(text) for text in fail_if or ()]
-    requirements = [findings.parse_requirement(text) for text in require or ()]
+    requirements = [parse_requirement(text) for text in require or ()]
     if len(runs) < 2 and stored is None and (conditions or not requirements):
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
     loaded = load(runs, opening)
@@ -88,7 +89,7 @@ def compare(
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
         with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
             lines = findings.check_lines(analyses.judged(conditions, before, figures))
-            lines += findings.judge_requirements(loaded[-1], requirements, selection) if requirements else []
+            lines += judge_requirements(loaded[-1], requirements, selection) if requirements else []
         if junit is not None:
             from overlaplab.report.junit import junit_xml
 

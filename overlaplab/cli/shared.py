@@ -101,6 +101,9 @@ def progress_bar() -> Iterator[Progress]:
 @contextmanager
 def progress(task: str) -> Iterator[Callable[[float, int], None]]:
     """`progress_bar` for one task; call with how many are done, and how many there are."""
+    if not sys.stderr.isatty():  # rich takes a while to load
+        yield lambda done, total: None
+        return
     with progress_bar() as bar:
         number = bar.add_task(task, total=None)
         yield lambda done, total: bar.update(number, completed=done, total=total)

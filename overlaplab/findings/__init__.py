@@ -98,6 +98,7 @@ from overlaplab.findings.first_screen import (
     summary_title,
     tiles,
 )
+from overlaplab.findings.gates import CheckLine, Outcome, check_lines, gate_title
 from overlaplab.findings.loops import Loop, loop_of
 from overlaplab.findings.marks import event_facts, exposed_name, group_name, mark_name, mark_word
 from overlaplab.findings.predictions import (
@@ -109,14 +110,6 @@ from overlaplab.findings.predictions import (
     not_predicted,
     prediction_lead,
     refuse_to_predict,
-)
-from overlaplab.findings.requirements import (
-    CheckLine,
-    Outcome,
-    check_lines,
-    gate_title,
-    judge_requirements,
-    parse_requirement,
 )
 from overlaplab.findings.runs import (
     describe_link,

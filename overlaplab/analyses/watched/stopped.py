@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from overlaplab.load.watched import FAILED, STALLED, CellKind, Watched, WatchedGroup, WatchedRank
