@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -65,7 +65,11 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             tables.exposed,
         ),
     )
-    return (draw_section(section) for section in parts if section is not None)
+    whole = [section for section in parts if section is not None]
+    said = () if diagnosis is None else (findings.what_to_do(diagnosis), *findings.why_and_what_to_do(diagnosis))
+    for section in whole[:-1]:  # what the head says stands at the end once more, and nowhere between
+        yield draw_section(replace(section, advice=tuple(line for line in section.advice if line not in said)))
+    yield from map(draw_section, whole[-1:])
 
 
 def _pipeline(tables: RunTables) -> Section | None:

@@ -1,22 +1,24 @@
 // ---- Exposed stretches, and neighbours ------------------------------------------------------------------------------
 
-// A lane's exposed time: marks that touch are one stretch, whatever their causes; `event` is the longest of them.
-function stretchesOf(run, lane) {
-  if (lane.stretches !== undefined) return lane.stretches;
+// A lane's exposed time: marks that touch, or are at most so far `apart`, are one stretch, whatever their causes; `event`
+// is the longest of them, `exposed` what all of them take.
+function stretchesOf(run, lane, apart = 0) {
+  if (lane.stretches?.apart === apart) return lane.stretches;
   const list = [];
   let last = null;
   for (let i = lane.first; i < lane.end; i++) {
     const begin = run.start[i];
     const end = begin + run.length[i];
-    if (last !== null && begin <= last.end) {
+    if (last !== null && begin <= last.end + apart) {
+      last.exposed += Math.max(end - Math.max(begin, last.end), 0);
       last.end = Math.max(last.end, end);
       last.marks += 1;
       if (run.length[i] > run.length[last.event]) last.event = i;
     } else {
-      list.push((last = { begin, end, event: i, marks: 1 }));
+      list.push((last = { begin, end, event: i, marks: 1, exposed: end - begin }));
     }
   }
-  return (lane.stretches = list);
+  return (lane.stretches = Object.assign(list, { apart }));
 }
 
 // The stretch after a time or, going back, before one; around the ends of the list.

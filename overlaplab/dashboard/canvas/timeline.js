@@ -52,6 +52,7 @@ const ROOMY = 1.5; // times their height where there are few lanes
 const COMPACT = 0.75; // times it where they would not all be seen
 const LEAST_SPAN = 20; // ns
 const CLICK = 4; // pixels a pointer may move in a click
+const SEEN_APART_PX = 2; // stretches that are nearer look like one
 const PAUSE = 400; // ms without a change before Python is told
 const MISSING = 2000; // ms without the events before Python is asked again
 const FONT = "11px Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif";
@@ -974,17 +975,17 @@ class TimelineView {
   }
 
   // To the next exposed stretch of the rank (1) or the one before (-1) from what is selected, if it begins in view; else
-  // to one in view.
+  // to one in view. What looks like one stretch is one.
   stretch(way) {
     const lane = this.exposedLane();
     if (lane === undefined) return;
-    const list = stretchesOf(this.run, lane);
+    const list = stretchesOf(this.run, lane, (SEEN_APART_PX * (this.to - this.from)) / this.plot);
     const start = this.run.start[this.event];
     const isExposed = this.event >= lane.first && this.event < lane.end;
     const selected = isExposed ? list.find(({ begin, end }) => begin <= start && start < end)?.begin : start;
     const [from, to] = [this.from, this.to].map((time) => time - this.run.base_ns);
     const isSeen = selected >= from && selected <= to; // not of no event, whose start is undefined
-    this.showStretch(lane, stretchBeside(list, isSeen ? selected : way > 0 ? from - 1 : to + 1, way));
+    this.showStretch(lane, list, stretchBeside(list, isSeen ? selected : way > 0 ? from - 1 : to + 1, way));
   }
 
   // To the rank's longest exposed stretch, of the step in the middle of the window or of all steps.
@@ -996,7 +997,8 @@ class TimelineView {
     const steps = this.rows.find((row) => row.lane.kind === "steps" && row.lane.rank === lane.rank)?.lane;
     const step = steps === undefined ? -1 : eventNear(run, steps, 0, middle);
     const within = everywhere || step < 0 ? [-Infinity, Infinity] : [run.start[step], run.start[step] + run.length[step]];
-    this.showStretch(lane, longestStretch(stretchesOf(run, lane), ...within), everywhere || step < 0 ? " of the run" : " of the step");
+    const list = stretchesOf(run, lane);
+    this.showStretch(lane, list, longestStretch(list, ...within), everywhere || step < 0 ? " of the run" : " of the step");
   }
 
   exposedLane() {
@@ -1005,14 +1007,13 @@ class TimelineView {
   }
 
   // Selects a stretch: its longest mark and, if it has several, all of it; zooms where it would be too narrow or wide.
-  showStretch(lane, place, longest = "") {
-    const list = stretchesOf(this.run, lane);
+  showStretch(lane, list, place, longest = "") {
     const words = this.child("stretch");
     if (place < 0 || list.length === 0) {
       words.textContent = "none exposed";
       return;
     }
-    const { begin, end, event, marks } = list[place];
+    const { begin, end, event, marks, exposed } = list[place];
     const [from, to] = [begin, end].map((time) => time + this.run.base_ns);
     const share = (to - from) / (this.to - this.from);
     if (share > 0.9 || share * this.plot < 12) {
@@ -1022,7 +1023,7 @@ class TimelineView {
     this.select(event);
     this.range = marks > 1 ? [from, to] : null;
     const which = longest ? `longest${longest}` : `${grouped(place + 1)} of ${grouped(list.length)}`;
-    words.textContent = `${which}, rank ${lane.rank ?? "unknown"}: ${lasting(to - from)}`;
+    words.textContent = `${which}, rank ${lane.rank ?? "unknown"}: ${lasting(exposed)}`;
   }
 
   clear() {

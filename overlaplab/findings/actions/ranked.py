@@ -135,9 +135,12 @@ def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFram
 
 
 def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
-    """The largest cause of these rows that an action answers, or the idle time, if that is longer."""
+    """The largest cause of these rows that an action answers, or the idle time, if that is longer.
+
+    A gain is of a mean step, so it may be more than this step has.
+    """
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
-        return f"idle time, {ms(idle_ns)}"
+        return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
         return ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()

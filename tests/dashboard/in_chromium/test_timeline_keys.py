@@ -31,6 +31,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("keys") / "runs"
     late = exposed_rank([(150, 200), (600, 780), (1300, 1301)], 2000)
     run_of(root / "stretches", exposed_rank([(100, 200), (400, 700), (1200, 1250)], 2000), late, backend="nccl")
+    tiny = [(start, start + 1) for start in range(100, 110, 2)]
+    run_of(root / "tiny", exposed_rank([*tiny, (1200, 1250)], 2000), backend="nccl")
     with app_on(root) as found:
         yield found
 
@@ -78,6 +80,16 @@ def test_keys_lead_from_one_exposed_stretch_to_the_next(stage: Page) -> None:
     assert stretch(page) == ""
     page.keyboard.press("p")
     assert stretch(page) == "3 of 3, rank 0: 50 µs"  # the last one in view
+
+
+def test_what_looks_like_one_stretch_is_one(page: Page, address: str) -> None:
+    open_timeline(page, address, "tiny", "&from=0&to=2000000")
+    page.locator(".stage").focus()
+    seen = []
+    for _ in range(3):  # the first zooms to where they can be told apart
+        page.keyboard.press("n")
+        seen.append(stretch(page))
+    assert seen == ["1 of 2, rank 0: 5 µs", "2 of 6, rank 0: 1 µs", "3 of 6, rank 0: 1 µs"]
 
 
 def test_the_longest_stretch_of_the_step_and_of_the_run(page: Page, address: str) -> None:
