@@ -27,7 +27,7 @@ from overlaplab.costs import link_attained
 from overlaplab.events import step_windows
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Program, play
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 
 COMMON = (*("--layers", "6", "--width", "64", "--vocab", "320", "--seq", "8", "--batch", "1"),)
@@ -108,9 +108,9 @@ def main(
     changes = origin.changes[:targets]
     chosen = [target(origin, change, stretch) for change in changes]
     recorded = recording(target(origin, {}, stretch), out / "source", origin.mesh, stretch)
-    predicted = [step_ms(programs_of(recorded, predicted_setting(origin, setting))) for setting in chosen]
+    predicted = [step_ms(all_programs(recorded, predicted_setting(origin, setting))) for setting in chosen]
     (out / "predicted.json").write_text(json.dumps(predicted))
-    replayed, took = step_ms(programs_of(recorded, Setting())), recorded_ms(recorded)
+    replayed, took = step_ms(all_programs(recorded, Setting())), recorded_ms(recorded)
     print(f"replay of the source: {replayed:.1f} ms, recorded {took:.1f} ms, {replayed / took - 1:+.2%}")
     errors = []
     for number, (setting, expected) in enumerate(zip(chosen, predicted, strict=True)):

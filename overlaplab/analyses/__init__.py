@@ -1,7 +1,6 @@
 """Analyses: pure functions from a run to tables."""
 
 from overlaplab.analyses.across_runs.baseline import (
-    Baseline,
     baseline,
     recordings_before,
     require_causes,
@@ -9,8 +8,8 @@ from overlaplab.analyses.across_runs.baseline import (
 )
 from overlaplab.analyses.across_runs.batches import largest_batches
 from overlaplab.analyses.across_runs.compare import compare
-from overlaplab.analyses.across_runs.regression import Condition, Judged, judged, parse_condition
-from overlaplab.analyses.across_runs.settings import comparable, is_sweep, same_but_batch, same_but_cap, work_differs
+from overlaplab.analyses.across_runs.regression import judged, parse_condition
+from overlaplab.analyses.across_runs.settings import is_sweep, same_but_batch, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.blocking import blocking
 from overlaplab.analyses.buckets import averages_by_hand, buckets
@@ -18,10 +17,10 @@ from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
-from overlaplab.analyses.exposed import CAUSES, exposed, exposed_moments
+from overlaplab.analyses.exposed import exposed, exposed_moments
 from overlaplab.analyses.idle import host_role, idle, loads_in_workers
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
-from overlaplab.analyses.late_rank import is_chronic, late_rank_names, late_rank_phases, late_steps, latest_rank
+from overlaplab.analyses.late_rank import late_rank_names, late_rank_phases, late_steps, latest_rank
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
@@ -50,98 +49,4 @@ from overlaplab.analyses.watched.series import watched_series, watched_strip
 from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.analyses.watched.stopped import watched_stopped
 from overlaplab.analyses.worst import rows_of, worst_step
-from overlaplab.causes import Cause
 from overlaplab.costs import Theory
-
-__all__ = [
-    "CAUSES",
-    "PARTS",
-    "Baseline",
-    "Cause",
-    "Condition",
-    "HeldLimit",
-    "Judged",
-    "Scalars",
-    "Theory",
-    "averages_by_hand",
-    "baseline",
-    "blocking",
-    "buckets",
-    "chunks_after_hops",
-    "collective_times",
-    "collectives",
-    "communication_by",
-    "comparable",
-    "compare",
-    "copies",
-    "delays",
-    "dumped_collectives",
-    "dumped_stopped",
-    "each_collective",
-    "exposed",
-    "exposed_moments",
-    "gathered_bytes",
-    "held_limit",
-    "hops",
-    "host_role",
-    "idle",
-    "is_chronic",
-    "is_sweep",
-    "judged",
-    "kept_units",
-    "largest_batches",
-    "last_gap_ns",
-    "late_buckets",
-    "late_rank_names",
-    "late_rank_phases",
-    "late_steps",
-    "latest_rank",
-    "launched_after_backward",
-    "load_ranks",
-    "loads_in_workers",
-    "memory",
-    "parse_condition",
-    "peaks",
-    "pipeline",
-    "pipeline_held",
-    "pipeline_ranks",
-    "pipeline_steps",
-    "pipeline_waits",
-    "plan_over_ranks",
-    "recomputation",
-    "recordings_before",
-    "require_causes",
-    "rows_of",
-    "same_but_batch",
-    "same_but_cap",
-    "scalars",
-    "scatter_steps",
-    "scatters",
-    "schedule",
-    "schedule_steps",
-    "slowdowns",
-    "staleness",
-    "step_scalars",
-    "stored_baseline",
-    "stragglers",
-    "stragglers_of",
-    "summary",
-    "sweep",
-    "sweep_links",
-    "totals",
-    "transfer_lines",
-    "volume",
-    "volume_theory",
-    "watched_bursts",
-    "watched_changes",
-    "watched_kinds",
-    "watched_late",
-    "watched_ranks",
-    "watched_series",
-    "watched_step_times",
-    "watched_steps",
-    "watched_stopped",
-    "watched_strip",
-    "work_differs",
-    "worst_step",
-]

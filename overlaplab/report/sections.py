@@ -66,9 +66,9 @@ def sections(tables: RunTables) -> Iterator[Shown]:
         ),
     )
     whole = [section for section in parts if section is not None]
-    said = () if diagnosis is None else (findings.what_to_do(diagnosis), *findings.why_and_what_to_do(diagnosis))
+    head = () if diagnosis is None else (findings.what_to_do(diagnosis), *findings.why_and_what_to_do(diagnosis))
     for section in whole[:-1]:  # what the head says stands at the end once more, and nowhere between
-        yield draw_section(replace(section, advice=tuple(line for line in section.advice if line not in said)))
+        yield draw_section(replace(section, advice=tuple(line for line in section.advice if line not in head)))
     yield from map(draw_section, whole[-1:])
 
 

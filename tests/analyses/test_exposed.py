@@ -12,7 +12,8 @@ from made.ranks import carried, group, groups_of
 from made.traces import event, launched, op, run_of, step
 
 import overlaplab
-from overlaplab.analyses import CAUSES, rows_of, worst_step
+from overlaplab.analyses import rows_of, worst_step
+from overlaplab.analyses.exposed import CAUSES
 from overlaplab.errors import OverlaplabError
 from overlaplab.selection import Selection
 

@@ -11,7 +11,7 @@ from samples import sample_run
 
 import overlaplab
 from overlaplab import Selection, load_run
-from overlaplab.analyses import CAUSES
+from overlaplab.analyses.exposed import CAUSES
 from overlaplab.analyses.scalars import HIDDEN, OF_CAUSE, SHARES
 from overlaplab.analyses.summary import FIGURES
 

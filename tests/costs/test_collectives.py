@@ -9,7 +9,8 @@ from heapq import heappop, heappush
 
 import pytest
 
-from overlaplab.costs import collective_ns, collective_times, transfer_ns, tree_ns, two_level_ns
+from overlaplab.costs import collective_ns, transfer_ns
+from overlaplab.costs.collectives import collective_times, tree_ns, two_level_ns
 from overlaplab.manifest import Link
 
 LINK = Link(emulated=True, bandwidth_gbps=8.0, latency_us=7.0, world_size=1)  # a byte takes a nanosecond

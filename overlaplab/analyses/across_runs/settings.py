@@ -27,11 +27,6 @@ _WORK = (
 """The keys of run.json that beside the model decide what work a step is, and on what machine and link it runs."""
 
 
-def comparable(first: Manifest, other: Manifest) -> bool:
-    """Whether step times compare the two runs' strategies and options: same model, input, ranks, machine and link."""
-    return not work_differs(first, other)
-
-
 def work_differs(first: Manifest, other: Manifest) -> list[str]:
     """In which keys of run.json two runs did different work, or on different machines or links; a model's by its own.
 

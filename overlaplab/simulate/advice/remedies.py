@@ -27,7 +27,7 @@ from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import EDITS, apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -145,7 +145,7 @@ def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[
     yield from _cuttings(run)
     if run.manifest is not None and run.manifest.strategy == "zero1":
         with suppress(OverlaplabError):
-            yield "strategy", {"what": "zero2"}, programs_of(run, Setting(strategy="zero2"))
+            yield "strategy", {"what": "zero2"}, all_programs(run, Setting(strategy="zero2"))
 
 
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:

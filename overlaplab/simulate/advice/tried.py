@@ -19,7 +19,7 @@ from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
-from overlaplab.simulate.programs import made_programs, programs_of
+from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
@@ -123,7 +123,7 @@ def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
     for each in tried:
         setting = Setting(bucket_cap_mb=each.cap_mb)
         with suppress(OverlaplabError, StuckError):
-            spans_ns = play(programs_of(run, setting)).all_spans_ns()
+            spans_ns = play(all_programs(run, setting)).all_spans_ns()
             caps = strategy_options(run, manifest, setting).caps
             cap_played = SettingPlayed(
                 option="cap",

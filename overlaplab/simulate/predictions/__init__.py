@@ -4,14 +4,3 @@ from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.what_if import answer, interval, measured_span_ns, steps_by_cap
 from overlaplab.simulate.programs.setting import Setting
-
-__all__ = [
-    "Question",
-    "Setting",
-    "answer",
-    "interval",
-    "measured_span_ns",
-    "measured_steps",
-    "recorded_caps",
-    "steps_by_cap",
-]

@@ -26,7 +26,7 @@ from overlaplab.simulate.predictions.error import Interval, extrapolations, pred
 from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
@@ -108,7 +108,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
 
 
 def _play_on_cpus(run: Run, setting: Setting) -> _Play:
-    recorded, programs = programs_of(run, Setting()), programs_of(run, setting)
+    recorded, programs = all_programs(run, Setting()), all_programs(run, setting)
     before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
     assert run.manifest is not None
     manifest = replace(run.manifest, link=setting.link or run.manifest.link)

@@ -41,8 +41,6 @@ from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
 
-__all__ = ["made_programs", "programs_of"]
-
 Programs: TypeAlias = tuple[Program, ...]
 """One of each rank."""
 _STRATEGIES: dict[str, type[Strategy]] = {
@@ -60,7 +58,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def programs_of(run: Run, setting: Setting) -> Programs:
+def all_programs(run: Run, setting: Setting) -> Programs:
     """One program per rank, over all recorded steps. Raises `OverlaplabError` where the run cannot tell."""
     if run.manifest is not None and run.manifest.pipeline is not None:
         return pipeline_programs(run, setting)
@@ -78,7 +76,7 @@ def programs_of(run: Run, setting: Setting) -> Programs:
 
 
 def made_programs(run: Run, setting: Setting) -> Programs:
-    """The programs of the recorded ranks alone, or the first of them, among the setting's. Raises as `programs_of`."""
+    """The programs of the recorded ranks alone, or the first of them, among the setting's. Raises as `all_programs`."""
     manifest = run.manifest
     if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
         what = f"its ranks share the model ({manifest.axes})"

@@ -10,7 +10,8 @@ from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab import findings, simulate
-from overlaplab.analyses import Cause, communication_by, memory, pipeline_steps, volume, volume_theory
+from overlaplab.analyses import communication_by, memory, pipeline_steps, volume, volume_theory
+from overlaplab.causes import Cause
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings.actions.words import Case, in_general
 from overlaplab.findings.loops import loop_of

@@ -14,7 +14,9 @@ from made.traces import event, gloo, op, run_of, step
 from samples import sample_run, sample_tables
 
 import overlaplab
-from overlaplab.simulate import OPTIONS, advise, best_cap_mb, fits, gains, gains_miss_ns
+from overlaplab.simulate import advise, best_cap_mb, fits, gains
+from overlaplab.simulate.advice.advise import OPTIONS
+from overlaplab.simulate.advice.tried import gains_miss_ns
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps

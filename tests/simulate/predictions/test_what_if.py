@@ -20,7 +20,7 @@ from overlaplab.simulate.predictions import what_if, wide_answers
 from overlaplab.simulate.predictions.answer import Question, StepPlace, median_step
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.wide import play_wide, widen
 
@@ -61,7 +61,7 @@ def test_the_recorded_setting_takes_as_long_as_was_recorded(name: str) -> None:
 )
 def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(setting: Setting) -> None:
     run = sample_run("bucketed")
-    expected = median_span_ns(programs_of(run, setting))
+    expected = median_span_ns(all_programs(run, setting))
     assert what_if.answer(run, Question(setting=setting)).median_span_ns == pytest.approx(expected, rel=1e-4)
 
 
@@ -77,7 +77,7 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
 )
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
     run = sample_run(name)
-    result = play(programs_of(run, setting))
+    result = play(all_programs(run, setting))
     found = wide_answers.play_question(run, Question(setting=setting))[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
     assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]

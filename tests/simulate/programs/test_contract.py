@@ -15,7 +15,7 @@ from overlaplab.evidence.labels import engine_labels
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Program, Wait
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
 
@@ -121,7 +121,7 @@ def moves(program: Program, strategy: str) -> list[tuple[object, ...]]:
 def test_the_engine_launches_and_waits_as_predicted(
     source: Setting, target: Setting, recorded: Callable[[Setting], overlaplab.Run]
 ) -> None:
-    made = [moves(program, target.strategy or "") for program in programs_of(recorded(source), complete(target))]
+    made = [moves(program, target.strategy or "") for program in all_programs(recorded(source), complete(target))]
     really = recorded_programs(recorded(target))
     assert really is not None
     assert made == [moves(program, target.strategy or "") for program in really.programs]
@@ -162,7 +162,7 @@ def test_ranks_that_clip_parts_of_gradients_add_up_their_norms(tmp_path: Path) -
     runs = record({tmp_path / "source": source, tmp_path / "target": target}, "--clip-norm", "1")
     really = recorded_programs(runs[target])
     assert really is not None
-    made = programs_of(runs[source], complete(target))
+    made = all_programs(runs[source], complete(target))
     assert [moves(program, "zero3") for program in made] == [moves(program, "zero3") for program in really.programs]
 
 
@@ -172,7 +172,7 @@ def test_layers_that_are_not_freed_after_their_forward_are_gathered_once(tmp_pat
     runs = record({tmp_path / "source": source, tmp_path / "target": target}, "--no-reshard-after-forward")
     really = recorded_programs(runs[target])
     assert really is not None
-    made = [moves(program, "torch-fsdp2") for program in programs_of(runs[source], complete(target))]
+    made = [moves(program, "torch-fsdp2") for program in all_programs(runs[source], complete(target))]
     assert made == [moves(program, "torch-fsdp2") for program in really.programs]
 
 

@@ -12,7 +12,7 @@ from ranks.warm_ranks import run_warm
 import overlaplab
 from overlaplab.simulate.player import Launch, play
 from overlaplab.simulate.predictions.error import mean_steps, measured_steps
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 
 COMMON = (
@@ -39,7 +39,7 @@ def test_a_recorded_mesh_is_played_again(options: tuple[str, ...], roles: set[st
     for rank in run_warm(4, str(SCRIPT), json.dumps([[*COMMON, *options, "--out", str(tmp_path / "run")]])):
         assert rank.code == 0, rank.stderr
     run = overlaplab.load_run(tmp_path / "run")
-    programs = programs_of(run, Setting())
+    programs = all_programs(run, Setting())
     played = play(programs)
     replayed = fmean(mean_steps(played.spans_ns(rank) for rank in range(4)))
     often = "replicas" in roles and "" in roles

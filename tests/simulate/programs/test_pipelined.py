@@ -12,7 +12,6 @@ import pytest
 from ranks.warm_ranks import run_warm
 
 import overlaplab
-from overlaplab import simulate
 from overlaplab.analyses import pipeline
 from overlaplab.costs import link_attained
 from overlaplab.errors import OverlaplabError
@@ -22,7 +21,8 @@ from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Mark, Program, play
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.predictions.what_if import why_not
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 
 COMMON = (
@@ -88,14 +88,14 @@ def made(program: Program) -> list[tuple[str, ...]]:
 def test_the_engine_acts_and_sends_in_the_order_predicted(
     source: Setting, target: Setting, recorded: dict[Setting, Run]
 ) -> None:
-    programs = programs_of(recorded[source], target)
+    programs = all_programs(recorded[source], target)
     assert [made(program) for program in programs] == labelled(recorded[target])
 
 
 @pytest.mark.parametrize("target", SETTINGS, ids=told)
 def test_a_predicted_run_reads_as_it_was_played(target: Setting, recorded: dict[Setting, Run], tmp_path: Path) -> None:
     source = recorded[SETTINGS[1]]
-    programs = programs_of(source, target)
+    programs = all_programs(source, target)
     found = predict(source, target)
     write_run(tmp_path / "predicted", found.manifest, found.ranks)
     run = overlaplab.load_run(tmp_path / "predicted")
@@ -181,4 +181,4 @@ def test_the_command_writes_the_predicted_run(command: Any, recorded: dict[Setti
 
 
 def test_what_if_says_where_pipelines_are_predicted(recorded: dict[Setting, Run]) -> None:
-    assert "overlaplab predict takes --schedule" in (simulate.why_not(recorded[SETTINGS[0]]) or "")
+    assert "overlaplab predict takes --schedule" in (why_not(recorded[SETTINGS[0]]) or "")

@@ -18,7 +18,7 @@ from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Mark, Program, play
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs import programs_of
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.vocabulary import STAGE_WORDS
 
@@ -99,7 +99,7 @@ def made(program: Program, replicas: int = 1) -> list[tuple[str, ...]]:
 def test_several_stages_on_a_rank_act_and_send_in_the_order_predicted(
     source: Setting, target: Setting, several: dict[Setting, Run]
 ) -> None:
-    programs = programs_of(several[source], target)
+    programs = all_programs(several[source], target)
     assert [made(program) for program in programs] == labelled(several[target])
 
 
@@ -134,7 +134,7 @@ def test_the_stages_of_a_zbv_run_are_put_together(schedule: str, several: dict[S
 def test_replicas_act_and_average_in_the_order_predicted(
     source: Setting, target: Setting, replicated: dict[Setting, Run], tmp_path: Path
 ) -> None:
-    programs = programs_of(replicated[source], target)
+    programs = all_programs(replicated[source], target)
     assert [made(program, 2) for program in programs] == labelled(replicated[target])
     found = predict(replicated[source], target)
     write_run(tmp_path / "predicted", found.manifest, found.ranks)
@@ -148,7 +148,7 @@ def test_replicas_act_and_average_in_the_order_predicted(
 def test_a_slower_link_makes_averages_slower(replicated: dict[Setting, Run]) -> None:
     run = replicated[REPLICATED[0]]
     link = Link(emulated=True, bandwidth_gbps=1, latency_us=20_500, world_size=4)
-    before, after = (programs_of(run, setting) for setting in (Setting(), Setting(link=link)))
+    before, after = (all_programs(run, setting) for setting in (Setting(), Setting(link=link)))
     averages = [
         [move.transfer_ns for move in programs[0] if isinstance(move, Launch) and move.kind == "all_reduce"]
         for programs in (before, after)

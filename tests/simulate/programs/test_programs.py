@@ -19,7 +19,7 @@ from overlaplab.costs import hops_ns, transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Manifest, Parameter
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
-from overlaplab.simulate.programs import made_programs, programs_of
+from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.model import RecordedModel, owned_elements
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.profile import work_profile
@@ -41,11 +41,11 @@ def launches(program: Program) -> list[Launch]:
 def test_without_changes_it_is_the_recorded_run(bucketed: overlaplab.Run) -> None:
     recorded = recorded_programs(bucketed)
     assert recorded is not None
-    assert programs_of(bucketed, Setting()) == recorded.programs
+    assert all_programs(bucketed, Setting()) == recorded.programs
     manifest = bucketed.manifest
     assert manifest is not None
     same = Setting(strategy="bucketed", bucket_cap_mb=manifest.bucket_cap_mb, ranks=2, link=manifest.link, accumulate=1)
-    assert programs_of(bucketed, same) == recorded.programs
+    assert all_programs(bucketed, same) == recorded.programs
 
 
 def test_another_link_changes_t_alone(bucketed: overlaplab.Run) -> None:
@@ -53,7 +53,7 @@ def test_another_link_changes_t_alone(bucketed: overlaplab.Run) -> None:
     assert bucketed.manifest.link is not None
     before = bucketed.manifest.link
     after = replace(before, latency_us=before.latency_us + 500, world_size=7)  # it is the run that has the ranks
-    for old, new in zip(programs_of(bucketed, Setting()), programs_of(bucketed, Setting(link=after)), strict=True):
+    for old, new in zip(all_programs(bucketed, Setting()), all_programs(bucketed, Setting(link=after)), strict=True):
         longer = [now.transfer_ns - then.transfer_ns for then, now in zip(launches(old), launches(new), strict=True)]
         assert set(longer) == {2 * 500_000}  # two messages in a row
         assert [move for move in new if not isinstance(move, Launch)] == [
@@ -67,7 +67,7 @@ def test_another_link_changes_t_of_each_group_by_its_size() -> None:
     assert run.manifest is not None
     assert run.manifest.link is not None
     after = replace(run.manifest.link, latency_us=run.manifest.link.latency_us + 500)
-    for old, new in zip(programs_of(run, Setting()), programs_of(run, Setting(link=after)), strict=True):
+    for old, new in zip(all_programs(run, Setting()), all_programs(run, Setting(link=after)), strict=True):
         longer = [now.transfer_ns - then.transfer_ns for then, now in zip(launches(old), launches(new), strict=True)]
         assert set(longer) == {2 * 500_000}
         assert {len(move.group or ()) for move in launches(new)} == {2}
@@ -81,11 +81,11 @@ def test_hops_keep_what_each_took_beyond_the_formula() -> None:
     assert run.manifest.link is not None
     before, after = (replace(run.manifest.link, world_size=ranks) for ranks in (4, 8))
     for old, new in zip(
-        launches(programs_of(run, Setting())[0]), launches(programs_of(run, Setting(ranks=8))[0]), strict=True
+        launches(all_programs(run, Setting())[0]), launches(all_programs(run, Setting(ranks=8))[0]), strict=True
     ):
         late_ns = old.transfer_ns - hops_ns(old.bytes, before, "ring")
         assert new.transfer_ns - hops_ns(new.bytes, after, "ring") == pytest.approx(late_ns * 14 / 6, abs=1)
-    cap = launches(programs_of(run, Setting(bucket_cap_mb=0.5))[0])
+    cap = launches(all_programs(run, Setting(bucket_cap_mb=0.5))[0])
     late = [move.transfer_ns - hops_ns(move.bytes, before, "ring") for move in cap]
     assert len(set(late)) == 1
     assert late[0] > 0
@@ -93,7 +93,7 @@ def test_hops_keep_what_each_took_beyond_the_formula() -> None:
 
 def test_a_server_alone_updates(bucketed: overlaplab.Run) -> None:
     """It gets a message of each other rank, and sends each one back; ranks beyond the recorded ones work as rank 1."""
-    programs = programs_of(bucketed, Setting(strategy="parameter-server", ranks=4))
+    programs = all_programs(bucketed, Setting(strategy="parameter-server", ranks=4))
     lanes = [sorted({move.lane for move in launches(program)}) for program in programs]
     assert lanes == [
         [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)],
@@ -105,7 +105,7 @@ def test_a_server_alone_updates(bucketed: overlaplab.Run) -> None:
     worked = [[move for move in program if isinstance(move, Work)][1:] for program in programs]  # they begin apart
     assert worked[1] == worked[2] == worked[3]
     with pytest.raises(OverlaplabError, match="no more than 64 ranks are played one by one"):
-        programs_of(bucketed, Setting(strategy="parameter-server", ranks=65))
+        all_programs(bucketed, Setting(strategy="parameter-server", ranks=65))
     with pytest.raises(OverlaplabError, match="messages to a server are not played for many ranks at once"):
         made_programs(bucketed, Setting(strategy="parameter-server"))
 
@@ -119,17 +119,17 @@ def test_a_clipped_run_predicts_no_server(bucketed: overlaplab.Run) -> None:
 
 def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
     """The same ones each time, behind a link of so many ranks; those that were recorded keep theirs."""
-    made = programs_of(bucketed, Setting(ranks=5))
-    assert made == programs_of(bucketed, Setting(ranks=5))
+    made = all_programs(bucketed, Setting(ranks=5))
+    assert made == all_programs(bucketed, Setting(ranks=5))
     assert len(made) == 5
-    two = programs_of(bucketed, Setting(ranks=2, accumulate=2))
-    five = programs_of(bucketed, Setting(ranks=5, accumulate=2))
+    two = all_programs(bucketed, Setting(ranks=2, accumulate=2))
+    five = all_programs(bucketed, Setting(ranks=5, accumulate=2))
     for own, same in zip(two, five, strict=False):
         assert [move for move in own if isinstance(move, Work)] == [move for move in same if isinstance(move, Work)]
     assert bucketed.manifest is not None
     assert bucketed.manifest.link is not None
     link = replace(bucketed.manifest.link, world_size=5)
-    recorded = programs_of(bucketed, Setting())[0]
+    recorded = all_programs(bucketed, Setting())[0]
     for own, before in zip(launches(made[4]), launches(recorded), strict=True):
         model_ns, model_before_ns = (transfer_ns(own.kind, own.bytes, each) for each in (link, bucketed.manifest.link))
         assert own.transfer_ns - model_ns == before.transfer_ns - model_before_ns
@@ -137,13 +137,13 @@ def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
 
 
 def test_without_a_straggler_all_ranks_work_alike(bucketed: overlaplab.Run) -> None:
-    first, second = programs_of(bucketed, Setting(straggler=False))
+    first, second = all_programs(bucketed, Setting(straggler=False))
     assert first == second
     worked = [
-        sum(move.ns for move in program if isinstance(move, Work)) for program in programs_of(bucketed, Setting())
+        sum(move.ns for move in program if isinstance(move, Work)) for program in all_programs(bucketed, Setting())
     ]
     assert sum(move.ns for move in first if isinstance(move, Work)) == min(worked)
-    first, second = programs_of(bucketed, Setting(straggler=False, bucket_cap_mb=1))
+    first, second = all_programs(bucketed, Setting(straggler=False, bucket_cap_mb=1))
     assert first == second
 
 
@@ -151,7 +151,7 @@ def test_work_is_kept(bucketed: overlaplab.Run) -> None:
     """Other buckets cost other launches, and nothing else."""
     for cap in (1.0, 100.0):
         for old, new in zip(
-            programs_of(bucketed, Setting()), programs_of(bucketed, Setting(bucket_cap_mb=cap)), strict=True
+            all_programs(bucketed, Setting()), all_programs(bucketed, Setting(bucket_cap_mb=cap)), strict=True
         ):
             costs = [sum(2 * move.host_ns for move in launches(program)) for program in (old, new)]
             works = [sum(move.ns for move in program if isinstance(move, Work)) for program in (old, new)]
@@ -268,7 +268,7 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
 )
 def test_what_cannot_be_told_is_one_line(sample: str, setting: Setting, words: str) -> None:
     with pytest.raises(OverlaplabError) as refused:
-        programs_of(sample_run(sample), setting)
+        all_programs(sample_run(sample), setting)
     assert words in str(refused.value)
     assert str(TRACES / sample) in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -284,7 +284,7 @@ def test_runs_that_tell_too_little_are_refused(tmp_path: Path) -> None:
         (run_of(gpu, on_a_gpu(), backend="nccl"), "only runs on a CPU"),
     ):
         with pytest.raises(OverlaplabError, match=words):
-            programs_of(run, Setting(link=Link(emulated=True, bandwidth_gbps=1, latency_us=1, world_size=2)))
+            all_programs(run, Setting(link=Link(emulated=True, bandwidth_gbps=1, latency_us=1, world_size=2)))
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_a_recorders_loop_is_made_anew_where_its_steps_are_plain(
     assert run.manifest is not None
     assert run.manifest.link is not None
     slower = replace(run.manifest.link, bandwidth_gbps=0.01)
-    assert programs_of(run, Setting(link=slower))
+    assert all_programs(run, Setting(link=slower))
     if reason is None:
-        assert programs_of(run, Setting(accumulate=2))
+        assert all_programs(run, Setting(accumulate=2))
         return
     with pytest.raises(OverlaplabError, match=f"{reason}, so that only another link or cap is predicted"):
-        programs_of(run, Setting(accumulate=2))
+        all_programs(run, Setting(accumulate=2))
