@@ -24,8 +24,15 @@ EXPOSED = "communication exposed"
 
 UNHIDEABLE = Cause.UNHIDEABLE.label
 
-_ALWAYS = (ARRIVING, WAITING, QUEUED, STARTING, HIDDEN, EXPOSED)
-"""In the legend, drawn or not, where causes are unknown."""
+_ALWAYS = {
+    ARRIVING: "idle",
+    WAITING: "held",
+    QUEUED: "queued",
+    STARTING: "starting",
+    HIDDEN: "hidden",
+    EXPOSED: "exposed",
+}
+"""In the legend, drawn or not, where causes are unknown; each with its colour of the palette."""
 _SHARED = {
     "held": "ready, not launched yet",
     "queued": QUEUED,
@@ -39,6 +46,12 @@ _SHARED = {
 _NO_CAUSES = pd.DataFrame({"row": pd.array([], dtype="Int64"), "cause": [], "label": [], "start_ns": [], "end_ns": []})
 _LEAST_MS = 1e-9  # shorter is rounding
 _NUMBER_SHARE = 0.012  # share of the axis: waits at least this wide bear the number of the rank
+_AT_THE_END = "Exposed time is drawn at a bucket's end."
+_FULL, _FOREIGN = 0.7, 0.4
+_HEIGHTS = {ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}
+"""Shares of a row's height: of what is before the transfer; of a transfer, `_FOREIGN` where its exposed time is counted
+in another collective."""
+_MARKS = ["bucket", "begin", "parameter"]
 _Band: TypeAlias = tuple[str, str, float, float, float, float]
 """A bar: bucket, part, begin, end and length in ms, and its share of a row's height."""
 
@@ -61,14 +74,15 @@ def buckets(
     causes = _NO_CAUSES if causes is None else causes
     ordered = table.sort_values("launch_ns", kind="stable")
     launches = zip(ordered.to_dict("records"), ordered.index, _link_free(ordered), _names(ordered), strict=True)
-    rows = [_row(bucket, name, free_ms, causes, place) for bucket, place, free_ms, name in launches]
+    rows = [_row(bucket, name, link_free_ms, causes, row_index) for bucket, row_index, link_free_ms, name in launches]
     rows += _best_row(best)
     labels = [row["label"] for row in rows]
     y = row_axis("bucket", labels, None, scale=alt.Scale(domain=labels), labelOverlap=True)
     step = 20 if len(rows) <= 40 else 14
     bands = [band for row in rows for band in row["bands"]]
-    layers = _bars(bands, y, _domain(table), _fills(causes, bands, tones))
-    layers += _numbers(causes, bands, _domain(table), y, tones)
+    domain = _domain(table)
+    layers = _bars(bands, y, domain, _fills(causes, bands, tones))
+    layers += _numbers(causes, bands, domain, y, tones)
     layers += [_ticks(rows, y, tones.soft, step), _triangles(rows, y, tones.ink, step)]
     layers += _backward_ends(table, tones.ink)
     title = buckets_title(table)
@@ -82,13 +96,6 @@ def buckets(
         f" launched, communication hidden and exposed. {title}."
     )
     return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(step))
-
-
-_AT_THE_END = "Exposed time is drawn at a bucket's end."
-_FULL, _FOREIGN = 0.7, 0.4
-_HEIGHTS = {ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}
-"""Shares of a row's height: of what is before the transfer; of a transfer, `_FOREIGN` where its exposed time is counted
-in another collective."""
 
 
 def _thin(bands: list[_Band]) -> str:
@@ -113,16 +120,16 @@ def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: dict[str, tu
 
 def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> dict[str, tuple[str, str]]:
     """By part that is drawn: the legend's word, the same for all parts of one colour, and the colour."""
-    names = dict(zip(_ALWAYS, ("idle", "held", "queued", "starting", "hidden", "exposed"), strict=True))
-    names |= {label: Cause(cause).colour for label, cause in zip(causes["label"], causes["cause"], strict=True)}
-    names[UNHIDEABLE] = "bound"
+    # In the legend's order; the best buckets' row has what is unhideable without a cause.
+    coloured = {label: Cause(cause).colour for label, cause in zip(causes["label"], causes["cause"], strict=True)}
+    names = _ALWAYS | coloured | {UNHIDEABLE: Cause.UNHIDEABLE.colour}
     drawn = {part for _, part, *_ in bands} | ({*_ALWAYS} if causes.empty else set())
     by_colour: dict[str, list[str]] = {}
     for part, name in names.items():
         if part in drawn:
             by_colour.setdefault(name, []).append(part)
     return {
-        part: (parts[0] if len(parts) == 1 else _SHARED[name], getattr(tones, name))
+        part: (parts[0] if len(parts) == 1 else _SHARED.get(name, ", or ".join(parts)), getattr(tones, name))
         for name, parts in by_colour.items()
         for part in parts
     }
@@ -131,7 +138,7 @@ def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> dict[str
 def _numbers(
     causes: pd.DataFrame, bands: list[_Band], domain: list[float], y: alt.Y, tones: Palette
 ) -> list[alt.Chart]:
-    """On waits for a rank the rank's number, where there is room: all of them have one colour."""
+    """On waits for a rank its number, with which their labels end, where there is room: all have one colour."""
     labels = causes.loc[causes["cause"] == Cause.STRAGGLER, "label"].unique()
     numbers = {label: label.rpartition(" ")[2] for label in labels if label != Cause.STRAGGLER.label}
     room = _NUMBER_SHARE * (domain[1] - domain[0])
@@ -157,22 +164,22 @@ def _link_free(ordered: pd.DataFrame) -> list[float]:
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
-def _sent_parts(bucket: dict[Any, Any], causes: pd.DataFrame, place: Any) -> list[tuple[str, float, float, float]]:
+def _sent_parts(bucket: dict[Any, Any], causes: pd.DataFrame, row_index: Any) -> list[tuple[str, float, float, float]]:
     """What a bucket's communication was: part, begin, end in ms, and share of the row's height.
 
     Each moment of a cause is where it was. Exposed time that no cause tells is at the end.
     """
     begun, ended = int(bucket["start_ns"]), int(bucket["end_ns"])
     inside = causes[(causes["start_ns"] < ended) & (causes["end_ns"] > begun)]
-    counted = (inside["row"] == place).fillna(False).to_numpy(dtype=bool)
+    counted = (inside["row"] == row_index).fillna(False).to_numpy(dtype=bool)
     spans = np.clip(inside[["start_ns", "end_ns"]].to_numpy(dtype="int64"), begun, ended)
     with_cause = union(*spans.T)
     exposed_ns = 0 if pd.isna(bucket["exposed_ns"]) else int(bucket["exposed_ns"])
     others = subtract(union([begun], [ended]), with_cause)
     at_end = _last(others, exposed_ns - total(with_cause))
     parts = [
-        (str(label), to_ms(start), to_ms(end), _FULL if its else _FOREIGN)
-        for label, (start, end), its in zip(inside["label"], spans.tolist(), counted, strict=True)
+        (str(label), to_ms(start), to_ms(end), _FULL if is_counted_here else _FOREIGN)
+        for label, (start, end), is_counted_here in zip(inside["label"], spans.tolist(), counted, strict=True)
     ]
     for part, intervals in ((EXPOSED, at_end), (HIDDEN, subtract(others, at_end))):
         parts += [(part, to_ms(start), to_ms(end), _FULL) for start, end in intervals.tolist()]
@@ -180,7 +187,7 @@ def _sent_parts(bucket: dict[Any, Any], causes: pd.DataFrame, place: Any) -> lis
 
 
 def _last(intervals: Intervals, length_ns: int) -> Intervals:
-    """The last so many ns of a set."""
+    """The part of the set that is its last `length_ns`."""
     for start, end in reversed(intervals.tolist()):
         if end - start >= length_ns:
             return clip(intervals, end - length_ns, int(intervals[-1, 1])) if length_ns > 0 else EMPTY
@@ -188,9 +195,11 @@ def _last(intervals: Intervals, length_ns: int) -> Intervals:
     return intervals
 
 
-def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFrame, place: Any) -> dict[str, Any]:
-    """What is drawn in a bucket's row, times in ms; `free_ms` is when the link has finished the earlier ones, `place`
-    what `findings.bucket_causes` calls the bucket.
+def _row(
+    bucket: dict[Any, Any], number: str, link_free_ms: float, causes: pd.DataFrame, row_index: Any
+) -> dict[str, Any]:
+    """What is drawn in a bucket's row, times in ms; `link_free_ms` is when the link has finished the earlier ones,
+    `row_index` what `findings.bucket_causes` calls the bucket.
     """
     times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns")}
     gradients = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
@@ -201,18 +210,18 @@ def _row(bucket: dict[Any, Any], number: str, free_ms: float, causes: pd.DataFra
     arrived = zip(names, map(known_ms, bucket["gradient_ready_ns"]), strict=True)
     arrivals = [(label, time, name) for name, time in arrived if time is not None]
     first = min((time for _, time, _ in arrivals), default=None)
-    go = max((time for time in (times["ready_ns"], times["launch_ns"]) if time is not None), default=None)
+    launched_ms = max((time for time in (times["ready_ns"], times["launch_ns"]) if time is not None), default=None)
     begun = times["start_ns"]
-    free = begun if begun is None or go is None else min(max(go, free_ms), begun)
+    free = begun if begun is None or launched_ms is None else min(max(launched_ms, link_free_ms), begun)
     spans: list[tuple[str, float | None, float | None]] = [
         (ARRIVING, first, times["ready_ns"]),
-        (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], go),
-        (QUEUED, go, free),
+        (WAITING, None if bucket.get("source") == "ddp" else times["ready_ns"], launched_ms),
+        (QUEUED, launched_ms, free),
         (STARTING, free, begun),
     ]
     parts = [(part, begin, end, _HEIGHTS[part]) for part, begin, end in spans if begin is not None and end is not None]
     if begun is not None and times["end_ns"] is not None:
-        parts += _sent_parts(bucket, causes, place)
+        parts += _sent_parts(bucket, causes, row_index)
     bands: list[_Band] = [
         (label, part, begin, end, end - begin, height) for part, begin, end, height in parts if end - begin > _LEAST_MS
     ]
@@ -233,9 +242,6 @@ def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
         bands += [(label, part, start, stop, stop - start, _FULL) for part, start, stop in spans if stop > start]
     ticks = [(label, to_ms(int(ready)), f"bucket {index}") for index, ready in enumerate(best["ready_ns"])]
     return [{"label": label, "bands": bands, "ticks": ticks, "ready": None}]
-
-
-_MARKS = ["bucket", "begin", "parameter"]
 
 
 def _ticks(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> alt.Chart:

@@ -13,7 +13,7 @@ Facts: TypeAlias = dict[str, Any]
 """`doctor.facts`."""
 
 _LITTLE_BYTES = 2e9
-_NO_BYTES = 1e8
+_TOO_FEW_BYTES = 1e8
 
 
 class Verdict(StrEnum):
@@ -64,20 +64,23 @@ def _torch(torch: Facts | None) -> Check:
 
 
 def _gpus(nvidia: Facts, torch: Facts | None) -> Check:
-    usable = 0 if torch is None else torch.get("gpus", 0)
+    if not nvidia["gpus"]:
+        return _no_nvidia_gpu(nvidia, usable=0 if torch is None else torch.get("gpus", 0))
     named = ", ".join(f"{number} × {name}" for name, number in Counter(map(_gpu, nvidia["gpus"])).items())
     named += f"; driver {nvidia['driver']}" if nvidia["driver"] else ""
-    if not nvidia["gpus"]:
-        if usable:  # of another maker
-            return Check("GPUs", Verdict.OK, count(usable, "GPU"))
-        if nvidia["error"]:
-            remedy = "Install the driver anew, or restart the machine after an update of it."
-            return Check("GPUs", Verdict.WARNING, f"nvidia-smi gives no answer: {nvidia['error']}", remedy)
-        return Check("GPUs", Verdict.OK, "none from NVIDIA; recordings run on the CPU")
     reason = None if torch is None else torch.get("no_gpu")
     if reason is not None:
         return Check("GPUs", Verdict.PROBLEM, f"{named}: {reason['why']}", reason["remedy"])
     return Check("GPUs", Verdict.OK, named)
+
+
+def _no_nvidia_gpu(nvidia: Facts, usable: int) -> Check:
+    if usable:  # of another maker
+        return Check("GPUs", Verdict.OK, count(usable, "GPU"))
+    if nvidia["error"]:
+        remedy = "Install the driver anew, or restart the machine after an update of it."
+        return Check("GPUs", Verdict.WARNING, f"nvidia-smi gives no answer: {nvidia['error']}", remedy)
+    return Check("GPUs", Verdict.OK, "none from NVIDIA; recordings run on the CPU")
 
 
 def _gpu(gpu: Facts) -> str:
@@ -155,7 +158,7 @@ def _disk(facts: Facts) -> Check:
     fact = f"{free / 1e9:.1f} GB free in {facts['folder']}"
     if free >= _LITTLE_BYTES:
         return Check("disk", Verdict.OK, fact)
-    verdict = Verdict.WARNING if free >= _NO_BYTES else Verdict.PROBLEM
+    verdict = Verdict.WARNING if free >= _TOO_FEW_BYTES else Verdict.PROBLEM
     return Check("disk", verdict, fact, "Record to another disk with --out, or make room.")
 
 

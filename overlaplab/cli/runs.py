@@ -48,7 +48,7 @@ def sweep_command(
         typer.Option(metavar="DIR", help="Folder of the recordings, DIR/cap-1, DIR/cap-5, …; finished ones are kept."),
     ],
     bucket_cap_mb: Annotated[str | None, typer.Option(metavar="CAPS", help="Caps in MiB, as in 1,5,25,100.")] = None,
-    values: Annotated[
+    set_values: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=A,B,…", help="Values for {NAME} in your command (repeatable)."),
     ] = None,
@@ -71,12 +71,13 @@ def sweep_command(
     if "RANK" in os.environ:
         raise OverlaplabError("a sweep starts its ranks itself", remedy="Run it without torchrun.")
     recorder: sweep.Recorder
-    if context.args and not context.args[0].startswith("-"):
-        settings = script.settings(context.args, bucket_cap_mb, values or [])
+    own_command = bool(context.args) and not context.args[0].startswith("-")
+    if own_command:
+        settings = script.settings(context.args, bucket_cap_mb, set_values or [])
         recorder = script.Script(context.args)
     else:
         need_engine()
-        if bucket_cap_mb is None or values:
+        if bucket_cap_mb is None or set_values:
             raise OverlaplabError(
                 "without a command after -- a sweep is over --bucket-cap-mb alone",
                 remedy="As in --bucket-cap-mb 1,5,25; or see the second example of --help.",
@@ -90,7 +91,7 @@ def sweep_command(
     for line in failed:
         print(f"overlaplab sweep: {line}", file=sys.stderr)
     if failed:
-        if isinstance(recorder, script.Script):
+        if own_command:
             print(f"overlaplab sweep: what the command said is in {out}/*.log", file=sys.stderr)
         raise typer.Exit(2)
     print(f"overlaplab sweep: done. Next: overlaplab compare {out}", file=sys.stderr)

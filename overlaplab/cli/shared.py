@@ -32,7 +32,7 @@ SCHEMA_VERSION = 2
 def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
     """The runs at these paths, each with the ranks that `--assign-rank` gives to its files.
 
-    `tables=False`: not in memory, as `analyses.load_ranks` does.
+    `tables=False`: do not keep the events' tables; see `analyses.load_ranks`.
     """
     from overlaplab.analyses import load_ranks
     from overlaplab.load import load_run
@@ -74,7 +74,7 @@ def _ranks_by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> lis
     assigned: list[dict[str, int]] = [{} for _ in paths]
     for file, rank in ranks:
         holders = [place for place, path in enumerate(paths) if len(paths) == 1 or holds_trace(path, file)]
-        for place in holders or [0]:  # which says that there is none
+        for place in holders or [0]:  # the first run, whose loading refuses an unknown file
             assigned[place][file] = rank
     return assigned
 

@@ -6,7 +6,7 @@ the compute stream that had been launched by then (docs/design.md, "On a GPU, re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -143,6 +143,10 @@ class _OnDevice(Executions):
 @once_per_trace
 def executions(trace: Trace) -> Executions:
     return (_OnDevice if rule_of(trace) is Rule.GPU else Executions)(trace)
+
+
+def map_moment(host_ns: int | None, convert: Callable[[int], int | None]) -> int | None:
+    return None if host_ns is None else convert(host_ns)
 
 
 def communication_bounds(collectives: Sequence[LaunchSpan]) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ trace may have all three. Where none exists, the purpose is unknown.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,7 +18,7 @@ import pandas as pd
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
-from overlaplab.evidence.executions import Executions, executions
+from overlaplab.evidence.executions import Executions, executions, map_moment
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
@@ -72,41 +73,43 @@ def purposes(trace: Trace) -> pd.DataFrame:
     launch sends fewer bytes than the gradients have, as torch's PowerSGD hook does).
     """
     table = recorded_collectives(trace)
-    of_ranges = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
-    place = launching_ranges(trace, table, [purpose.launch for purpose in of_ranges]).tolist()
-    of_rows = [of_ranges[at] if at >= 0 else None for at in place]
-    roles = [purpose.role.value if purpose else "" for purpose in of_rows]
-    names = [purpose.what if purpose else None for purpose in of_rows]
-    if not any(purpose.role is Role.ACTIVATIONS for purpose in of_ranges):  # else what has no label is something else
+    launches = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
+    launch_of_row = launching_ranges(trace, table, [purpose.launch for purpose in launches]).tolist()
+    purpose_of_row = [launches[launch] if launch >= 0 else None for launch in launch_of_row]
+    roles = [purpose.role.value if purpose else "" for purpose in purpose_of_row]
+    names = [purpose.what if purpose else None for purpose in purpose_of_row]
+    if not any(purpose.role is Role.ACTIVATIONS for purpose in launches):  # else what has no label is something else
         for row, description in enumerate(table["group_description"]):
-            if of_rows[row] is None and find_axis(description) == TENSOR:
+            if purpose_of_row[row] is None and find_axis(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
     return pd.DataFrame(
         {
             "role": pd.Series(roles, dtype=object),
             "what": pd.Series(names, dtype=object),
-            "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in of_rows]),
-            "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in of_rows]),
-            "after_backward": np.array([bool(purpose and purpose.after_backward) for purpose in of_rows], dtype=bool),
-            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), place, of_ranges),
+            "ready_ns": _times([purpose.ready_ns if purpose else None for purpose in purpose_of_row]),
+            "backward_end_ns": _times([purpose.backward_end_ns if purpose else None for purpose in purpose_of_row]),
+            "after_backward": np.array(
+                [bool(purpose and purpose.after_backward) for purpose in purpose_of_row], dtype=bool
+            ),
+            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), launch_of_row, launches),
         }
     )
 
 
-def _are_compressed(num_bytes: Integers, place: Sequence[int], launches: Sequence[_Purpose]) -> Mask:
-    """Mark collectives whose launches send fewer bytes than their gradients have; `place`: their launch's index."""
+def _are_compressed(num_bytes: Integers, launch_of_row: Sequence[int], launches: Sequence[_Purpose]) -> Mask:
+    """Mark collectives whose launches send fewer bytes than their gradients have."""
     sent: dict[int, int] = {}
-    unknown = {-1}
-    for at, size in zip(place, num_bytes.tolist(), strict=True):
-        sent[at] = sent.get(at, 0) + size
+    unknown = {-1}  # -1: no launch
+    for launch, size in zip(launch_of_row, num_bytes.tolist(), strict=True):
+        sent[launch] = sent.get(launch, 0) + size
         if size < 0:
-            unknown.add(at)
+            unknown.add(launch)
     fewer = {
-        at
-        for at in sent.keys() - unknown
-        if (gradient_bytes := launches[at].gradient_bytes) is not None and sent[at] < gradient_bytes
+        launch
+        for launch in sent.keys() - unknown
+        if (gradient_bytes := launches[launch].gradient_bytes) is not None and sent[launch] < gradient_bytes
     }
-    return np.array([at in fewer for at in place], dtype=bool)
+    return np.array([launch in fewer for launch in launch_of_row], dtype=bool)
 
 
 def _times(values: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -122,8 +125,8 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
         yield from _gather_purposes(trace, fsdp2_gathers(ranges, ran), ran)
         passes = Passes(ranges)
         for label in fsdp2_scatters(ranges, ran):
-            end_ns = passes.ending_ns(label.start_ns)  # the callback itself sends the root's gradients and waits
-            end_ns = None if end_ns is None else ran.done_ns(end_ns)
+            # The callback launches collectives itself, so the pass ends where it starts.
+            end_ns = map_moment(passes.ending_ns(label.start_ns), ran.done_ns)
             yield _Purpose(launch=label, role=Role.SCATTER, what=label.fields["unit"], backward_end_ns=end_ns)
     for backward in unlabelled_backwards(trace, ran):
         yield from _ddp_purposes(backward, ran)
@@ -132,8 +135,8 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
 def _label_purposes(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
     backwards = [label for label in labels if label.word == "backward"] or autograd_passes(trace)
     begun = [label.start_ns for label in backwards]
-    ends = [ran.backward(label)[1] for label in backwards]
-    hosts = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else ends
+    computed = [ran.backward(label)[1] for label in backwards]
+    host_done = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else computed
     ready: dict[str, Label] = {}
     by_parameter = _bucket_is_a_parameter(labels)
     for label in labels:
@@ -143,7 +146,7 @@ def _label_purposes(trace: Trace, labels: Sequence[Label], ran: Executions) -> I
             what = f"{ACTIVATIONS_OF}{unquote(label.fields['module'])}"
             yield _Purpose(launch=label, role=Role.ACTIVATIONS, what=what)
         elif label.word in ("bucket_launch", "scatter_launch", "replica_launch"):
-            number = int(np.searchsorted(begun, label.start_ns, side="right")) - 1
+            number = bisect_right(begun, label.start_ns) - 1
             is_bucket = label.word == "bucket_launch"
             completed = ready.pop(label.fields["bucket"], None) if is_bucket else None
             if not is_bucket:
@@ -158,12 +161,13 @@ def _label_purposes(trace: Trace, labels: Sequence[Label], ran: Executions) -> I
                 what=what,
                 ready_ns=ran.done_ns(completed.start_ns) if completed else None,
                 gradient_bytes=int(completed.fields["bytes"]) if completed else None,
-                backward_end_ns=ends[number] if number >= 0 else None,
-                after_backward=number >= 0 and label.start_ns >= hosts[number],
+                backward_end_ns=computed[number] if number >= 0 else None,
+                after_backward=number >= 0 and label.start_ns >= host_done[number],
             )
             hops = ran.hops(label)
             if hops:
                 purpose = replace(purpose, gradient_bytes=None)  # each sends a part
+            # Only the first hop has a ready time.
             yield from (replace(purpose, launch=hop, ready_ns=None) for hop in hops[1:])
             yield replace(purpose, launch=hops[0]) if hops else purpose
         elif label.word == "param_gather_launch":
@@ -180,12 +184,12 @@ def _bucket_is_a_parameter(labels: Sequence[Label]) -> bool:
 
 
 def _gather_purposes(trace: Trace, gathers: Sequence[Gather], ran: Executions) -> Iterator[_Purpose]:
-    """A unit can be gathered from the step's start on, or once it has been freed."""
+    """A unit can be gathered from the step's start on, or once it has been freed in the step."""
     starts = [window.host_start_ns for window in step_windows(trace)]
     first = int(trace.events["ts_ns"].min()) if len(trace.events) else 0
     freed: dict[str, int] = {}
     for gather in gathers:
-        place = int(np.searchsorted(starts, gather.launch.start_ns, side="right")) - 1
+        place = bisect_right(starts, gather.launch.start_ns) - 1
         begun = max(starts[place], first) if place >= 0 else first
         since = max(begun, freed.get(gather.unit, begun))
         ready = ran.done_ns(since) if since <= gather.launch.start_ns else None
@@ -201,7 +205,7 @@ def _ddp_purposes(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
             launch=bucket.launch,
             role=Role.BUCKET,
             what=f"bucket {bucket.index}",
-            ready_ns=None if bucket.ready_ns is None else ran.done_ns(bucket.ready_ns),
+            ready_ns=map_moment(bucket.ready_ns, ran.done_ns),
             gradient_bytes=_least_bytes(bucket),
             backward_end_ns=end,
         )

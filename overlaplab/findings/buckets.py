@@ -158,8 +158,7 @@ def bucket_causes(diagnosis: Diagnosis | None, buckets: pd.DataFrame) -> pd.Data
     """A row per exposed moment of a step's diagnosis, in order of time; `buckets`: its rows of `buckets`.
 
     Columns: `row` (Int64: which of `buckets` it is counted in, by the frame's index; null for other collectives),
-    `cause` (`analyses.exposed.Cause`), `label` (in words), `exposed_ns`, `start_ns` and `end_ns` (from the step's
-    start).
+    `cause` (`causes.Cause`), `label` (in words), `exposed_ns`, `start_ns` and `end_ns` (from the step's start).
     """
     rows_of = bucket_rows_by_name(buckets)
     starts = buckets["start_ns"].fillna(0).astype("int64")

@@ -200,7 +200,7 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
     starts = [label.start_ns for label in senders]
     for row in rows.to_dict("records"):
-        place = int(np.searchsorted(starts, row["launch_ns"], side="right")) - 1
+        place = bisect_right(starts, row["launch_ns"]) - 1
         sender = senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None
         role = _ROLES[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range

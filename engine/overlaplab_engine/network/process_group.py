@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -110,91 +110,89 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._mover = None
 
     def _submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
+        """`tensors`: the full-size side, which gives bytes; `outputs`: what the work returns."""
         return self._carrier.submit(kind, tensors, work, outputs)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
-        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce(tensors, opts), tensors)
+        return self._submit(Kind.ALL_REDUCE, tensors, partial(self._mover.allreduce, tensors, opts), tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
-        return self._submit(Kind.ALL_REDUCE, tensors, lambda: self._mover.allreduce_coalesced(tensors, opts), tensors)
+        return self._submit(Kind.ALL_REDUCE, tensors, partial(self._mover.allreduce_coalesced, tensors, opts), tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.BroadcastOptions()
-        return self._submit(Kind.BROADCAST, tensors, lambda: self._mover.broadcast(tensors, opts), tensors)
+        return self._submit(Kind.BROADCAST, tensors, partial(self._mover.broadcast, tensors, opts), tensors)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         full = [tensor for output in outputs for tensor in output]
-        return self._submit(Kind.ALL_GATHER, full, lambda: self._mover.allgather(outputs, inputs, opts), outputs)
+        return self._submit(Kind.ALL_GATHER, full, partial(self._mover.allgather, outputs, inputs, opts), outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
-        work = lambda: self._mover._allgather_base(output, input, opts)  # noqa: E731
+        work = partial(self._mover._allgather_base, output, input, opts)
         return self._submit(Kind.ALL_GATHER, [output], work, [output])
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.AllgatherOptions()
-        work = lambda: AllWorks(  # noqa: E731
-            [self._mover._allgather_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        )
+        work = partial(_launch_each, self._mover._allgather_base, outputs, inputs, opts)
         return self._submit(Kind.ALL_GATHER, outputs, work, outputs)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         full = [tensor for tensors in inputs for tensor in tensors]
-        work = lambda: self._mover.reduce_scatter(outputs, inputs, opts)  # noqa: E731
+        work = partial(self._mover.reduce_scatter, outputs, inputs, opts)
         return self._submit(Kind.REDUCE_SCATTER, full, work, outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        work = lambda: self._mover._reduce_scatter_base(output, input, opts)  # noqa: E731
+        work = partial(self._mover._reduce_scatter_base, output, input, opts)
         return self._submit(Kind.REDUCE_SCATTER, [input], work, [output])
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        work = lambda: AllWorks(  # noqa: E731
-            [self._mover._reduce_scatter_base(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        )
+        work = partial(_launch_each, self._mover._reduce_scatter_base, outputs, inputs, opts)
         return self._submit(Kind.REDUCE_SCATTER, inputs, work, outputs)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.ReduceOptions()
-        return self._submit(Kind.REDUCE, tensors, lambda: self._mover.reduce(tensors, opts), tensors)
+        return self._submit(Kind.REDUCE, tensors, partial(self._mover.reduce, tensors, opts), tensors)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.GatherOptions()
-        work = lambda: self._mover.gather(outputs, inputs, opts)  # noqa: E731
-        return self._submit(Kind.GATHER, inputs * self._size, work, outputs)
+        work = partial(self._mover.gather, outputs, inputs, opts)
+        return self._submit(Kind.GATHER, inputs * self._size, work, outputs)  # one part for each rank
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         opts = opts or dist.ScatterOptions()
-        work = lambda: self._mover.scatter(outputs, inputs, opts)  # noqa: E731
-        return self._submit(Kind.SCATTER, outputs * self._size, work, outputs)
+        work = partial(self._mover.scatter, outputs, inputs, opts)
+        return self._submit(Kind.SCATTER, outputs * self._size, work, outputs)  # one part for each rank
 
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Any:
-        return self._message(OUT, tensors, destination, tag, lambda: self._mover.send(tensors, destination, tag))
+        return self._message(OUT, tensors, destination, tag, partial(self._mover.send, tensors, destination, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
-        return self._message(IN, tensors, source, tag, lambda: self._mover.recv(tensors, source, tag))
+        return self._message(IN, tensors, source, tag, partial(self._mover.recv, tensors, source, tag))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         raise EngineError("behind an emulated link a receive must name its source: recv(tensor, src=RANK)")
 
     def _message(self, way: int, tensors: list[torch.Tensor], peer: int, tag: int, post: Callable[[], Any]) -> Any:
+        """`way` is `OUT` to the peer, or `IN` from it."""
         if self._messages is None:  # no peer waits for its turn, so that messages may queue with collectives
             return self._submit(Kind.SEND_RECV, tensors, post, tensors)
         return self._messages.submit(way, peer, tag, tensors, post)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
-        full = max(outputs, inputs, key=lambda tensors: sum(map(_nbytes, tensors)))
-        work = lambda: _all_to_all_lists(self._mover, outputs, inputs, opts)  # noqa: E731
+        full = max(outputs, inputs, key=lambda tensors: sum(t.nbytes for t in tensors))
+        work = partial(_all_to_all_lists, self._mover, outputs, inputs, opts)
         return self._submit(Kind.ALL_TO_ALL, full, work, outputs)
 
     def all_to_all_single(
@@ -206,12 +204,12 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         opts: Any = None,
     ) -> Any:
         opts = opts or dist.AllToAllOptions()
-        work = lambda: self._mover.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
-        return self._submit(Kind.ALL_TO_ALL, [max(output, input, key=_nbytes)], work, [output])
+        work = partial(self._mover.alltoall_base, output, input, output_splits, input_splits, opts)
+        return self._submit(Kind.ALL_TO_ALL, [max(output, input, key=lambda t: t.nbytes)], work, [output])
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts or dist.BarrierOptions()
-        return self._submit(Kind.BARRIER, [], lambda: self._mover.barrier(opts), [])
+        return self._submit(Kind.BARRIER, [], partial(self._mover.barrier, opts), [])
 
     # The names that torch before 2.13 calls.
     _allgather_base = all_gather_single
@@ -266,6 +264,12 @@ class AllWorks:
         return all(work.is_completed() for work in self._works)
 
 
+def _launch_each(
+    launch: Callable[..., Any], outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+) -> AllWorks:
+    return AllWorks([launch(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
+
+
 class _Copied:
     """A collective through one buffer, whose parts are copied to where they belong when it is done."""
 
@@ -307,19 +311,19 @@ def _create(options: Any, emulation: Emulation | None) -> EmulatedLinkGroup:
     global _default
     emulation = _default = emulation or _default  # groups made later, such as DeviceMesh's, have no options
     assert emulation is not None
-    rank, size, link, wire = options.group_rank, options.group_size, emulation.link, emulation.wire
-    if emulation.alone_on is not None and emulation.alone_on.type == "cuda":
-        clock = link_clock(emulation.wait, emulation.alone_on)
-        return EmulatedLinkGroup(rank, size, Phantoms(rank, size), StreamCarrier(link, size, emulation.alone_on, clock))
+    rank, size, device = options.group_rank, options.group_size, emulation.alone_on
+    if device is not None and device.type == "cuda":
+        stream_carrier = StreamCarrier(emulation.link, size, device, link_clock(emulation.wait, device))
+        return EmulatedLinkGroup(rank, size, Phantoms(rank, size), stream_carrier)
     with urgent_threads():
-        if emulation.alone_on is not None:
-            return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(wire, size, None))
-        device = _gloo_device()  # its thread serves both groups
+        if device is not None:
+            return EmulatedLinkGroup(rank, size, Phantoms(rank, size), Carrier(emulation.wire, size, None))
+        gloo_device = _gloo_device()  # its thread serves both groups
         data, clock = (
-            _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout, device)
+            _gloo(dist.PrefixStore(name, options.store), rank, size, options.timeout, gloo_device)
             for name in ("data", "clock")
         )
-        carrier = Carrier(wire, size, clock)
+        carrier = Carrier(emulation.wire, size, clock)
         return EmulatedLinkGroup(rank, size, data, carrier, Messages(carrier, clock, rank))
 
 
@@ -334,9 +338,6 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta, device: Any) -> 
 def _gloo_device() -> Any:
     """Make gloo's device as init_process_group does; with explicit options the variable would otherwise be ignored."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    make = dist.ProcessGroupGloo.create_device if interface else dist.ProcessGroupGloo.create_default_device
-    return make(interface=interface) if interface else make()
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.nbytes
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    return dist.ProcessGroupGloo.create_default_device()

@@ -58,7 +58,7 @@ def nothing_seen(device: str) -> str:
 
 
 def cause(result: Probe) -> str:
-    """Why a recording saw nothing run on the device, and what to do about it, judging by the probe's result."""
+    """Why a recording saw nothing run on the device and, after "; ", what to do about it, by the probe's result."""
     if result.seen:
         return (
             "an operation in a separate process is seen, so either nothing ran there in the recorded steps, "

@@ -355,7 +355,6 @@ class Strategy(ABC):
 S = TypeVar("S", bound=Strategy)
 
 REGISTERED: dict[str, type[Strategy]] = {}
-"""By name."""
 
 
 def register(strategy: type[S]) -> type[S]:

@@ -11,7 +11,7 @@ keyword, so that the label of its forward pass holds all of its computation.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -46,12 +46,11 @@ class _Layers(nn.Module):
         self.layers = nn.ModuleList(model.layers[number] for number in layers)
         self.embedding = model.embedding if layers.start == 0 else None
         self.head = model.head if layers.stop == len(model.layers) else None
-        self._part = model.part, layers  # in a tuple, so that the model is no submodule
+        self._compute = partial(model.part, layers)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Activations, or tokens in the first stage → activations, or in the last stage the loss."""
-        part, layers = self._part
-        return part(layers, x, targets)
+        return self._compute(x, targets)
 
 
 class _LabelledStage(PipelineStage):
@@ -60,29 +59,30 @@ class _LabelledStage(PipelineStage):
     owner: "Pipeline"
 
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
-        """What torch before 2.13 sends first, to connect NCCL; by ZB-V a rank to itself, which gloo never ends."""
+        """What torch before 2.13 sends first, to connect NCCL; under ZB-V also to itself, at which gloo hangs."""
         first: Any = getattr(super(), "_get_init_p2p_neighbors_ops", list)
         return list(first()) if self.device.type == "cuda" else []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._action(Word.STAGE_FORWARD, fwd_chunk_id):
+        with self._begin_action(Word.STAGE_FORWARD, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
+        # Sleeping layers take half the time for half a pass.
         halved: AbstractContextManager[None] = nullcontext() if full_backward else half_a_backward()
         word = Word.STAGE_BACKWARD if full_backward else Word.STAGE_BACKWARD_INPUT
-        with self._action(word, bwd_chunk_id), halved:
+        with self._begin_action(word, bwd_chunk_id), halved:
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         # The first stage's inputs need no gradient: its whole backward pass is here.
         halved: AbstractContextManager[None] = nullcontext() if self.is_first else half_a_backward()
-        with self._action(Word.STAGE_BACKWARD_WEIGHT, bwd_chunk_id), halved:
+        with self._begin_action(Word.STAGE_BACKWARD_WEIGHT, bwd_chunk_id), halved:
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
-    def _action(self, word: Word, microbatch: int) -> Span:
+    def _begin_action(self, word: Word, microbatch: int) -> Span:
         self.owner.microbatch = microbatch
         return _label(word, self.stage_index, microbatch)
 
@@ -113,21 +113,21 @@ class Pipeline(Strategy):
         self.require(options)
         if not isinstance(model, Transformer):
             raise EngineError("a pipeline takes the engine's Transformer, whose layers it can share out")
-        stages_group = comm.axis("pp")
-        if stages_group is None:
+        pipeline = comm.axis("pp")
+        if pipeline is None:
             raise EngineError("a pipeline needs two ranks or more along the mesh's pp axis")
-        self._stages, self.schedule = stages_group, options.schedule
-        self.layers = cut(len(model.layers), self._stages.world_size, options.schedule, options.stages)
+        self._pipeline, self.schedule = pipeline, options.schedule
+        self.layers = cut(len(model.layers), pipeline.world_size, options.schedule, options.stages)
         """The layers of each stage."""
-        stages = stages_of_rank(self._stages.rank, self._stages.world_size, len(self.layers), options.schedule)
-        self._stage_modules = {stage: _Layers(model, self.layers[stage]) for stage in stages}
+        numbers = stages_of_rank(pipeline.rank, pipeline.world_size, len(self.layers), options.schedule)
+        self._stage_modules = {number: _Layers(model, self.layers[number]) for number in numbers}
         super().__init__(model, comm, options)
         ids = {id(p) for stage in self._stage_modules.values() for p in stage.parameters()}
         named = [(name, p) for name, p in zip(self.names, self.parameters, strict=True) if id(p) in ids]
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         order, keys = reversed(range(len(self.parameters))), [(p.device, p.dtype) for p in self.parameters]
         self._buckets = self._form_buckets(order, keys, options.caps) if comm.world_size > 1 else []
-        self._runs: dict[tuple[int, ...], Any] = {}  # torch's schedules by the shape of a step's batch
+        self._schedules: dict[tuple[int, ...], Any] = {}  # torch's, by the shape of a step's batch
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give this rank's stages their values: the same as its replicas'."""
@@ -138,12 +138,12 @@ class Pipeline(Strategy):
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        ranks, last = self._stages.world_size, len(self.layers) - 1
-        place = {s: r for r in range(ranks) for s in stages_of_rank(r, ranks, last + 1, self.schedule)}
+        ranks, last = self._pipeline.world_size, len(self.layers) - 1
+        rank_of_stage = {s: r for r in range(ranks) for s in stages_of_rank(r, ranks, last + 1, self.schedule)}
         names = [[f"layers.{number}" for number in layers] for layers in self.layers]
         names[0].insert(0, "embedding")
         names[last].append("head")
-        return [{"rank": place[stage], "units": units} for stage, units in enumerate(names)]
+        return [{"rank": rank_of_stage[stage], "units": units} for stage, units in enumerate(names)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Not of a pipeline, whose microbatches are on their way at the same time: see `passes`."""
@@ -153,11 +153,11 @@ class Pipeline(Strategy):
         """See `Strategy`; the rank of the last stage has the loss."""
         parts = [batches.rank_batch(step, microbatch, self.comm.rank) for microbatch in range(microbatches)]
         tokens, targets = place((torch.cat(tensors) for tensors in zip(*parts, strict=True)), self.comm.device)
-        run = self._run(microbatches, batches.batch, batches.seq)
+        schedule = self._schedule_for(microbatches, batches.batch, batches.seq)
         first, last = 0 in self._stage_modules, len(self.layers) - 1 in self._stage_modules
         losses: list[torch.Tensor] = []
         try:
-            run.step(
+            schedule.step(
                 *([tokens] if first else []),
                 target=targets if last else None,
                 losses=losses,
@@ -170,17 +170,19 @@ class Pipeline(Strategy):
             raise
         return torch.stack(losses).detach().mean() if last else None
 
-    def _run(self, microbatches: int, batch: int, seq: int) -> Any:
+    def _schedule_for(self, microbatches: int, batch: int, seq: int) -> Any:
         key = (microbatches, batch, seq)
-        if key not in self._runs:
-            require_microbatches(microbatches, self._stages.world_size, self.schedule)
-            stages = [self._stage(number, batch, seq) for number in self._stage_modules]
-            self._runs[key] = _SCHEDULES[self.schedule](
-                stages if self.schedule.per_rank > 1 else stages[0], n_microbatches=microbatches, loss_fn=_loss
+        if key not in self._schedules:
+            require_microbatches(microbatches, self._pipeline.world_size, self.schedule)
+            torch_stages = [self._torch_stage(number, batch, seq) for number in self._stage_modules]
+            self._schedules[key] = _SCHEDULES[self.schedule](
+                torch_stages if self.schedule.per_rank > 1 else torch_stages[0],
+                n_microbatches=microbatches,
+                loss_fn=_loss,
             )
-        return self._runs[key]
+        return self._schedules[key]
 
-    def _stage(self, number: int, batch: int, seq: int) -> PipelineStage:
+    def _torch_stage(self, number: int, batch: int, seq: int) -> PipelineStage:
         """A stage, with examples of what it takes and returns, without which torch would try it out."""
         assert isinstance(self.model, Transformer)
         shape, dtype, device = (batch, seq, self.model.width), self.model.dtype, self.comm.device
@@ -194,7 +196,7 @@ class Pipeline(Strategy):
             device,
             input_args=tokens if number == 0 else activations,
             output_args=torch.empty((), dtype=dtype, device=device, requires_grad=True) if last else activations,
-            group=self._stages.group,
+            group=self._pipeline.group,
         )
         stage.owner = self
         return stage
@@ -218,14 +220,14 @@ class Pipeline(Strategy):
             labels.instant(bucket.marks.done)
 
     def _parts_among(self) -> Communicator | None:
-        return self._stages
+        return self._pipeline
 
     def _holds_part(self, name: str) -> bool:
         return True
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         held = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
-        return {name: p for part in self._stages.gather_objects(held) for name, p in part.items()}
+        return {name: p for part in self._pipeline.gather_objects(held) for name, p in part.items()}
 
     def _finish(self) -> None:
         """Not called: `passes` does all."""

@@ -59,33 +59,34 @@ class _Operators:
     """What a tensor-parallel group does with activations, (batch, seq, width); each waits for its result."""
 
     def __init__(self, comm: Communicator, label: Callable[[], Span], shape: tuple[int, int, int] | None) -> None:
-        """`label` gives the label of a launch. Where layers sleep, they pass on a number in place of `shape`."""
+        """`label` gives the label of a launch. Sleeping layers pass a stub; collectives then send zeros of `shape`."""
         self._comm, self._label, self._shape = comm, label, shape
         self._wait = labels.span(Word.WAIT)
 
     def identity(self, x: torch.Tensor) -> torch.Tensor:
+        """A view, as autograd takes no input for an output."""
         return x.view_as(x)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        total = self._real_activations(x).clone(memory_format=torch.contiguous_format)
+        total = self._full_size(x).clone(memory_format=torch.contiguous_format)
         self._run(self._comm.all_reduce_sum, total)
         return self._result(x, total)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """The whole sequence, of which each rank has a part."""
-        part = self._real_activations(x, of_part=True).transpose(0, 1).contiguous()
+        part = self._full_size(x, of_part=True).transpose(0, 1).contiguous()
         whole = part.new_empty(self._comm.world_size * len(part), *part.shape[1:])
         self._run(self._comm.all_gather, whole, part)
         return self._result(x, whole.transpose(0, 1))
 
     def scatter(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sequence, summed over the ranks."""
-        whole = self._real_activations(x).transpose(0, 1).contiguous()
+        whole = self._full_size(x).transpose(0, 1).contiguous()
         part = whole.new_empty(len(whole) // self._comm.world_size, *whole.shape[1:])
         self._run(self._comm.reduce_scatter_sum, part, whole)
         return self._result(x, part.transpose(0, 1))
 
-    def local_part(self, x: torch.Tensor) -> torch.Tensor:
+    def own_slice(self, x: torch.Tensor) -> torch.Tensor:
         if self._shape is not None:
             return x.view_as(x)
         return x.chunk(self._comm.world_size, dim=1)[self._comm.rank].contiguous()
@@ -96,7 +97,7 @@ class _Operators:
         with self._wait:
             work.wait()
 
-    def _real_activations(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
+    def _full_size(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
         if self._shape is None:
             return x
         batch, seq, width = self._shape
@@ -120,16 +121,14 @@ class TensorParallel(layers.CutsLayers, Bucketed):
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Keep this rank's columns and rows; the group's rank 0 gives the values. EngineError for another model."""
-        layers.shared_layers(cls.name, model, comm)
         tensor = layers.tensor_group(cls.name, comm)
+        layers.shared_layers(cls.name, model, tensor)
         for name, axis in layers.cut_parameters(model).items():
             parameter = model.get_parameter(name)
             parameter.data = parameter.detach().chunk(tensor.world_size, axis)[tensor.rank].clone()
             mark_part(parameter)
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
-        self._tensor = layers.tensor_group(self.name, comm)
-        self._cut = layers.cut_parameters(model)
         super().__init__(model, comm, options)
         self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
@@ -144,29 +143,29 @@ class TensorParallel(layers.CutsLayers, Bucketed):
         parallel = self.options.sequence_parallel
         for column in layers.COLUMNS:
             do = self._operators(f"{name}.{column}")
-            enter = (do.gather, do.scatter) if parallel else (do.identity, do.sum)
+            enter = (do.gather, do.scatter) if parallel else (do.identity, do.sum)  # (forward, backward)
             layer.get_submodule(column).register_forward_pre_hook(partial(_transform_input, enter))
         for row in layers.ROWS:
             do, module = self._operators(f"{name}.{row}"), layer.get_submodule(row)
-            leave = (do.scatter, do.gather) if parallel else (do.sum, do.identity)
+            leave = (do.scatter, do.gather) if parallel else (do.sum, do.identity)  # (forward, backward)
             module.register_forward_hook(partial(_transform_output, leave))
             if self.options.activation_shape is None:
                 module.forward = partial(_product, module)  # the bias is added once, to the sum
                 module.register_forward_hook(_add_bias)
             self._summed += [module.get_parameter("bias")] if parallel else []
         if parallel:
-            self._summed += [p for n, p in layer.named_parameters() if "norm" in n]
+            self._summed += [p for norm in layers.NORMS for p in layer.get_submodule(norm).parameters()]
 
     def _hook_ends(self, model: Transformer) -> None:
         """Before the first layer each rank takes its part of the sequence, and after the last it gets all of it."""
         do = self._operators("embedding")
-        model.embedding.register_forward_hook(partial(_transform_output, (do.local_part, do.gather)))
+        model.embedding.register_forward_hook(partial(_transform_output, (do.own_slice, do.gather)))
         do = self._operators("head")
-        model.head.register_forward_pre_hook(partial(_transform_input, (do.gather, do.local_part)))
+        model.head.register_forward_pre_hook(partial(_transform_input, (do.gather, do.own_slice)))
 
     def _operators(self, module: str) -> _Operators:
         def label() -> Span:
-            backward = torch._C._current_graph_task_id() != -1
+            backward = torch._C._current_graph_task_id() != -1  # autograd is running
             return self._label(module, "backward" if backward else "forward", self.microbatch)
 
         return _Operators(self._tensor, label, self.options.activation_shape)
@@ -179,30 +178,24 @@ class TensorParallel(layers.CutsLayers, Bucketed):
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
         """See `Bucketed`; none if each part is on one rank only."""
-        return super().buckets if self.comm.world_size > 1 else []
+        return super().buckets if self._has_replicas else []
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
-        if self.comm.world_size > 1:
+        if self._has_replicas:
             super()._take_gradient(i, parameter)
 
     @torch.no_grad()
     def _finish(self) -> None:
-        if self.comm.world_size > 1:
+        if self._has_replicas:
             super()._finish()
         if grads := [p.grad for p in self._summed if p.grad is not None]:
             layers.reduce_together(grads, self._tensor.all_reduce_sum)
 
     def _match_others(self) -> None:
-        if self.comm.world_size > 1:
+        if self._has_replicas:
             super()._match_others()
 
-    @torch.no_grad()
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`; those that are cut are put together."""
-        return {name: self.gather_whole(name, p.detach()) for name, p in self.model.named_parameters()}
-
     def gather_whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """A parameter, or its gradient, of which this rank has `part`; every rank must call it."""
         if name not in self._cut:
             return part
         flat = part.new_empty(self._tensor.world_size * part.numel())

@@ -37,8 +37,9 @@ class TorchTensorParallel(layers.CutsLayers):
     @classmethod
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
         """Replace what is cut by DTensors; the group's rank 0 gives the values. EngineError for another model."""
-        to_cut = layers.shared_layers(cls.name, model, comm)
-        mesh = DeviceMesh.from_group(layers.tensor_group(cls.name, comm).group, comm.device.type)
+        tensor = layers.tensor_group(cls.name, comm)
+        to_cut = layers.shared_layers(cls.name, model, tensor)
+        mesh = DeviceMesh.from_group(tensor.group, comm.device.type)
         for layer in to_cut:
             parallel.parallelize_module(layer, mesh, _plan(options.sequence_parallel))
         if options.sequence_parallel:
@@ -46,8 +47,6 @@ class TorchTensorParallel(layers.CutsLayers):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._tensor = layers.tensor_group(self.name, comm)
-        self._cut = layers.cut_parameters(model)
         self._local = [make_part(local_part(p)) if isinstance(p, DTensor) else p for p in self.parameters]
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -72,21 +71,14 @@ class TorchTensorParallel(layers.CutsLayers):
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 part.grad = local_part(parameter.grad).detach()
         grads = [part.grad for part in self._local if part.grad is not None]
-        if self.comm.world_size > 1 and grads:
+        if self._has_replicas and grads:
             layers.reduce_together(grads, self.comm.all_reduce_mean, self.comm.prescale)
 
     def _abandon(self) -> None:
         """Nothing is in flight: every collective was waited for."""
 
-    @torch.no_grad()
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`; those that are cut are put together."""
-        return {name: gather_whole(p.detach()) for name, p in self.model.named_parameters()}
-
-
-def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a parameter or gradient; every rank of the group must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    def gather_whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def _plan(sequence_parallel: bool) -> dict[str, parallel.ParallelStyle]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, table_of
-from overlaplab.evidence.executions import Executions, executions
+from overlaplab.evidence.executions import Executions, executions, map_moment
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Span, engine_labels
@@ -56,7 +56,7 @@ def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]
     if any(label.word == "gather_launch" for label in labels):
         for step in steps:
             for gather in engine_gathers(launched_in(labels, step)):
-                yield _row(gather, step, ran) | {"source": "engine"}
+                yield _row(gather, step, ran) | {"resharded_bytes": 0, "source": "engine"}
     elif ranges := fsdp2_ranges(trace):
         gathers, passes, size_of = fsdp2_gathers(ranges, ran), Passes(ranges), unit_sizes(manifest, ranges)
         launched = [gather.launch.start_ns for gather in gathers]
@@ -64,7 +64,7 @@ def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]
             earlier = passes.count_ended(step.host_start_ns)
             for gather in gathers[bisect_left(launched, step.host_start_ns) : bisect_left(launched, step.host_end_ns)]:
                 row = _row(gather, step, ran)
-                row["microbatch"] -= earlier
+                row["microbatch"] -= earlier  # numbered from the trace's start
                 row["bytes"] = size_of(gather.unit) if gather.bytes is None else gather.bytes
                 row["resharded_bytes"] = _resharded_bytes(gather, row["bytes"], manifest)
                 yield row | {"source": "fsdp2"}
@@ -74,7 +74,9 @@ def _resharded_bytes(gather: Gather, num_bytes: int | None, manifest: Manifest |
     """What stays held of a unit of so many bytes once it is freed; the engine's loop reshards to all ranks or none."""
     by_engine = manifest is not None and not manifest.by_recorder
     shards = 0 if gather.shards is None and gather.free_ns is not None and by_engine else gather.shards
-    return shards if not shards else None if num_bytes is None else num_bytes // shards
+    if not shards:
+        return shards
+    return None if num_bytes is None else num_bytes // shards
 
 
 def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
@@ -83,11 +85,11 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "gather_launch_ns": gather.launch.start_ns,
         "gather_start_ns": start,
         "gather_end_ns": end,
-        "first_use_ns": _map_moment(gather.first_use_ns, ran.first_begin_ns),
-        "last_use_ns": _map_moment(gather.last_use_ns, ran.done_ns),
-        "backward_first_use_ns": _map_moment(gather.backward_first_use_ns, ran.first_begin_ns),
-        "backward_last_use_ns": _map_moment(gather.backward_last_use_ns, ran.done_ns),
-        "free_ns": _map_moment(gather.free_ns, ran.done_ns),
+        "first_use_ns": map_moment(gather.first_use_ns, ran.first_begin_ns),
+        "last_use_ns": map_moment(gather.last_use_ns, ran.done_ns),
+        "backward_first_use_ns": map_moment(gather.backward_first_use_ns, ran.first_begin_ns),
+        "backward_last_use_ns": map_moment(gather.backward_last_use_ns, ran.done_ns),
+        "free_ns": map_moment(gather.free_ns, ran.done_ns),
         "resharded_until_ns": _resharded_until_ns(gather, ran),
         "held_ns": _held_ns(gather.launch, ran),
     }
@@ -99,14 +101,13 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
         "phase": gather.phase,
         **{name: None if at is None else at - step.start_ns for name, at in times.items()},
         "free_phase": gather.free_phase,
-        "resharded_bytes": gather.shards,
         "wait_ns": ran.waited_ns(gather.blocked, end),
         "bytes": gather.bytes,
     }
 
 
 def _resharded_until_ns(gather: Gather, ran: Executions) -> int | None:
-    """Until when a part stays held: on a GPU the next gather may be counted from before the free, and then none is."""
+    """Until when a part stays held; a GPU may count the next gather from before the free: then until the free."""
     if gather.regathered is None or gather.free_ns is None:
         return None
     return max(_held_ns(gather.regathered, ran), ran.done_ns(gather.free_ns))
@@ -116,7 +117,3 @@ def _held_ns(launch: Span, ran: Executions) -> int:
     """From when on a gather's bytes count as held: a separate stream may start it before the main one is there."""
     reached, bounds = ran.done_ns(launch.start_ns), ran.communication_span(launch)
     return reached if bounds is None else min(reached, bounds[0])
-
-
-def _map_moment(host_ns: int | None, moment: Callable[[int], int | None]) -> int | None:
-    return None if host_ns is None else moment(host_ns)

@@ -14,7 +14,6 @@ from overlaplab.sections.run_tables import table_window
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("Buckets")
     opened = head.opened
     table = opened.buckets

@@ -26,7 +26,6 @@ def _section(opened: Opened, step: int | None, diagnosis: Diagnosis | None) -> S
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("Collectives")
     opened = head.opened
     step = pick_step(opened.collectives) if len(opened.collectives) else None

@@ -25,7 +25,6 @@ from overlaplab.sections.comparison import batches_section, costs_section, step_
 
 
 def page() -> None:
-    """Draw the page."""
     page_head("Compare", "Several runs side by side: how long their steps take, and how much of that is communication.")
     good, bad = _open_all(_choose(st.session_state["names"]))
     if bad:

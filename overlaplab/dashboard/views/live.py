@@ -25,7 +25,6 @@ _IS_NEW = "watched_mark_is_new"
 
 
 def page() -> None:
-    """Draw the page."""
     root, name = st.session_state.get("folder"), st.session_state.get("watched")
     if root is None or name is None:
         small_head("Live")

@@ -11,7 +11,6 @@ from overlaplab.sections.run_tables import diagnosed_pipeline_waits, pipeline_ta
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("Pipeline")
     opened = head.opened
     if opened.pipelined.empty:

@@ -40,7 +40,6 @@ class _Recording:
 
 
 def page() -> None:
-    """Draw the page."""
     page_head(
         "Plan",
         "What a training run would take before there is one: its batch, its memory and its operations; from a recording"

@@ -15,7 +15,6 @@ from overlaplab.sections.summary import summary_section
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("Summary")
     opened = head.opened
     if len(opened.summary):

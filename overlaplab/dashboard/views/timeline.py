@@ -54,7 +54,6 @@ class Spot:
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("Timeline")
     opened = head.opened
     ranks = pick_ranks(opened.run)

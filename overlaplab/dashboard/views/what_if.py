@@ -45,7 +45,6 @@ _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted di
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("What if")
     opened = head.opened
     head.show(shown_diagnosis(opened))

@@ -38,7 +38,6 @@ _HALF = 70  # characters of a subtitle's line in one of two columns
 
 
 def page() -> None:
-    """Draw the page."""
     head = open_page("ZeRO-3")
     opened = head.opened
     if opened.schedule.empty:

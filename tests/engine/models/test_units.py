@@ -379,7 +379,7 @@ def test_flat_shards_hold_everything_once(world_size: int) -> None:
     assert torch.equal(torch.cat([layout.local_chunk(full) for layout in layouts]), full)
     pieces: dict[int, list[float]] = {}
     for layout in layouts:
-        for number, part in layout.pieces(layout.local_chunk(full)):
+        for number, _, part in layout.pieces(layout.local_chunk(full)):
             pieces.setdefault(number, []).extend(part.tolist())
     assert pieces == {i: v.flatten().tolist() for i, v in enumerate(views) if v.numel()}
 

@@ -19,7 +19,6 @@ from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.strategies import Options, Strategy, class_of
-from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel, gather_whole
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios
@@ -59,8 +58,6 @@ def made(comm: Communicator, words: str, tp: int = 2, **more: Any) -> tuple[Stra
 
 def gradients(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """Put together where they are cut."""
-    if isinstance(strategy, TorchTensorParallel):
-        return {name: gather_whole(p.grad) for name, p in strategy.model.named_parameters()}
     return {name: strategy.gather_whole(name, p.grad) for name, p in strategy.model.named_parameters()}
 
 

@@ -15,9 +15,10 @@ from overlaplab.evidence.labels import engine_labels
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Program, Wait
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs import all_programs
+from overlaplab.simulate.programs import _STRATEGIES, all_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.traits import TRAITS
 
 COMMON = (
     *("--device", "cpu", "--layers", "2", "--width", "20", "--vocab", "32", "--seq", "4", "--batch", "1"),
@@ -55,6 +56,11 @@ TARGETS = (
     Setting(strategy="torch-fsdp2", prefetch=0, accumulate=2),
     Setting(strategy="torch-fsdp2", prefetch=2, ranks=3),
 )
+
+
+def test_every_strategy_that_is_played_has_programs_and_is_a_target() -> None:
+    played = {name for name, traits in TRAITS.items() if traits.is_played or traits.gradients == "server"}
+    assert played == _STRATEGIES.keys() == {target.strategy for target in TARGETS}
 
 
 FURTHER = {

@@ -7,7 +7,7 @@ reduce-scattered within groups of ranks, and each part is then all-reduced acros
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,16 +36,16 @@ class OwnedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReduceScatter:
-    """One that is under way, or with HSDP the all-reduce of its result that follows."""
+class _UnderWay:
+    """A reduce-scatter, or what follows it: HSDP's all-reduce of its result, or the copy of its mean to the host."""
 
     flat: Flat
     received: torch.Tensor
     """(chunk,), what this rank gets."""
-    work: Work
+    work: Work | Copy | StreamCopy
     done: Span
-    average: Span | None
-    """HSDP: the label of that all-reduce."""
+    average_label: Span | None
+    """HSDP: that of its all-reduce."""
 
 
 class Sharded(Strategy):
@@ -60,15 +60,15 @@ class Sharded(Strategy):
         self.flats: list[Flat] = []
         """This rank's parts, in the same order on every rank."""
         self.whole_gradients = self.gradients
-        """Where gradients of whole parameters accumulate, before they are sent."""
+        """Where gradients of whole parameters accumulate until sent; with `reduce_dtype` zero3 replaces it."""
         self._replicas = comm.axis("replicate")  # HSDP: the ranks that hold the same shards
         self._in_forward = False
-        self._in_flight: deque[_ReduceScatter] = deque()
+        self._in_flight: deque[_UnderWay] = deque()
+        self._averaging: deque[_UnderWay] = deque()  # HSDP: all-reduces across the replicas
         self._host = comm.host_link(options.host_link) if options.offload else None
         # Mean gradients (chunk,) on their way to the host, and parameters to the device, by the flat's identity.
-        self._host_copies: deque[tuple[Flat, torch.Tensor, Copy | StreamCopy]] = deque()
+        self._host_copies: deque[_UnderWay] = deque()
         self._device_copies: dict[int, Copy | StreamCopy] = {}
-        self._averaging: deque[_ReduceScatter] = deque()  # HSDP: all-reduces across the replicas
         self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,10 +86,9 @@ class Sharded(Strategy):
         """What this rank owns of each parameter that lies in `flats`."""
         parts = []
         for flat in self.flats:
-            layout, pieces = flat.layout, {piece.name: piece.tensor for piece in flat.pieces}
-            for number, values in layout.pieces(flat.shard):
+            pieces = {piece.name: piece.tensor for piece in flat.pieces}
+            for number, begin, values in flat.layout.pieces(flat.shard):
                 name = flat.names[number]
-                begin = max(self.comm.shards.rank * layout.chunk - sum(layout.sizes[:number]), 0)
                 parts.append(OwnedPart(name, begin, values, pieces.get(name)))
         return parts
 
@@ -109,7 +108,7 @@ class Sharded(Strategy):
     def _move_prescaled(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         """Move a parameter's gradient, with what earlier microbatches left, to a flat buffer, prescaled."""
         grad = self.whole_gradients.get(parameter)
-        if self.whole_gradients.main is not None and parameter.grad is not None:
+        if self.whole_gradients.main is not None and parameter.grad is not None:  # `.grad` is this microbatch's alone
             grad = parameter.grad if grad is None else grad.add_(parameter.grad)
         assert grad is not None
         if grad.dtype == view.dtype:
@@ -126,54 +125,40 @@ class Sharded(Strategy):
         received: torch.Tensor,
         launch: Span,
         done: Span,
-        average: Span | None = None,
+        average_label: Span | None = None,
     ) -> None:
         """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,).
 
-        With HSDP the results are then averaged across the replicas, which `average` labels.
+        With HSDP the results are then averaged across the replicas.
         """
         with launch:
             work = self.comm.shards.reduce_scatter_mean(received, full)
-        self._in_flight.append(_ReduceScatter(flat, received, work, done, average))
+        self._in_flight.append(_UnderWay(flat, received, work, done, average_label))
 
     def _wait_for_scatters(self, leave: int = 0) -> None:
         """Accumulate the results of reduce-scatters, and wait until no more than `leave` are under way."""
-        for scatter in self._pop_completed(self._in_flight, leave):
+        for scatter in _pop_completed(self._in_flight, leave, self._wait):
             labels.instant(scatter.done)
             if self._replicas is None:
                 self._take_mean(scatter)
                 continue
-            with scatter.average or nullcontext():
+            with scatter.average_label or nullcontext():
                 work = self._replicas.all_reduce_mean(scatter.received)
             self._averaging.append(replace(scatter, work=work))
-        for average in self._pop_completed(self._averaging, leave):
+        for average in _pop_completed(self._averaging, leave, self._wait):
             self._take_mean(average)
-        self._accumulate_from_host(leave)
+        for copied in _pop_completed(self._host_copies, leave, nullcontext()):
+            with host_allocation():
+                self._first_gradients += copied.flat.accumulate(self.gradients, copied.received)
 
-    def _pop_completed(self, under_way: deque[_ReduceScatter], leave: int) -> Iterator[_ReduceScatter]:
-        """Remove and yield the first of them, waiting until no more than `leave` remain."""
-        while under_way and (len(under_way) > leave or under_way[0].work.is_completed()):
-            first = under_way.popleft()
-            with self._wait:
-                first.work.wait()
-            yield first
-
-    def _take_mean(self, scatter: _ReduceScatter) -> None:
+    def _take_mean(self, scatter: _UnderWay) -> None:
         """Accumulate the mean gradients, or with `offload` begin their copy to the host."""
         if self._host is None:
             self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
             return
         gradients = host_memory(scatter.received)
         copy = self._host.copy(Way.DOWN, gradients, scatter.received)
-        self._host_copies.append((scatter.flat, gradients, copy))
-
-    def _accumulate_from_host(self, leave: int) -> None:
-        """Accumulate what has been copied to the host, and wait until no more than `leave` copies are under way."""
-        while self._host_copies and (len(self._host_copies) > leave or self._host_copies[0][2].is_completed()):
-            flat, gradients, copy = self._host_copies.popleft()
-            copy.wait()
-            with host_allocation():
-                self._first_gradients += flat.accumulate(self.gradients, gradients)
+        self._host_copies.append(replace(scatter, received=gradients, work=copy))
 
     def _copy_to_device(self, flats: Iterable[Flat]) -> None:
         """Copy what the host has updated to the device, in this order."""
@@ -190,25 +175,32 @@ class Sharded(Strategy):
     def _finish_gradients(self, unused: Collection[int]) -> None:
         """Wait for all reduce-scatters, and remove the gradients of parameters that no rank has used, which are zeros.
 
-        `unused` are the parameters that this rank has no gradient for.
+        `unused` are the positions in `parameters` of those that this rank has no gradient for.
         """
         answer = self._ask_usage(unused)
         self._wait_for_scatters()
         with self._wait:
-            nowhere = {self.names[i] for i in answer()}
+            unused_everywhere = {self.names[i] for i in answer()}
         for piece in self._first_gradients:
-            if piece.name in nowhere:
+            if piece.name in unused_everywhere:
                 self.gradients.set(piece.tensor, None)
         self._first_gradients = []
 
     def _drain(self) -> None:
         """After an exception: wait for what is under way, and drop it."""
-        with suppress(Exception):
-            for scatter in (*self._in_flight, *self._averaging):
-                scatter.work.wait()
-            for _, _, copy in self._host_copies:
-                copy.wait()
+        with suppress(Exception):  # once a wait fails, so would the next ones
+            for item in (*self._in_flight, *self._averaging, *self._host_copies):
+                item.work.wait()
         self._in_flight.clear()
         self._host_copies.clear()
         self._averaging.clear()
         self._first_gradients = []
+
+
+def _pop_completed(queue: deque[_UnderWay], leave: int, label: AbstractContextManager[Any]) -> Iterator[_UnderWay]:
+    """Remove and yield the first of them, waiting until no more than `leave` remain."""
+    while queue and (len(queue) > leave or queue[0].work.is_completed()):
+        first = queue.popleft()
+        with label:
+            first.work.wait()
+        yield first

@@ -38,14 +38,14 @@ class Layout:
         """This rank's (chunk,) part of a (padded,) buffer."""
         return full[self._begin : self._begin + self.chunk]
 
-    def pieces(self, shard: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """The parameters that this rank owns some of: number, and its elements of a (chunk,) shard."""
+    def pieces(self, shard: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+        """What this rank owns of parameters: number, where it begins in the parameter, elements of a (chunk,) shard."""
         pieces = []
         begin = -self._begin  # of the parameter, seen from the shard
         for number, size in enumerate(self.sizes):
             low, high = max(begin, 0), min(begin + size, self.chunk)
             if low < high:
-                pieces.append((number, shard[low:high]))
+                pieces.append((number, low - begin, shard[low:high]))
             begin += size
         return pieces
 
@@ -82,13 +82,15 @@ class Flat:
         self.resident = shard
         """What other ranks gather; on the device, if the shard is on the host."""
         self.pieces = [
-            Piece(self.names[number], make_part(part)) for number, part in layout.pieces(self.shard) if trained[number]
+            Piece(self.names[number], make_part(part))
+            for number, _, part in layout.pieces(self.shard)
+            if trained[number]
         ]
 
     def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
         """Add mean gradients (chunk,) of any type to what the pieces have; returns those that had none."""
         received = received.to(gradients.dtype(self.shard))
-        parts = {self.names[number]: part for number, part in self.layout.pieces(received)}
+        parts = {self.names[number]: part for number, _, part in self.layout.pieces(received)}
         without = []
         for piece in self.pieces:
             grad = gradients.get(piece.tensor)

@@ -1,5 +1,6 @@
 """The parameters that are cut among a tensor-parallel group, and what must hold for that; a base of who cuts."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,19 +13,20 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
-from overlaplab_engine.strategies.base import Strategy, require_same_model
+from overlaplab_engine.strategies.base import Options, Strategy, require_same_model
 
 COLUMNS, ROWS = ("attention.qkv", "up"), ("attention.output", "down")
 """A layer's modules whose weights are cut: by columns of the transposed weight, as papers write it, and by rows."""
+NORMS = ("attention_norm", "mlp_norm")
 
 
 class CutsLayers(Strategy):
     """Layers cut among the ranks of a tensor-parallel group."""
 
-    _tensor: Communicator
-    """The ranks that cut the layers."""
-    _cut: dict[str, int]
-    """The parameters of which this rank holds a part, and the dimension that is cut."""
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        super().__init__(model, comm, options)
+        self._tensor = tensor_group(self.name, comm)
+        self._cut = cut_parameters(model)
 
     @classmethod
     def require(cls, config: Any) -> None:
@@ -38,6 +40,20 @@ class CutsLayers(Strategy):
             raise EngineError(f"--tp {config.tp} must divide --heads {config.heads}")
         if config.sequence_parallel and config.seq % config.tp:
             raise EngineError(f"--sequence-parallel: --tp {config.tp} must divide --seq {config.seq}")
+
+    @property
+    def _has_replicas(self) -> bool:
+        """Whether other ranks hold the same parts."""
+        return self.comm.world_size > 1
+
+    @torch.no_grad()
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """See `Strategy`; those that are cut are put together."""
+        return {name: self.gather_whole(name, p.detach()) for name, p in self.model.named_parameters()}
+
+    @abstractmethod
+    def gather_whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """A parameter, or its gradient, of which this rank has `part`; every rank must call it."""
 
     def _parts_among(self) -> Communicator | None:
         return self._tensor
@@ -66,12 +82,11 @@ def tensor_group(strategy: str, comm: Communicator) -> Communicator:
     return tensor
 
 
-def shared_layers(strategy: str, model: nn.Module, comm: Communicator) -> list[nn.Module]:
-    """The model's layers, with the values of rank 0 of the group that will cut them.
+def shared_layers(strategy: str, model: nn.Module, tensor: Communicator) -> list[nn.Module]:
+    """The model's layers, with the values of rank 0 of `tensor`, the group that will cut them.
 
     EngineError on all ranks for a model that cannot be cut, or if the ranks' models differ.
     """
-    tensor = tensor_group(strategy, comm)
     if not isinstance(model, Transformer):
         raise EngineError(f"{strategy} cuts overlaplab_engine's Transformer, not a {type(model).__name__}")
     layers = list(model.layers)
