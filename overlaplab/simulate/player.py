@@ -157,7 +157,7 @@ def play(programs: Sequence[Program]) -> Played:
         for launch in find_launches(program):
             members.setdefault(launch.key, []).append(rank)
     ranks = range(len(programs))
-    place, now, free = ([0] * len(programs) for _ in range(3))
+    now, free = ([0] * len(programs) for _ in range(2))
     queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
     sharing = _Sharing(members)
     alone: dict[Hashable, list[int]] = defaultdict(list)  # when those that do not queue were called
@@ -171,33 +171,37 @@ def play(programs: Sequence[Program]) -> Played:
         nonlocal busy
         carried[key], over_at[key], busy = (start, end), end, True
 
+    def enqueue(rank: int, move: Launch, at_ns: int) -> None:
+        if not move.queues:
+            alone[move.key].append(at_ns)
+            if len(alone[move.key]) == len(members[move.key]):
+                finish(move.key, max(alone[move.key]), max(alone[move.key]) + move.transfer_ns)
+        elif move.lane is None and move.group is None:
+            queues[rank].append((move, at_ns))
+        else:
+            sharing.launch(rank, move, at_ns)
+
     def advance(rank: int) -> None:
         nonlocal busy
-        program = programs[rank]
-        while place[rank] < len(program):
-            match program[place[rank]]:
-                case Work(ns):
-                    now[rank] += ns
-                case Launch(key, transfer_ns, queues=False):
-                    alone[key].append(now[rank])
-                    if len(alone[key]) == len(members[key]):
-                        finish(key, max(alone[key]), max(alone[key]) + transfer_ns)
-                case Launch(lane=None, group=None) as launch:
-                    queues[rank].append((launch, now[rank]))
-                case Launch() as launch:
-                    sharing.launch(rank, launch, now[rank])
-                case Note(key):
-                    over_at[key] = now[rank]
-                    busy = True
-                case Wait(key, wake_ns):
-                    if key not in over_at:
-                        return
-                    if over_at[key] > now[rank]:
-                        now[rank] = over_at[key] + wake_ns
-                case End():
-                    ends[rank].append(now[rank])
-            over[rank].append(now[rank])
-            place[rank] += 1
+        program, rank_over, at_ns = programs[rank], over[rank], now[rank]
+        for place in range(len(rank_over), len(program)):
+            move = program[place]
+            if isinstance(move, Work):
+                at_ns += move.ns
+            elif isinstance(move, Wait):
+                if (over_ns := over_at.get(move.key)) is None:
+                    break
+                if over_ns > at_ns:
+                    at_ns = over_ns + move.wake_ns
+            elif isinstance(move, Note):
+                over_at[move.key] = at_ns
+                busy = True
+            elif isinstance(move, Launch):
+                enqueue(rank, move, at_ns)
+            elif isinstance(move, End):
+                ends[rank].append(at_ns)
+            rank_over.append(at_ns)
+        now[rank] = at_ns
 
     def carry(rank: int) -> bool:
         """Whether what is first in a rank's queue could go; all its members' queues begin with it then."""
@@ -224,7 +228,7 @@ def play(programs: Sequence[Program]) -> Played:
                 pass
         if not busy and (shared := sharing.carry()) is not None:  # what the others launch by then is there
             finish(*shared)
-    if any(place[rank] < len(programs[rank]) for rank in ranks):
+    if any(len(over[rank]) < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))
 

@@ -77,10 +77,11 @@ def watched_strip(
     last_step = max(int(rank.cells_of_kind(CellKind.STEP)["number"].max(initial=0)) for rank in watched.ranks)
     numbers = late["step"].to_numpy()
     width = max(round_width(numbers, pieces), every)
-    members = _members(watched, late)
+    group_of_row = late.groupby(["group", "late_rank"], sort=False).ngroup().to_numpy()
+    members = _members(watched, late.drop_duplicates(["group", "late_rank"]))
     rows: list[dict[str, Any]] = []
     for rank in ranks:
-        has_rank = np.array([rank in ranks_of_group for ranks_of_group in members], bool)
+        has_rank = np.array([rank in ranks_of_group for ranks_of_group in members], bool)[group_of_row]
         telling = np.unique(numbers[has_rank])
         is_late = has_rank & (late["late_rank"] == rank).to_numpy() & late["late"].to_numpy()
         behind = late[is_late].groupby("step")["late_ns"].max()

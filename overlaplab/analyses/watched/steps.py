@@ -118,6 +118,10 @@ def _add_up(
     if not len(cells) or not len(numbers):
         return
     wanted = cells["number"].astype(np.int64)
+    if len(wanted) == len(numbers) and (wanted == numbers).all():  # of millions of steps, each with one
+        values += cells["value"]
+        unknown[:] = False
+        return
     consecutive = numbers[-1] - numbers[0] == len(numbers) - 1
     places = wanted - numbers[0] if consecutive else np.searchsorted(numbers, wanted)
     belongs = (places >= 0) & (places < len(numbers))

@@ -1016,7 +1016,7 @@ class TimelineView {
     const { begin, end, event, marks, exposed } = list[place];
     const [from, to] = [begin, end].map((time) => time + this.run.base_ns);
     const share = (to - from) / (this.to - this.from);
-    if (share > 0.9 || share * this.plot < 12) {
+    if (share > 0.9 || share * this.plot < (longest ? this.plot / 20 : 12)) {
       const room = Math.max(to - from, LEAST_SPAN) * (share > 0.9 ? 0.15 : 3);
       this.show(from - room, to + room);
     }

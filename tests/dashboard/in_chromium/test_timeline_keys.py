@@ -97,9 +97,18 @@ def test_the_longest_stretch_of_the_step_and_of_the_run(page: Page, address: str
     page.locator(".stage").focus()
     page.keyboard.press("l")
     assert stretch(page) == "longest of the step, rank 0: 50 µs"
+    assert window(page) == (1_000_000, 2_000_000)  # a twentieth of it is seen well
     page.keyboard.press("Shift+L")
     assert stretch(page) == "longest of the run, rank 0: 300 µs"
     expect(page.locator("h3").first).to_have_text("Selected: 0.400 to 0.700 ms")
+
+
+def test_the_longest_stretch_is_zoomed_to(page: Page, address: str) -> None:
+    open_timeline(page, address, "tiny", "&from=0&to=2000000")
+    page.locator(".stage").focus()
+    page.keyboard.press("Shift+L")
+    assert stretch(page) == "longest of the run, rank 0: 50 µs"
+    assert window(page) == (1_050_000, 1_400_000)
 
 
 def test_buttons_do_the_same_as_keys(stage: Page) -> None:
