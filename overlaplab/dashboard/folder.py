@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,12 +56,12 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
     refused: list[str] = []
     looked = 0
     seen: set[Path] = set()  # a link may lead back up
-    queue: list[tuple[str, int]] = [(HERE, 0)]
+    queue: deque[tuple[str, int, Path | None]] = deque([(HERE, 0, None)])
     while queue and len(runs) < _MOST and looked < _MOST * 4:
-        name, depth = queue.pop(0)
+        name, depth, known = queue.popleft()
         looked += 1
         try:
-            folder = confined_path(root, name)
+            folder = known or confined_path(root, name)
         except (OSError, OverlaplabError):
             refused.append(name)
             continue
@@ -78,8 +78,10 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
             manifest = MANIFEST_NAME in files
             runs.append(Entry(name=name, files=len(traces), manifest=manifest, watched=watched))
         if depth < _DEPTH:
-            below = [entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith(".")]
-            queue += [(inner if name == HERE else f"{name}/{inner}", depth + 1) for inner in below]
+            for entry in entries:
+                if _is_folder(entry) and not entry.name.startswith("."):
+                    inner = entry.name if name == HERE else f"{name}/{entry.name}"
+                    queue.append((inner, depth + 1, None if entry.is_symlink() else folder / entry.name))
     return sorted(runs, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
 
 

@@ -89,14 +89,14 @@ class RunTables:
         """
         if self.summary.empty:
             return None
-        window = analyses.worst_step(self.summary, rank, step)
-        at, on = _window_place(window)
-        if (rank, step) != (None, None) and self.diagnosis and (at, on) == (self.diagnosis.rank, self.diagnosis.step):
-            return self.diagnosis
-        chosen = findings.where_chosen(self.summary, rank, step, on)
-        if (at, on, chosen) not in self._diagnoses:
-            self._diagnoses[at, on, chosen] = self._diagnose(window, at, on, chosen)
-        return self._diagnoses[at, on, chosen]
+        if (rank, step) not in self._diagnoses:
+            window = analyses.worst_step(self.summary, rank, step)
+            at, on = _window_place(window)
+            diagnosis = None if (rank, step) == (None, None) else self.diagnosis
+            if diagnosis is None or (at, on) != (diagnosis.rank, diagnosis.step):
+                diagnosis = self._diagnose(window, at, on, findings.where_chosen(self.summary, rank, step, on))
+            self._diagnoses[rank, step] = diagnosis
+        return self._diagnoses[rank, step]
 
     def _diagnose(self, window: Mapping[str, Any], rank: int | None, step: int | None, chosen: str) -> Diagnosis:
         selection = _select_window(rank, step)
@@ -167,7 +167,7 @@ class RunTables:
         )
 
     @cached_property
-    def _diagnoses(self) -> dict[tuple[Any, ...], Diagnosis]:
+    def _diagnoses(self) -> dict[tuple[int | None, int | None], Diagnosis]:
         return {}
 
     @cached_property
