@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlaplab.cli.options import Opening
@@ -40,11 +41,11 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
     ranks = [_assignment(text) for text in opening.assign_rank or ()]
     if (piped := paths.count("-")) > 1:
         raise OverlaplabError("standard input is given twice", path="-", remedy="It can be read only once.")
-    # Without tables a trace may be read a second time, which a pipe cannot be.
-    open_run = load_run if tables or piped else load_ranks
+    # Without tables a trace may be read a second time, which a pipe cannot be, and a single one need not be.
+    keeps = [tables or bool(piped) or Path(path).is_file() for path in paths]
     with progress("reading traces") as advance:
         return [
-            open_run(
+            (load_run if keep else load_ranks)(
                 path,
                 assign_ranks=assigned,
                 recording=opening.recording,
@@ -52,7 +53,7 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
                 cache=not opening.no_cache,
                 progress=advance,
             )
-            for path, assigned in zip(paths, _ranks_by_run(paths, ranks), strict=True)
+            for path, keep, assigned in zip(paths, keeps, _ranks_by_run(paths, ranks), strict=True)
         ]
 
 

@@ -15,8 +15,8 @@ from overlaplab.events import Run, Trace, classify, once_per_run
 from overlaplab.events import WorkKind as Counts
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.intervals import Intervals, clip, total, union
-from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs, noted_times
-from overlaplab.simulate.player import Move, Note, Played, Work, play
+from overlaplab.simulate.gpus.streams import DevicePrograms, NotePlaces, device_programs, note_places
+from overlaplab.simulate.player import Played, Work, play
 
 _MAX_ROUNDS = 20
 """Rounds of playing and adjusting: what a kernel takes changes what it runs beside."""
@@ -27,13 +27,14 @@ def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
     if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
         return edited
     took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
+    notes = note_places(edited)  # in all rounds the same
     for _ in range(_MAX_ROUNDS):
         played = play(edited.programs)
-        played_ns = [_times_beside(_Device(run, edited, played, rank), each) for rank, each in enumerate(kernels)]
+        played_ns = [_times_beside(_Device(run, notes[rank], played, rank), each) for rank, each in enumerate(kernels)]
         if played_ns == took_ns:
             break
         took_ns = played_ns
-        edited = _with_kernel_times(edited, took_ns)
+        edited = _with_kernel_times(edited, notes, took_ns)
     return edited
 
 
@@ -56,7 +57,7 @@ def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
     if programs is None or not factors:
         return ()
     recorded = play(programs.programs)
-    ran = [_Device(run, programs, recorded, rank) for rank in range(len(run.traces))]
+    ran = [_Device(run, notes, recorded, rank) for rank, notes in enumerate(note_places(programs))]
     return tuple(dict(_kernels(*each, factors)) for each in zip(run.traces, ran, strict=True))
 
 
@@ -65,7 +66,7 @@ def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Ite
     for place, event in enumerate(device_events(trace)):
         if works[event.row] is Counts.COMPUTE and names[event.row] in factors:
             factor = factors[names[event.row]]
-            took = device.noted["done", place] - device.noted["begun", place]
+            took = device.at_ns("done", place) - device.at_ns("begun", place)
             beside = device.beside_ns(place)
             yield place, _Kernel(factor=factor, took_ns=took, alone_ns=took - beside + beside / factor)
 
@@ -73,24 +74,29 @@ def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Ite
 class _Device:
     """When one rank's device worked and communicated."""
 
-    def __init__(self, run: Run, programs: DevicePrograms, played: Played, rank: int) -> None:
-        self.noted = noted_times(programs, played, rank)
+    def __init__(self, run: Run, notes: NotePlaces, played: Played, rank: int) -> None:
+        self._notes, self._over_ns = notes, played.over_ns
         events = device_events(run.traces[rank])
-        begun = (place for word, place in self.noted if word == "begun")
+        begun = (place for word, place in notes if word == "begun")
         communicates = [place for place in begun if place >= len(events) or events[place].communicates]
-        begins, ends = ([self.noted[word, place] for place in communicates] for word in ("begun", "done"))
+        begins, ends = ([self.at_ns(word, place) for place in communicates] for word in ("begun", "done"))
         self.busy: Intervals = union(begins, ends)
+
+    def at_ns(self, word: str, place: int) -> int:
+        """When an event had `begun`, or was `done`."""
+        program, number = self._notes[word, place]
+        return self._over_ns[program][number]
 
     def beside_ns(self, place: int) -> int:
         """How long an event ran beside communication."""
-        return total(clip(self.busy, self.noted["begun", place], self.noted["done", place]))
+        return total(clip(self.busy, self.at_ns("begun", place), self.at_ns("done", place)))
 
 
 def _times_beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, int]:
     """By place what a kernel takes beside what the device communicates then."""
     starts, ends = device.busy[:, 0].tolist(), device.busy[:, 1].tolist()
     return {
-        place: round(_duration_beside(device.noted["begun", place], kernel.alone_ns, kernel.factor, starts, ends))
+        place: round(_duration_beside(device.at_ns("begun", place), kernel.alone_ns, kernel.factor, starts, ends))
         for place, kernel in kernels.items()
     }
 
@@ -110,18 +116,13 @@ def _duration_beside(start_ns: int, alone_ns: float, factor: float, starts: list
     return now + left - start_ns
 
 
-def _with_kernel_times(programs: DevicePrograms, took_ns: Sequence[Mapping[int, int]]) -> DevicePrograms:
-    """With kernels that take so long."""
-
-    def change(program: Sequence[Move]) -> list[Move]:
-        moves: list[Move] = []
-        for move in program:
-            last = moves[-1] if moves else None
-            if isinstance(move, Work) and isinstance(last, Note) and isinstance(last.key, tuple):
-                rank, word, place = last.key
-                if word == "begun" and place in took_ns[rank]:
-                    move = Work(took_ns[rank][place])
-            moves.append(move)
-        return moves
-
-    return replace(programs, programs=tuple(map(change, programs.programs)))
+def _with_kernel_times(
+    edited: DevicePrograms, notes: Sequence[NotePlaces], took_ns: Sequence[Mapping[int, int]]
+) -> DevicePrograms:
+    """With kernels that take so long: the work after they have begun."""
+    programs = [list(program) for program in edited.programs]
+    for rank_notes, rank_took in zip(notes, took_ns, strict=True):
+        for place, ns in rank_took.items():
+            program, number = rank_notes["begun", place]
+            programs[program][number + 1] = Work(ns)
+    return replace(edited, programs=tuple(programs))

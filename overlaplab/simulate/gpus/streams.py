@@ -12,11 +12,13 @@ What a rank launches instead of what was recorded is an `RankEdit`, which `bucke
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from statistics import median_low
+from typing import TypeAlias
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -28,7 +30,7 @@ from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import AddedLaunch, Moved, RankEdit
-from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work, find_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Program, Wait, Work, find_launches
 from overlaplab.vocabulary import Rule
 
 
@@ -73,15 +75,19 @@ def edited_programs(run: Run, edits: Sequence[RankEdit]) -> DevicePrograms | Non
     return DevicePrograms(programs=tuple(programs), steps=tuple(steps), members=members)
 
 
-def noted_times(programs: DevicePrograms, played: Played, rank: int) -> dict[tuple[str, int], int]:
-    """When one rank's events were `launched`, `begun` and `done`, by that word and their place."""
-    first, last = programs.steps[rank - 1] + 1 if rank else 0, programs.steps[rank]
-    times_ns: dict[tuple[str, int], int] = {}
-    for program, over in zip(programs.programs[first:last], played.over_ns[first:last], strict=True):
-        for move, at_ns in zip(program, over, strict=True):
+NotePlaces: TypeAlias = dict[tuple[str, int], tuple[int, int]]
+"""By word (`launched`, `begun`, `done`) and place of an event: the program and the place in it of its note."""
+
+
+def note_places(programs: DevicePrograms) -> list[NotePlaces]:
+    """Where each rank's events are noted."""
+    notes: list[NotePlaces] = [{} for _ in programs.steps]
+    for number, program in enumerate(programs.programs):
+        of_rank = notes[bisect_left(programs.steps, number)]
+        for place, move in enumerate(program):
             if isinstance(move, Note) and isinstance(move.key, tuple):
-                times_ns[move.key[1], move.key[2]] = at_ns
-    return times_ns
+                of_rank[move.key[1], move.key[2]] = number, place
+    return notes
 
 
 def _begin(trace: Trace) -> int:

@@ -31,7 +31,7 @@ from overlaplab.simulate.gpus.streams import (
     device_programs,
     edited_programs,
     is_played_together,
-    noted_times,
+    note_places,
 )
 from overlaplab.simulate.player import Launch, Move, Played, change_launches
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
@@ -194,7 +194,8 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:
     """One rank's, in order of start."""
-    noted = noted_times(programs, played, rank)
+    notes = note_places(programs)[rank]
+    noted = {note: played.over_ns[program][number] for note, (program, number) in notes.items()}
     ends = played.ends_ns[programs.steps[rank]]
     windows = zip(step_windows(trace), pairwise(ends), strict=True)
     steps = [Event(COMPUTES, f"ProfilerStep#{window.step or 0}", *span) for window, span in windows]
