@@ -58,10 +58,10 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
     seen: set[Path] = set()  # a link may lead back up
     queue: deque[tuple[str, int, Path | None]] = deque([(HERE, 0, None)])
     while queue and len(runs) < _MOST and looked < _MOST * 4:
-        name, depth, known = queue.popleft()
+        name, depth, path = queue.popleft()
         looked += 1
         try:
-            folder = known or confined_path(root, name)
+            folder = path or confined_path(root, name)
         except (OSError, OverlaplabError):
             refused.append(name)
             continue
