@@ -133,9 +133,9 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
         ("resharded_until_ns", in_part, -resharded, -resharded, 0),
     )
     every = pd.concat(
-        pd.DataFrame(
-            {"place": place, "time_ns": table[at], "bytes": more, "resharded_bytes": parts, "layers": layers}
-        )[rows]
+        pd.DataFrame({"place": place, "time_ns": table[at], "bytes": more, "resharded_bytes": parts, "layers": layers})[
+            rows
+        ]
         for at, rows, more, parts, layers in changes
     )
     every = every.fillna(0).astype("int64")
