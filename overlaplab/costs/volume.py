@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlaplab.costs.link import ROUNDS, ring_factor
-from overlaplab.costs.memory import element_bytes, gathered_bytes, reduced_bytes
-from overlaplab.manifest import Manifest, Unit
+from overlaplab.costs.memory import element_bytes, gathered_bytes, gathered_once, reduced_bytes
+from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
-from overlaplab.vocabulary import layer_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     stays_gathered = manifest.reshard_after_forward is False
     all_gathers = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}
     parameter_rounds = all_gathers[traits.gathers]
-    once = _gathered_once(manifest) if units and not stays_gathered else []
+    once = gathered_once(manifest, traits) if units and not stays_gathered else []
     upper = gradient_rounds * reduced * (microbatches if every else 1)
     upper += parameter_rounds * gathered * (microbatches if units else 1)
     sent = upper - microbatches * sum(unit.bytes for unit in once)
@@ -102,17 +101,6 @@ def _activation_bytes(manifest: Manifest) -> int | None:
     if model is None or model.dtype is None or not (model.batch and model.seq and model.width):
         return None
     return (model.layers or 0) * model.batch * model.seq * model.width * element_bytes(model.dtype)
-
-
-def _gathered_once(manifest: Manifest) -> list[Unit]:
-    """Units that a microbatch gathers once, rather than once per pass.
-
-    Layers are gathered twice, except the last if it is kept. The embedding's backward pass reads no parameters, and the
-    head, or the unit that holds both, stays gathered for it.
-    """
-    layers = {unit.name: layer for unit in manifest.units if (layer := layer_number(unit.name)) is not None}
-    last = max(layers, key=lambda name: layers[name], default=None) if manifest.keep_last else None
-    return [unit for unit in manifest.units if unit.name not in layers or unit.name == last]
 
 
 def _note(manifest: Manifest) -> str:
