@@ -191,12 +191,12 @@ def _device_steps(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
         computing = np.where(main[launches], starts[launches], _INT64.max)
         begins[places] = reduce_ranges(np.minimum, computing, first, last, empty=_INT64.max)
         until[places] = reduce_ranges(np.maximum, ends[launches], first, last, empty=_INT64.min)
-    found = [
+    spans = [
         replace(step, start_ns=begin, end_ns=end)
         for step, begin, end in zip(steps, begins.tolist(), until.tolist(), strict=True)
     ]
-    started = sorted((window for window in found if window.start_ns < _INT64.max), key=lambda window: window.start_ns)
-    left_out = [window.step for window in found if window.start_ns == _INT64.max]
+    started = sorted((span for span in spans if span.start_ns < _INT64.max), key=lambda span: span.start_ns)
+    left_out = [span.step for span in spans if span.start_ns == _INT64.max]
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(started)]
     return _drop_end_marker((*cut, *started[-1:])), _left_out_warning(left_out)
 

@@ -104,9 +104,7 @@ def by_size(min_parameters: int) -> UnitPolicy:
         units, left = split("", model)
         if left:
             units.insert(0, Unit("root", [model], {names[id(p)]: p for p in left}, kept=True))
-        if units:
-            units[-1].kept = True
-        return _merge_sharing(units)
+        return _merge_sharing([*units[:-1], *(replace(unit, kept=True) for unit in units[-1:])])
 
     return size_policy
 

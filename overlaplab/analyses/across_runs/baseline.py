@@ -80,8 +80,9 @@ def recordings_before(
     conditions: Sequence[Condition] = (),
     path: Path | None = None,
 ) -> tuple[Scalars, ...]:
-    """The figures that changes are measured from: a baseline's recordings (its file is `path`), else another run's, else
-    none; those of causes only where the conditions ask for them.
+    """The figures that changes are measured from: a baseline's recordings, else another run's, else none.
+
+    `path` is the baseline's file. Another run's figures of causes are there only where the conditions ask for them.
 
     Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps count, a rank's
     trace is missing, or they ask for changes of causes that the baseline has by earlier rules; and where it, or the

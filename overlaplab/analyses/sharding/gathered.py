@@ -97,11 +97,11 @@ def kept_units(table: pd.DataFrame) -> set[str]:
     return set(forward.loc[stays.to_numpy(dtype=bool), "unit"])
 
 
-def _lasting_units(table: pd.DataFrame, kept: set[str]) -> set[str]:
+def _lasting_units(table: pd.DataFrame, staying: set[str]) -> set[str]:
     """Those of the `kept_units` that are held for as long as another unit's second gather, such as FSDP2's root."""
-    is_kept = table["unit"].isin(kept)
-    regathers = table[(table["phase"] == "backward") & ~is_kept]
-    first_gathers = table[(table["phase"] == "forward") & is_kept]
+    stays = table["unit"].isin(staying)
+    regathers = table[(table["phase"] == "backward") & ~stays]
+    first_gathers = table[(table["phase"] == "forward") & stays]
     return {
         unit
         for unit, begin, end in first_gathers[["unit", "held_ns", "free_ns"]].itertuples(index=False)
