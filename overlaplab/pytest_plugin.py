@@ -68,10 +68,9 @@ class Gate:
 
         parsed = [analyses.parse_condition(text) for text in conditions]
         selection = Selection(skip_steps=skip_steps)
-        stored = None if baseline is None else analyses.stored_baseline(Path(baseline))
-        if baseline is not None and stored is not None:
-            analyses.require_causes(stored, Path(baseline), parsed)
-        earlier = analyses.recordings_before(run, selection, stored, before)
+        path = None if baseline is None else Path(baseline)
+        stored = None if path is None else analyses.stored_baseline(path)
+        earlier = analyses.recordings_before(run, selection, stored, before, conditions=parsed, path=path)
         if not earlier and (changes := [str(condition) for condition in parsed if condition.is_change]):
             raise OverlaplabError(f"{changes[0]} is a change", remedy="Give baseline= or before= to hold it against.")
         lines = findings.check_lines(analyses.judged(parsed, earlier, analyses.scalars(run, selection)))

@@ -144,7 +144,7 @@ def _rehearsed_peak(config: Config, comm: Communicator) -> int:
         strategy, optimizer = build(config, comm)
         if peak is not None:
             peak.leave_out(strategy.optimized() if config.offload else [])
-            peak.restart()
+            peak.reset_most()
         batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
         for step in range(2):  # the optimizer's states are made in the first
             train_step(strategy, optimizer, batches, step, accumulate=config.passes, clip_norm=config.clip_norm)

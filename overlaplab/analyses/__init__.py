@@ -1,11 +1,6 @@
 """Analyses: pure functions from a run to tables."""
 
-from overlaplab.analyses.across_runs.baseline import (
-    baseline,
-    recordings_before,
-    require_causes,
-    stored_baseline,
-)
+from overlaplab.analyses.across_runs.baseline import baseline, recordings_before, stored_baseline
 from overlaplab.analyses.across_runs.batches import largest_batches
 from overlaplab.analyses.across_runs.compare import compare
 from overlaplab.analyses.across_runs.regression import judged, parse_condition

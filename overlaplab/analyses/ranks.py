@@ -14,6 +14,7 @@ from overlaplab.events import (
     device_sign,
     early_kernels,
     found_windows,
+    host_steps,
     launches_graphs,
     longest_names,
     only_ends_recorded,
@@ -38,7 +39,7 @@ from overlaplab.load import load_run
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
-    *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations),
+    *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations, host_steps),
     *(recorded_collectives, steps_and_labels, could_start, host_waits, purposes, idle_gaps),
     *(stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
 )

@@ -78,9 +78,9 @@ def compare(
     before: Sequence[Scalars] = ()
     if stored is not None or (checks and (conditions or not requirements)):
         with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
-            if baseline is not None and stored is not None:
-                analyses.require_causes(stored, baseline, conditions)
-            before = analyses.recordings_before(loaded[-1], selection, stored, first, causes=causes)
+            before = analyses.recordings_before(
+                loaded[-1], selection, stored, first, conditions=conditions, path=baseline
+            )
     if as_json:
         print_json(documents.compare_document(loaded, selection))
     else:

@@ -78,15 +78,13 @@ def collective_times(kind: str, num_bytes: int, link: Link, inside: Link | None 
     return times
 
 
-def collective_ns(
-    kind: str, num_bytes: int, link: Link, *, inside: Link | None = None, algorithm: Algorithm = "auto"
-) -> int:
+def collective_ns(kind: str, num_bytes: int, link: Link, *, algorithm: Algorithm = "auto") -> int:
     """T by the algorithm; `auto` is the fastest, as NCCL chooses by its own model of each (`ncclTopoGetAlgoTime` in
     src/graph/tuning.cc, and the least of them in src/enqueue.cc).
 
     Raises ValueError as `collective_times`, and for an algorithm that the kind does not have.
     """
-    times = collective_times(kind, num_bytes, link, inside)
+    times = collective_times(kind, num_bytes, link)
     if algorithm == "auto":
         return min(times.values())
     if algorithm not in times:

@@ -6,7 +6,7 @@ from math import prod
 
 from overlaplab.manifest import Manifest, Unit, strategy_traits
 from overlaplab.traits import Traits
-from overlaplab.vocabulary import FSDP2_ROOT
+from overlaplab.vocabulary import FSDP2_ROOT, layer_number
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """AdamW's bytes per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
@@ -117,12 +117,21 @@ def copied_bytes(manifest: Manifest) -> dict[str, int]:
     up = parameter_bytes(manifest)
     traits = strategy_traits(manifest)
     if traits is not None and traits.offloads_parameters:
-        up = manifest.accumulate * sum(unit.bytes * _gathers(manifest, unit) for unit in manifest.units)
+        once = manifest.units if manifest.reshard_after_forward is False else gathered_once(manifest, traits)
+        up = manifest.accumulate * sum(unit.bytes * (1 if unit in once else 2) for unit in manifest.units)
     return {"down": manifest.accumulate * reduced // n, "up": up // n}
 
 
-def _gathers(manifest: Manifest, unit: Unit) -> int:
-    """How often FSDP2 gathers a unit for one microbatch: the root and, if it is kept, the last layer once."""
-    layers = [other for other in manifest.units if other.name != FSDP2_ROOT]
-    stays_gathered = unit.name == FSDP2_ROOT or (manifest.keep_last and unit is layers[-1])
-    return 1 if stays_gathered or manifest.reshard_after_forward is False else 2
+def gathered_once(manifest: Manifest, traits: Traits) -> list[Unit]:
+    """Units that a microbatch gathers once, rather than once per pass, where layers are freed in between.
+
+    FSDP2 keeps its root. Elsewhere an embedding's backward pass reads no parameters, and the head, or the unit that
+    holds both, stays gathered for it. So does, with `keep_last`, the last layer, or the last part of one.
+    """
+    if traits.offloads_parameters:  # FSDP2
+        layers = [unit for unit in manifest.units if unit.name != FSDP2_ROOT]
+        last = layers[-1:]
+    else:
+        layers = [unit for unit in manifest.units if any(part.isdecimal() for part in unit.name.split("."))]
+        last = [*[unit for unit in layers if layer_number(unit.name) is not None][-1:], *manifest.units[-1:]]
+    return [unit for unit in manifest.units if unit not in layers or (manifest.keep_last and unit in last)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlaplab.costs.link import ROUNDS
-from overlaplab.costs.memory import element_bytes, gathered_bytes, reduced_bytes
-from overlaplab.manifest import Manifest, Unit
+from overlaplab.costs.link import ROUNDS, ring_factor
+from overlaplab.costs.memory import element_bytes, gathered_bytes, gathered_once, reduced_bytes
+from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
-from overlaplab.vocabulary import layer_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +41,21 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
         return _server_theory(gathered, reduced, manifest)
     if traits.gradients is None:
         return _parameter_theory(gathered, manifest)
-    gradients = ROUNDS[traits.gradients]
+    gradient_rounds = ROUNDS[traits.gradients]
     stays_gathered = manifest.reshard_after_forward is False
     all_gathers = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}
-    parameters = all_gathers[traits.gathers]
-    once = _gathered_once(manifest) if units and not stays_gathered else []
-    upper = gradients * reduced * (microbatches if every else 1)
-    upper += parameters * gathered * (microbatches if units else 1)
-    full = upper - microbatches * sum(unit.bytes for unit in once)
-    repeated = gradients * every + parameters * units
-    single = gradients + parameters - repeated
+    parameter_rounds = all_gathers[traits.gathers]
+    once = gathered_once(manifest, traits) if units and not stays_gathered else []
+    upper = gradient_rounds * reduced * (microbatches if every else 1)
+    upper += parameter_rounds * gathered * (microbatches if units else 1)
+    sent = upper - microbatches * sum(unit.bytes for unit in once)
+    repeated = gradient_rounds * every + parameter_rounds * units
+    single = gradient_rounds + parameter_rounds - repeated
     beside, more = _other_axes_volume(manifest, reduced, microbatches)
     note = more + _note(manifest)
     n = manifest.axes.owners
     return Theory(
-        sent_bytes=round(full * (n - 1) / n + beside),
+        sent_bytes=round(sent * (n - 1) / n + beside),
         formula=_formula(repeated, single, microbatches, [unit.name for unit in once]) + note,
         upper_sent_bytes=round(upper * (n - 1) / n + beside),
         upper_formula=_formula(repeated, single, microbatches, []) + note,
@@ -87,34 +86,21 @@ def _other_axes_volume(manifest: Manifest, reduced: int, microbatches: int) -> t
     """
     mesh, sent, text = manifest.axes, 0.0, ""
     if mesh.replicate is not None:
-        shard, replicas = reduced / mesh.owners, mesh.replicate
-        sent += 2 * (replicas - 1) / replicas * shard * microbatches
+        sent += ring_factor("all_reduce", mesh.replicate) * (reduced / mesh.owners) * microbatches
         text += " + 2AΨ/S over replicas" if microbatches > 1 else " + 2Ψ/S over replicas"
     if mesh.tp > 1 and (activations := _activation_bytes(manifest)) is not None:
         passes = 6 if manifest.checkpointing else 4
-        assert manifest.model is not None
-        sent += 2 * (mesh.tp - 1) / mesh.tp * passes * (manifest.model.layers or 0) * activations * microbatches
+        sent += ring_factor("all_reduce", mesh.tp) * passes * activations * microbatches
         text += f" + {2 * passes}{'A' if microbatches > 1 else ''}L·bsh over tp"
     return sent, text
 
 
 def _activation_bytes(manifest: Manifest) -> int | None:
-    """What a layer passes on, of one microbatch: batch × sequence × width; None where run.json does not tell."""
+    """What all layers pass on, of one microbatch, each batch × sequence × width; None where run.json does not tell."""
     model = manifest.model
     if model is None or model.dtype is None or not (model.batch and model.seq and model.width):
         return None
-    return model.batch * model.seq * model.width * element_bytes(model.dtype)
-
-
-def _gathered_once(manifest: Manifest) -> list[Unit]:
-    """Units that a microbatch gathers once, rather than once per pass.
-
-    Layers are gathered twice, except the last if it is kept. The embedding's backward pass reads no parameters, and the
-    head, or the unit that holds both, stays gathered for it.
-    """
-    layers = {unit.name: layer for unit in manifest.units if (layer := layer_number(unit.name)) is not None}
-    last = max(layers, key=lambda name: layers[name], default=None) if manifest.keep_last else None
-    return [unit for unit in manifest.units if unit.name not in layers or unit.name == last]
+    return (model.layers or 0) * model.batch * model.seq * model.width * element_bytes(model.dtype)
 
 
 def _note(manifest: Manifest) -> str:
@@ -125,7 +111,10 @@ def _note(manifest: Manifest) -> str:
 
 
 def _formula(repeated: int, single: int, microbatches: int, once: Sequence[str]) -> str:
-    """`repeated` Ψ with each of A microbatches, minus the units gathered once, and `single` Ψ per step."""
+    """`repeated` Ψ with each of A microbatches, minus the units gathered once, and `single` Ψ per step.
+
+    As in `3Ψ − root`, `A(2Ψ − head) + 1Ψ`, `(2A+1)Ψ`.
+    """
     if microbatches == 1:
         return " − ".join([f"{repeated + single}Ψ", *once])
     if once:

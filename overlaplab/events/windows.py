@@ -21,6 +21,7 @@ from overlaplab.words import numbers_named
 NEXT_STEP = "overlaplab::next_step"
 """How `overlaplab slice` renames the first step that it leaves out: it only marks the end of the step before."""
 _STEP = re.compile(rf"(?:ProfilerStep|{NEXT_STEP})#(\d{{1,18}})")  # 18 digits fit into 64 bits
+_INT64 = np.iinfo(np.int64)
 
 _ONCE_PER_ITERATION = ("Optimizer.step#", "DistributedDataParallel.forward")
 """How torch's own ranges begin that an iteration usually has once."""
@@ -50,13 +51,13 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
 @once_per_trace
 def host_steps(trace: Trace) -> tuple[Window, ...]:
     """The host's ProfilerStep ranges in time order, whatever ran in them; the windows are those of the host."""
-    return tuple(step for step, _ in _host_steps(trace))
+    return tuple(step for step, _ in _steps_with_process(trace))
 
 
 @once_per_trace
-def recording_start(trace: Trace) -> tuple[int, int] | None:
-    """The first moment that was recorded, in absolute ns, and how many steps begin after it; None without events."""
-    return (int(trace.events["ts_ns"].iloc[0]), len(host_steps(trace))) if len(trace.events) else None
+def recording_start(trace: Trace) -> int | None:
+    """The first moment that was recorded, in absolute ns; None without events."""
+    return int(trace.events["ts_ns"].iloc[0]) if len(trace.events) else None
 
 
 def windows(trace: Trace) -> pd.DataFrame:
@@ -85,7 +86,7 @@ def windows_at(steps: Sequence[Window], moments_ns: Integers, *, of_host: bool =
     """
     starts, ends = window_bounds(steps, of_host=of_host)
     borders = np.unique(np.concatenate((starts, ends)))
-    owner = np.full(len(borders) + 1, -1, dtype=np.int64)  # of the time that follows each border, and before the first
+    owner = np.full(len(borders) + 1, -1, dtype=np.int64)  # [i]: from border i to the next; the last: outside
     first, last = (np.searchsorted(borders, at) for at in (starts, ends))
     for place, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
         owner[begin:end] = place
@@ -138,21 +139,19 @@ def _contain(steps: Sequence[Window], moments_ns: Integers, *, of_host: bool = F
 
 
 def _windows_and_warnings(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
-    steps = _host_steps(trace)
+    steps = host_steps(trace)
     if not steps:
         start, end = activity(trace).extent
-        always = np.iinfo(np.int64)
-        whole = replace(_host_window(None, int(always.min), int(always.max)), start_ns=start, end_ns=end)
+        whole = replace(_host_window(None, int(_INT64.min), int(_INT64.max)), start_ns=start, end_ns=end)
         return (whole,) if end > start else (), ()
     if rule_of(trace) is Rule.GPU:
-        return _device_steps(trace, steps)
-    hosts = [step for step, _ in steps]
-    cut = [replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for step, after in pairwise(hosts)]
-    return _drop_end_marker((*cut, hosts[-1])), ()
+        return _device_steps(trace)
+    cut = [replace(step, end_ns=after.start_ns, host_end_ns=after.start_ns) for step, after in pairwise(steps)]
+    return _drop_end_marker((*cut, steps[-1])), ()
 
 
 @once_per_trace
-def _host_steps(trace: Trace) -> tuple[tuple[Window, int], ...]:
+def _steps_with_process(trace: Trace) -> tuple[tuple[Window, int], ...]:
     """The host's ProfilerStep ranges in time order, each with a number that identifies its process."""
     rows = trace.events[host_ranges(trace.events, _STEP.fullmatch)]
     starts, ends = event_times(rows)
@@ -162,7 +161,7 @@ def _host_steps(trace: Trace) -> tuple[tuple[Window, int], ...]:
 
 
 def _drop_end_marker(steps: Iterable[Window]) -> tuple[Window, ...]:
-    """Drop the window that only ends the step before it."""
+    """Drop the window that only ends the step before it; its step is None."""
     return tuple(window for window in steps if window.step is not None)
 
 
@@ -170,7 +169,7 @@ def _host_window(step: int | None, start_ns: int, end_ns: int) -> Window:
     return Window(step=step, start_ns=start_ns, end_ns=end_ns, host_start_ns=start_ns, host_end_ns=end_ns)
 
 
-def _device_steps(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+def _device_steps(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
     """Each window runs from its step's first compute kernel on the main stream to the next step's.
 
     The last window ends with its step's last event.
@@ -181,30 +180,29 @@ def _device_steps(trace: Trace, steps: Sequence[tuple[Window, int]]) -> tuple[tu
     main = (compute & (events["stream"] == main_stream(trace)).to_numpy())[rows]
     starts, ends = event_times(events, rows)
     called, caller = events["ts_ns"].to_numpy()[calls[rows]], events["pid"].cat.codes.to_numpy()[calls[rows]]
-    limits = np.iinfo(np.int64)
-    begins, until = np.full(len(steps), limits.max), np.full(len(steps), limits.min)
-    processes = np.array([process for _, process in steps])
-    host_starts, host_ends = window_bounds([step for step, _ in steps], of_host=True)
+    steps, processes = host_steps(trace), np.array([process for _, process in _steps_with_process(trace)])
+    begins, until = np.full(len(steps), _INT64.max), np.full(len(steps), _INT64.min)
+    host_starts, host_ends = window_bounds(steps, of_host=True)
     for process in np.unique(processes):
         places = np.flatnonzero(processes == process)
         launches = np.flatnonzero(caller == process)
         launches = launches[np.argsort(called[launches], kind="stable")]
-        first, last = (np.searchsorted(called[launches], at[places], side="left") for at in (host_starts, host_ends))
-        computing = np.where(main[launches], starts[launches], limits.max)
-        begins[places] = reduce_ranges(np.minimum, computing, first, last, empty=limits.max)
-        until[places] = reduce_ranges(np.maximum, ends[launches], first, last, empty=limits.min)
-    started = [
+        first, last = (np.searchsorted(called[launches], at[places]) for at in (host_starts, host_ends))
+        computing = np.where(main[launches], starts[launches], _INT64.max)
+        begins[places] = reduce_ranges(np.minimum, computing, first, last, empty=_INT64.max)
+        until[places] = reduce_ranges(np.maximum, ends[launches], first, last, empty=_INT64.min)
+    spans = [
         replace(step, start_ns=begin, end_ns=end)
-        for (step, _), begin, end in zip(steps, begins.tolist(), until.tolist(), strict=True)
-        if begin < limits.max
+        for step, begin, end in zip(steps, begins.tolist(), until.tolist(), strict=True)
     ]
-    left_out = [step.step for (step, _), begin in zip(steps, begins.tolist(), strict=True) if begin == limits.max]
-    started.sort(key=lambda window: window.start_ns)
+    started = sorted((span for span in spans if span.start_ns < _INT64.max), key=lambda span: span.start_ns)
+    left_out = [span.step for span in spans if span.start_ns == _INT64.max]
     cut = [replace(window, end_ns=following.start_ns) for window, following in pairwise(started)]
-    return _drop_end_marker((*cut, *started[-1:])), _left_out([step for step in left_out if step is not None])
+    return _drop_end_marker((*cut, *started[-1:])), _left_out_warning(left_out)
 
 
-def _left_out(steps: Sequence[int]) -> tuple[str, ...]:
+def _left_out_warning(numbers: Iterable[int | None]) -> tuple[str, ...]:
+    steps = [step for step in numbers if step is not None]
     if not steps:
         return ()
     named, were = ("step", "was") if len(steps) == 1 else ("steps", "were")

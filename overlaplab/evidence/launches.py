@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Trace, event_times, once_per_trace, rule_of, thread_numbers
-from overlaplab.evidence.arguments import NUMBERS, enclosing_rows
+from overlaplab.evidence.arguments import enclosing_rows
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import Integers, Mask
@@ -33,12 +33,8 @@ class LaunchSpan(Span):
     """The process group's name."""
     group_size: int | None = None
     """Its number of ranks."""
-    sequence: int | None = None
-    """Its number among the group's collectives."""
     source: int | None = None
     """The rank that a message comes from; None for others than messages that the rank receives."""
-    destination: int | None = None
-    """The rank that a message goes to; None for others than messages that the rank sends."""
     ran: tuple[int, int] | None = None
     """Start and end of the communication itself; None where unknown."""
     row: int | None = None
@@ -73,7 +69,7 @@ def _column_items(column: tuple[Hashable, pd.Series]) -> list[Any]:
 
 
 def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
-    numbers = {name: row[name] for name in NUMBERS if row[name] >= 0 and name != "comms_id"}
+    numbers = {name: row[name] for name in ("elements", "bytes", "group_size", "source") if row[name] >= 0}
     return LaunchSpan(
         start_ns=row["launch_ns"],
         end_ns=row["launch_end_ns"],

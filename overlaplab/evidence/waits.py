@@ -48,33 +48,33 @@ def arrivals(run: Run) -> pd.DataFrame:
     offsets = corrections(run)
     table: Fields = {str(name): column.to_numpy() for name, column in match_collectives(run).items()}
     tables = [recorded_collectives(trace) for trace in run.traces]
-    further = [name for name in RECORDED_COLUMNS if name not in table]  # groups are also by what other ranks recorded
+    further = [name for name in RECORDED_COLUMNS if name not in table]  # `match_collectives` has better groups
     table |= {name: np.concatenate([each[name].to_numpy() for each in tables]) for name in further}
     for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
         table[name] = np.where(table[name] == UNKNOWN_NS, UNKNOWN_NS, table[name] - offsets[table["trace"]])
     groups = Groups(table["match"])
     _agree(table, groups)
-    rooted = np.isin(table["kind"], [*ROOTED, ""])
-    is_known = table["complete"] & ~table["doubtful"] & (table["message"] | ~rooted)
+    need_not_wait = np.isin(table["kind"], [*ROOTED, ""])
+    wait_known = table["complete"] & ~table["doubtful"] & (table["message"] | ~need_not_wait)
     last = groups.spread(np.maximum, table["arrived_ns"])
     kernels = message_kernels(table)
-    if (kernels >= 0).any():  # all messages of a kernel are waited for together
-        is_known = is_known & ~np.isin(kernels, kernels[~is_known & (kernels >= 0)])
+    if (kernels >= 0).any():  # all messages of a kernel are waited for together; skipped only for speed
+        wait_known = wait_known & ~np.isin(kernels, kernels[~wait_known & (kernels >= 0)])
         last = np.where(kernels >= 0, Groups(kernels).spread(np.maximum, last), last)
-    table["last_ns"] = np.where(is_known, last, UNKNOWN_NS)
+    table["last_ns"] = np.where(wait_known, last, UNKNOWN_NS)
     arrived, ends = table["arrived_ns"], table["end_ns"]
-    table["wait_ns"] = np.where(is_known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
-    table["moves_ns"] = np.where(is_known, np.clip(last, table["start_ns"], ends), UNKNOWN_NS)
+    table["wait_ns"] = np.where(wait_known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
+    table["moves_ns"] = np.where(wait_known, np.clip(last, table["start_ns"], ends), UNKNOWN_NS)
     ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
     return as_table(table | {"rank": ranks[table["trace"]]})
 
 
 def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> Integers:
-    """For each row of `arrivals` that is a message by a kernel the kernel's number, else -1: one may carry several."""
+    """A kernel's number for each row of `arrivals` that is a message carried by it, else -1; one may carry several."""
     names = ("source", "destination", "trace", "start_ns", "end_ns")
     source, destination, trace, start, end = (np.asarray(table[name], dtype=np.int64) for name in names)
     is_message = ((source >= 0) | (destination >= 0)) & (start != UNKNOWN_NS)
-    if not is_message.any():
+    if not is_message.any():  # for speed alone
         return np.full(len(is_message), -1)
     return np.where(is_message, grouped_by(trace, start, end).of_row, -1)
 
@@ -105,11 +105,11 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     parts = []
     for place, exposed in enumerate(exposures):
         trace_rows = rows[(rows["trace"] == place) & (rows["start_ns"] != UNKNOWN_NS)]
-        is_known = trace_rows["moves_ns"].to_numpy() != UNKNOWN_NS
-        times = (trace_rows[name].to_numpy(np.int64) + offsets[place] for name in ("start_ns", "moves_ns", "end_ns"))
-        starts, moves, ends = times
-        transfer = intersect(exposed, union(moves[is_known], ends[is_known]))
-        waiting = subtract(union(starts[is_known], moves[is_known]), union(starts[~is_known], ends[~is_known]))
+        wait_known = trace_rows["moves_ns"].to_numpy() != UNKNOWN_NS
+        times = trace_rows[["start_ns", "moves_ns", "end_ns"]].to_numpy(np.int64)
+        starts, moves, ends = times.T + offsets[place]
+        transfer = intersect(exposed, union(moves[wait_known], ends[wait_known]))
+        waiting = subtract(union(starts[wait_known], moves[wait_known]), union(starts[~wait_known], ends[~wait_known]))
         not_transfer = subtract(exposed, transfer)
         wait = intersect(not_transfer, waiting)
         unknown = subtract(not_transfer, wait) if total(not_transfer) else EMPTY
@@ -128,5 +128,4 @@ def numbered_arrivals(run: Run) -> pd.DataFrame:
     began = np.where(starts != UNKNOWN_NS, starts, table["launch_ns"])
     first = Groups(match).spread(np.minimum, began)
     order = np.lexsort((table["trace"], match, first))
-    number = np.cumsum(np.append(False, match[order][1:] != match[order][:-1])[: len(order)])
-    return table.iloc[order].reset_index(drop=True).assign(first=first[order], index=number)
+    return table.iloc[order].reset_index(drop=True).assign(index=pd.factorize(match[order])[0])

@@ -85,7 +85,7 @@ def _marks(
     """One row per mark: extent, number of events, union of their times, busiest part, name of the longest event."""
     lane, part = events["lane"].to_numpy(), events["part"].to_numpy()
     adds, length = added_ns(group, begins, ends), ends - begins
-    opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
+    opens = np.flatnonzero(np.diff(group, prepend=-1))
     parts = int(part.max(initial=0)) + 1
     by_part = np.zeros(len(opens) * parts, dtype=np.int64)
     np.add.at(by_part, group * parts + part, adds)

@@ -16,9 +16,6 @@ from overlaplab.timeline.level_of_detail import added_ns, rows_in_window
 from overlaplab.timeline.marks import MarkKind, Timeline, mark_names
 from overlaplab.vocabulary import label_fields
 
-TOP = 10
-"""Kernels in `WindowStatistics.kernels`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowStatistics:
@@ -29,9 +26,9 @@ class WindowStatistics:
     ranks: pd.DataFrame
     """Each rank's totals, as `window_totals` gives them."""
     kernels: pd.DataFrame
-    """The names with most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels only the
-    word and the kind), `part` (a `MarkKind`, the one with most of their time), `events` (how many overlap the window),
-    `busy_ns` (the union of their times within the window on each rank, summed over ranks)."""
+    """The ten names with most time on streams (on the CPU: threads), by `busy_ns`: `name` (of the engine's labels only
+    the word and the kind), `part` (a `MarkKind`, the one with most of their time), `events` (how many overlap the
+    window), `busy_ns` (the union of their times within the window on each rank, summed over ranks)."""
     causes: pd.DataFrame
     """The window's exposed time by `part` (a `MarkKind`), the most expensive first: `exposed_ns`, summed over ranks."""
     events: int
@@ -39,17 +36,17 @@ class WindowStatistics:
 
 
 def timeline_window(
-    timeline: Timeline, start_ns: int, end_ns: int, ranks: Collection[int] | None = None, *, top: int = TOP
+    timeline: Timeline, start_ns: int, end_ns: int, ranks: Collection[int] | None = None
 ) -> WindowStatistics:
     """Statistics of the window [start_ns, end_ns) of these ranks, or of all."""
     lanes = chosen_rows(timeline.lanes, ranks)
     streams = lanes.loc[lanes["kind"] == "stream", "lane"].to_numpy()
-    here = rows_in_window(timeline.events, start_ns, end_ns, streams)
+    here = timeline.events.iloc[rows_in_window(timeline.events, start_ns, end_ns, streams)]
     return WindowStatistics(
         start_ns=start_ns,
         end_ns=end_ns,
         ranks=window_totals(timeline, start_ns, end_ns, ranks),
-        kernels=_kernels(timeline.events, here, start_ns, end_ns).head(top),
+        kernels=_kernels(here, start_ns, end_ns).head(10),
         causes=_causes(timeline.events, lanes, start_ns, end_ns),
         events=len(here),
     )
@@ -96,27 +93,27 @@ def _causes(events: pd.DataFrame, lanes: pd.DataFrame, start_ns: int, end_ns: in
     return pd.DataFrame({"part": mark_names(sums.index), "exposed_ns": sums.to_numpy(np.int64)})
 
 
-def _kernels(events: pd.DataFrame, here: NDArray[np.intp], start_ns: int, end_ns: int) -> pd.DataFrame:
+def _kernels(events: pd.DataFrame, start_ns: int, end_ns: int) -> pd.DataFrame:
     """The names of these events, those with the most time first."""
     names = events["name"].array
     texts, of_name = np.unique(np.array([_group(str(name)) for name in names.categories], object), return_inverse=True)
-    group = take_values(of_name, names.codes[here], -1)
-    begins = np.clip(events["start_ns"].to_numpy()[here], start_ns, end_ns)
-    ends = np.clip(events["end_ns"].to_numpy()[here], start_ns, end_ns)
-    trace = events["trace"].to_numpy()[here]
+    group = take_values(of_name, names.codes, len(texts))
+    begins, ends = (np.clip(events[name].to_numpy(), start_ns, end_ns) for name in ("start_ns", "end_ns"))
+    trace = events["trace"].to_numpy()
     key = group * (int(trace.max(initial=0)) + 1) + trace
     order = np.argsort(begins, kind="stable")
     order = order[np.argsort(_narrow_keys(key[order]), kind="stable")]
     group, adds = group[order], added_ns(key[order], begins[order], ends[order])
     shares = np.zeros((len(texts) + 1, len(MarkKind)), dtype=np.int64)
-    np.add.at(shares, (group, events["part"].to_numpy()[here][order]), adds + 1)  # +1: instants count as well
-    opens = np.flatnonzero(np.append(True, group[1:] != group[:-1])[: len(group)])
+    np.add.at(shares, (group, events["part"].to_numpy()[order]), adds + 1)  # +1: instants count as well
+    counts = np.bincount(group, minlength=len(shares))
+    present = np.flatnonzero(counts)
     table = pd.DataFrame(
         {
-            "name": take_values(texts, group[opens], ""),  # the last stands for a missing name
-            "part": mark_names(shares[group[opens]].argmax(axis=1)),
-            "events": np.diff(np.append(opens, len(group))),
-            "busy_ns": np.add.reduceat(adds, opens) if len(opens) else adds,
+            "name": take_values(texts, present, ""),  # the last stands for a missing name
+            "part": mark_names(shares[present].argmax(axis=1)),
+            "events": counts[present],
+            "busy_ns": shares[present].sum(axis=1) - counts[present],
         }
     )
     return table.sort_values(["busy_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)

@@ -205,7 +205,6 @@ def test_a_fast_network_inside_the_node_is_used() -> None:
     link, inside = replace(LINK, world_size=64), replace(FAST, bandwidth_gbps=3600.0, world_size=8)
     times = collective_times("all_reduce", 1 << 26, link, inside)
     assert times["two-level"] < times["ring"] / 6
-    assert collective_ns("all_reduce", 1 << 26, link, inside=inside) == times["two-level"]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,6 @@ def test_a_fast_network_inside_the_node_is_used() -> None:
         ("broadcast", {}, "no model of broadcast"),
         ("all_to_all", {"algorithm": "tree"}, "all_to_all has no tree"),
         ("all_reduce", {"algorithm": "two-level"}, "all_reduce has no two-level"),
-        ("all_reduce", {"inside": replace(FAST, world_size=3)}, "8 ranks do not fill nodes of 3"),
     ],
 )
 def test_what_has_no_formula(kind: str, asked: dict[str, object], problem: str) -> None:
@@ -224,3 +222,5 @@ def test_what_has_no_formula(kind: str, asked: dict[str, object], problem: str) 
         tree_ns("all_to_all", 1, LINK)
     with pytest.raises(ValueError, match="no two levels for all_to_all"):
         two_level_ns("all_to_all", 1, LINK, LINK)
+    with pytest.raises(ValueError, match="8 ranks do not fill nodes of 3"):
+        collective_times("all_reduce", 1000, replace(LINK, world_size=8), replace(FAST, world_size=3))

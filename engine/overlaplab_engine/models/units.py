@@ -63,8 +63,8 @@ def by_block(model: nn.Module) -> list[Unit]:
 
     units = [unit for unit in split("", model, block=False) if unit.parameters]
     blocks = [i for i, unit in enumerate(units) if unit.block]
-    of_modules = [i for i in blocks if _members(units[i].modules[0])]  # a list of plain layers may follow, as a head
-    last = [len(units) - 1, *blocks, *of_modules][-1]
+    compound_blocks = [i for i in blocks if _members(units[i].modules[0])]
+    last = (compound_blocks or blocks or [len(units) - 1])[-1]  # a list of plain layers may follow, as a head
     return _merge_sharing(
         [
             replace(unit, kept=i >= last or units[last].modules[0] in unit.modules[0].modules())
@@ -96,9 +96,9 @@ def by_size(min_parameters: int) -> UnitPolicy:
                 below, more = split(f"{name}.{key}" if name else key, child)
                 units += below
                 left += [p for p in more if not any(p is other for other in left)]
-            if _is_called(module) and _count(left) >= min_parameters:
+            if name and _is_called(module) and _count(left) >= min_parameters:
                 parameters = {names[id(p)]: p for p in left}
-                return [Unit(name or "root", [module], parameters, kept=not name, block=bool(name)), *units], []
+                return [Unit(name, [module], parameters, block=True), *units], []
             return units, left
 
         units, left = split("", model)
@@ -186,7 +186,7 @@ def _is_plain_list(module: nn.Module) -> bool:
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Whether there is a list in it of layers that consist of modules themselves."""
+    """Whether it has a list of layers that consist of modules; an unlike `Sequential` may be the parts of one layer."""
     return any(
         any(_members(layer) for _, layer in _members(m))
         for m in module.modules()

@@ -1,6 +1,6 @@
 """The most memory that a rank's tensors take at one time, and the largest batch whose peak is within a limit.
 
-On a GPU the allocator counts. [Note: on a CPU] there is none that does: each operator's outputs are seen as it is
+On a GPU the allocator counts. On a CPU there is none that does: each operator's outputs are seen as it is
 dispatched, and each storage counts from then until it is freed, or as it is resized. What an operator uses inside, and
 frees before it returns, is not seen. (As in torch/distributed/_tools/mem_tracker.py.)
 """
@@ -21,18 +21,18 @@ from overlaplab_engine.config import Bytes
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.host_link import allocates_on_host
 
-MOST = 1 << 20
+_LARGEST_TRIED = 1 << 20
 """The largest batch that is tried."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A storage."""
+    """A storage that is counted, or left out."""
 
     nbytes: int
     left_out: bool
-    ended: object
-    """What notices its end."""
+    finalizer: object
+    """Kept alive: calls back when the storage is freed."""
 
 
 class Peak(TorchDispatchMode):
@@ -43,13 +43,21 @@ class Peak(TorchDispatchMode):
         self.now = 0
         """Bytes that are allocated now."""
         self.most = 0
-        """The most that there were, since `restart`."""
+        """The most that there were, since `reset_most`."""
         self._seen: dict[int, _Seen] = {}
         self._freed: deque[int] = deque()  # by any thread
         self._resize: Any = torch.UntypedStorage.resize_
 
     def __enter__(self) -> "Peak":
-        torch.UntypedStorage.resize_ = self._make_resize()  # type: ignore[method-assign, assignment]
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = self._resize(storage, size)
+            self._forget_freed()
+            if storage._cdata in self._seen:
+                self._count(storage)
+                self.most = max(self.most, self.now)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -57,7 +65,7 @@ class Peak(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
-    def restart(self) -> None:
+    def reset_most(self) -> None:
         self._forget_freed()
         self.most = self.now
 
@@ -84,8 +92,8 @@ class Peak(TorchDispatchMode):
         key = storage._cdata
         seen = self._seen.get(key)
         if seen is None:
-            ended = weakref.ref(storage, lambda _: self._freed.append(key))
-            seen = self._seen[key] = _Seen(0, allocates_on_host(), ended)
+            finalizer = weakref.ref(storage, lambda _: self._freed.append(key))
+            seen = self._seen[key] = _Seen(0, allocates_on_host(), finalizer)
         if not seen.left_out:
             self.now += storage.nbytes() - seen.nbytes
         seen.nbytes = storage.nbytes()
@@ -96,20 +104,9 @@ class Peak(TorchDispatchMode):
             if seen is not None and not seen.left_out:
                 self.now -= seen.nbytes
 
-    def _make_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
-        def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            result = self._resize(storage, size)
-            self._forget_freed()
-            if storage._cdata in self._seen:
-                self._count(storage)
-                self.most = max(self.most, self.now)
-            return result
-
-        return resize
-
 
 def _is_wrapper(kind: type[torch.Tensor]) -> bool:
-    """Whether such tensors hold others, as DTensors do, or none, and have no storage of their own."""
+    """Whether this subclass has no storage of its own."""
     dispatch: Any = kind.__torch_dispatch__
     return dispatch is not torch.Tensor.__torch_dispatch__
 
@@ -125,7 +122,7 @@ def largest_batch(measure_peak: Callable[[int], int], limit: int) -> tuple[int, 
         raise EngineError(f"--memory-limit {Bytes(limit)}: one sample per rank already takes {Bytes(peak)} at its peak")
     while (more := measure_peak(high)) <= limit:
         low, peak, high = high, more, 2 * high
-        if high > MOST:
+        if high > _LARGEST_TRIED:
             raise EngineError(f"--memory-limit {Bytes(limit)} is more than {low} samples take; name a lower one")
     while high - low > 1:
         middle = (low + high) // 2

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,9 +19,9 @@ from overlaplab.events import Run
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 
-_FORMAT = "overlaplab baseline"
 _VERSION = 2
-"""1: exposed time has other causes, as what held up the host was all time before it, waits included."""
+"""Version 1 had other rules for causes: whatever held up the host got all the time before it, waits included."""
+_COMMAND = "overlaplab baseline RUN… -o FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class Baseline:
 
     settings: dict[str, Any] | None
     """`work_settings` of the recordings; None where they have no run.json."""
-    recordings: tuple[dict[str, float | None], ...]
+    recordings: Annotated[tuple[dict[str, float | None], ...], msgspec.Meta(min_length=1)]
     """`scalars` of each."""
     skip_steps: int = 0
     """How many first steps of each rank were left out."""
     ranks: tuple[int, ...] | None = None
     """The ranks whose figures these are; None where it does not say."""
-    format: str = _FORMAT
+    format: Literal["overlaplab baseline"] = "overlaplab baseline"
     format_version: int = _VERSION
 
     def text(self) -> str:
@@ -59,39 +59,43 @@ def baseline(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Baseline
 
 def stored_baseline(path: Path) -> Baseline:
     """Read a baseline's file. Raises `OverlaplabError` where there is none, or it is something else."""
-    remedy = "Write one with: overlaplab baseline RUN… -o FILE"
+    remedy = f"Write one with: {_COMMAND}"
     try:
         stored = _BASELINE.decode(path.read_bytes())
     except OSError as error:
         raise OverlaplabError(f"cannot be read ({error.strerror or error})", path=path, remedy=remedy) from None
     except msgspec.DecodeError as error:
         raise OverlaplabError(f"is no baseline ({error})", path=path, remedy=remedy) from None
-    if stored.format != _FORMAT or not stored.recordings:
-        raise OverlaplabError("is no baseline", path=path, remedy=remedy)
     if stored.format_version > _VERSION:
         raise OverlaplabError("was written by a newer overlaplab", path=path, remedy="Upgrade, or write it anew.")
     return stored
 
 
-def require_causes(stored: Baseline, path: Path, conditions: Sequence[Condition]) -> None:
-    """Raise `OverlaplabError` where changes of causes are asked of a baseline that has them by earlier rules."""
-    column = next((condition.column for condition in conditions if condition.is_change and condition.is_of_cause), None)
-    if column is not None and stored.format_version < _VERSION:
-        remedy = "Write it again: overlaplab baseline RUN… -o FILE"
-        raise OverlaplabError(f"has {column} by the rules of an earlier overlaplab", path=path, remedy=remedy)
-
-
 def recordings_before(
-    run: Run, selection: Selection, stored: Baseline | None, other: Run | None, *, causes: bool = True
+    run: Run,
+    selection: Selection,
+    stored: Baseline | None,
+    other: Run | None,
+    *,
+    conditions: Sequence[Condition] = (),
+    path: Path | None = None,
 ) -> tuple[Scalars, ...]:
     """The figures that changes are measured from: a baseline's recordings, else another run's, else none.
 
-    Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps count, or a
-    rank's trace is missing; and where it, or the other run, was predicted or did not attain its emulated link.
+    `path` is the baseline's file. Another run's figures of causes are there only where the conditions ask for them.
+
+    Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps count, a rank's
+    trace is missing, or they ask for changes of causes that the baseline has by earlier rules; and where it, or the
+    other run, was predicted or did not attain its emulated link.
     """
     for judged_run in (run,) if other is None else (run, other):
         _require_judgeable(judged_run)
+    of_causes = [condition for condition in conditions if condition.is_of_cause]
     if stored is not None:
+        changes = [condition.column for condition in of_causes if condition.is_change]
+        if changes and stored.format_version < _VERSION:
+            what = f"has {changes[0]} by the rules of an earlier overlaplab"
+            raise OverlaplabError(what, path=path, remedy=f"Write it again: {_COMMAND}")
         _require_same(stored.settings, _settings(run), run)
         _require_ranks(run, selection, set(stored.ranks or ()))
         if stored.skip_steps != selection.skip_steps:
@@ -106,11 +110,11 @@ def recordings_before(
     _require_same(_settings(other), _settings(run), run, others=other.path)
     _require_ranks(run, selection, _ranks(other, selection))
     _require_ranks(other, selection, _ranks(run, selection))
-    return (scalars(other, selection, causes=causes),)
+    return (scalars(other, selection, causes=bool(of_causes)),)
 
 
 def _require_judgeable(run: Run) -> None:
-    """Raise where a run's figures say nothing of what they would be compared for."""
+    """Raise for a run that is not a measurement of its link: predicted, or link not attained."""
     if is_predicted(run):
         remedy = "`overlaplab predict` says how far it may be off."
         raise OverlaplabError("was predicted, not recorded", path=run.path, remedy=remedy)
@@ -120,7 +124,7 @@ def _require_judgeable(run: Run) -> None:
 
 
 def _require_ranks(run: Run, selection: Selection, others: set[int]) -> None:
-    """Raise where a rank of the others has no trace here, though the run had it."""
+    """Raise where a rank of `others` is in this run's world, and has no trace here."""
     size = run.manifest.world_size if run.manifest else max((trace.world_size or 1 for trace in run.traces), default=1)
     missing = {rank for rank in others - _ranks(run, selection) if rank < size}
     if missing:

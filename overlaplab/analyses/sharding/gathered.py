@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-_COUNTS = (
-    *("microbatches", "gathers", "frees", "partial_frees", "layer_gathers", "layer_frees"),
-    *("forward_layer_gathers", "backward_layer_gathers"),
+_STEP_COLUMNS = (
+    *("rank", "step", "microbatches", "gathers", "frees", "partial_frees", "layer_gathers", "layer_frees"),
+    *("forward_layer_gathers", "backward_layer_gathers", "peak_gathered_bytes", "peak_ns", "peak_layers", "wait_ns"),
 )
-_STEP_COLUMNS = ("rank", "step", *_COUNTS, "peak_gathered_bytes", "peak_ns", "peak_layers", "wait_ns")
 _CURVE_COLUMNS = ("rank", "step", "time_ns", "bytes", "resharded_bytes", "layers")
 
 
@@ -76,16 +75,15 @@ def held_limit(table: pd.DataFrame, prefetch: int) -> HeldLimit | None:
 
     None also where units are resharded to fewer ranks, whose parts stay held, or what is freed is unknown.
 
-    Takes rows of `schedule` of one rank and step. In use is one unit, and so many are ahead of it. Beside these are
-    those that stay gathered from their forward into their backward: a root unit while all others are used; the last
-    ones at the turn, where one of them is in use itself.
+    Takes rows of `schedule` of one rank and step. The fullest moment is amid a pass (one unit in use, those ahead, and
+    the kept ones that last, such as a root) or at the turn (all kept units, one of them in use, and those ahead).
     """
     sizes = table.groupby("unit")["bytes"].max()
     if sizes.isna().any() or (table["resharded_bytes"].fillna(1) > 0).any():
         return None
-    staying, lasting = kept_units(table), _lasting_units(table)
+    staying = kept_units(table)
     others = sizes.drop(list(staying)).astype("int64").sort_values(ascending=False)
-    passing = (sorted(lasting), others.head(prefetch + 1))
+    passing = (sorted(_lasting_units(table, staying)), others.head(prefetch + 1))
     at_the_turn = (sorted(staying), others.head(prefetch))
     held = [(len(names), [*sizes[names].astype("int64"), *ahead]) for names, ahead in (passing, at_the_turn)]
     number, most = max(held, key=lambda choice: sum(choice[1]))
@@ -99,15 +97,15 @@ def kept_units(table: pd.DataFrame) -> set[str]:
     return set(forward.loc[stays.to_numpy(dtype=bool), "unit"])
 
 
-def _lasting_units(table: pd.DataFrame) -> set[str]:
-    """Those `kept_units` that are held for as long as another unit's second gather, such as FSDP2's root."""
-    staying = kept_units(table)
-    again = table[(table["phase"] == "backward") & ~table["unit"].isin(staying)]
-    stays_of_units = table[(table["phase"] == "forward") & table["unit"].isin(staying)]
+def _lasting_units(table: pd.DataFrame, staying: set[str]) -> set[str]:
+    """Those of the `kept_units` that are held for as long as another unit's second gather, such as FSDP2's root."""
+    stays = table["unit"].isin(staying)
+    regathers = table[(table["phase"] == "backward") & ~stays]
+    first_gathers = table[(table["phase"] == "forward") & stays]
     return {
         unit
-        for unit, begin, end in stays_of_units[["unit", "held_ns", "free_ns"]].itertuples(index=False)
-        if ((again["held_ns"] >= begin) & (pd.isna(end) | (again["free_ns"] <= end))).fillna(False).any()
+        for unit, begin, end in first_gathers[["unit", "held_ns", "free_ns"]].itertuples(index=False)
+        if ((regathers["held_ns"] >= begin) & (pd.isna(end) | (regathers["free_ns"] <= end))).fillna(False).any()
     }
 
 
@@ -125,38 +123,29 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
     Columns: `place`, `time_ns`, `bytes`, `resharded_bytes`, `layers`.
     """
     in_full, resharded = table["bytes"], table["resharded_bytes"]
-    layer, unclear = table["layer"].notna().astype("int64"), resharded.isna()
+    layer, freed_unknown = table["layer"].notna().astype("int64"), resharded.isna()
     freed, in_part = table["free_ns"].notna(), (resharded > 0).fillna(False)
 
-    def changes(rows: pd.Series, at: str, num_bytes: pd.Series, *, layers: pd.Series | None = None) -> pd.DataFrame:
-        """What is held more of these rows from that moment on: `layers` in full, or parts."""
-        chosen = rows.to_numpy(dtype=bool)
-        change = num_bytes.fillna(0).to_numpy(np.int64)[chosen]
-        return pd.DataFrame(
-            {
-                "place": place[chosen],
-                "time_ns": table[at].to_numpy(np.int64, na_value=0)[chosen],
-                "bytes": change,
-                "resharded_bytes": change * (layers is None),
-                "layers": 0 if layers is None else layers.to_numpy()[chosen],
-            }
-        )
-
-    every = pd.concat(
-        (
-            changes(table["held_ns"].notna(), "held_ns", in_full, layers=layer),
-            changes(freed, "free_ns", -in_full, layers=-layer),
-            changes(in_part, "free_ns", resharded),
-            changes(in_part, "resharded_until_ns", -resharded),
-        )
+    changes = (  # when which rows change what is held: bytes, those of them in parts, layers in full
+        ("held_ns", table["held_ns"].notna(), in_full, 0, layer),
+        ("free_ns", freed, -in_full, 0, -layer),
+        ("free_ns", in_part, resharded, resharded, 0),
+        ("resharded_until_ns", in_part, -resharded, -resharded, 0),
     )
+    every = pd.concat(
+        pd.DataFrame({"place": place, "time_ns": table[at], "bytes": more, "resharded_bytes": parts, "layers": layers})[
+            rows
+        ]
+        for at, rows, more, parts, layers in changes
+    )
+    every = every.fillna(0).astype("int64")
     held = every.groupby(["place", "time_ns"]).sum().groupby("place").cumsum().reset_index()
     first = every.groupby("place", as_index=False)["time_ns"].min()
     zeros = first.assign(time_ns=first["time_ns"].clip(upper=0), bytes=0, resharded_bytes=0, layers=0)
     curves: pd.DataFrame = pd.concat((zeros, held)).sort_values("place", kind="stable", ignore_index=True)
     curves = curves.astype("Int64")
-    unsized = np.unique(place[(in_full.isna() | unclear).to_numpy(dtype=bool)])
-    uncounted = np.unique(place[(unclear & ~freed & (layer > 0)).to_numpy(dtype=bool)])
+    unsized = np.unique(place[(in_full.isna() | freed_unknown).to_numpy(dtype=bool)])
+    uncounted = np.unique(place[(freed_unknown & ~freed & (layer > 0)).to_numpy(dtype=bool)])
     for name, unknown in (("bytes", unsized), ("resharded_bytes", unsized), ("layers", uncounted)):
         curves[name] = curves[name].mask(curves["place"].isin(unknown))
     return curves
@@ -165,6 +154,6 @@ def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
 def _peaks(curves: pd.DataFrame) -> pd.DataFrame:
     """The first maximum of each curve, by `place`: of bytes, else of layers; none where both are unknown."""
     drawn = curves[curves["bytes"].notna() | curves["layers"].notna()]
-    by = drawn["bytes"].fillna(drawn["layers"]).astype("int64")
-    top = drawn.loc[by.groupby(drawn["place"].to_numpy(np.int64)).idxmax()].set_index("place")
+    height = drawn["bytes"].fillna(drawn["layers"]).astype("int64")
+    top = drawn.loc[height.groupby(drawn["place"].to_numpy(np.int64)).idxmax()].set_index("place")
     return top.rename(columns={"bytes": "peak_gathered_bytes", "time_ns": "peak_ns", "layers": "peak_layers"})

@@ -15,7 +15,7 @@ from overlaplab.load.watched import CellKind, Watched
 
 MAX_SERIES_PIECES = 500
 """A chart's width in pixels, halved: more than two lines a pixel show nothing more."""
-MAX_STRIP_PIECES = 160
+_MAX_STRIP_PIECES = 160
 """So many cells are still wide enough to be seen one by one."""
 _ROUND = (1, 2, 5)
 
@@ -64,9 +64,7 @@ def watched_series(
     return table.astype({"exposed_share": "Float64"})
 
 
-def watched_strip(
-    watched: Watched, late: pd.DataFrame, ranks: Sequence[int], pieces: int = MAX_STRIP_PIECES
-) -> pd.DataFrame:
+def watched_strip(watched: Watched, late: pd.DataFrame, ranks: Sequence[int]) -> pd.DataFrame:
     """How often each of these ranks was late, in at most so many pieces of equally many steps, each with a burst.
 
     Takes the table of `watched_late`. A row per rank and piece in which an all-reduce of the rank tells, in order.
@@ -76,7 +74,7 @@ def watched_strip(
     every = max(rank.header.every for rank in watched.ranks)
     last_step = max(int(rank.cells_of_kind(CellKind.STEP)["number"].max(initial=0)) for rank in watched.ranks)
     numbers = late["step"].to_numpy()
-    width = max(round_width(numbers, pieces), every)
+    width = max(round_width(numbers, _MAX_STRIP_PIECES), every)
     group_of_row = late.groupby(["group", "late_rank"], sort=False).ngroup().to_numpy()
     members = _members(watched, late.drop_duplicates(["group", "late_rank"]))
     rows: list[dict[str, Any]] = []

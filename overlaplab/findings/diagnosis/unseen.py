@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from overlaplab.analyses import collectives
-from overlaplab.events import Run, missing_ranks, once_per_run, only_ends_recorded, recording_start
+from overlaplab.events import Run, host_steps, missing_ranks, once_per_run, only_ends_recorded, recording_start
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, run_zero_ns
 from overlaplab.evidence.pairing import DOUBTFUL_NS, ROOTED
 from overlaplab.words import count, ms, shorten
@@ -57,10 +57,10 @@ def late_starts(run: Run) -> dict[int | None, int]:
     Empty if a rank recorded several steps: then the profiler's start is in the first alone.
     """
     starts = {trace.rank: start for trace in run.traces if (start := recording_start(trace)) is not None}
-    if len(starts) < 2 or any(steps > 1 for _, steps in starts.values()):
+    if len(starts) < 2 or any(len(host_steps(trace)) > 1 for trace in run.traces):
         return {}
     zeros = {trace.rank: run_zero_ns(run, trace) for trace in run.traces}
-    begun = {rank: at - zeros[rank] for rank, (at, _) in starts.items()}
+    begun = {rank: at - zeros[rank] for rank, at in starts.items()}
     first, error = min(begun.values()), max(LEAST_OFFSET_NS, int(clocks(run)["error_ns"].max()))
     return {rank: at - first for rank, at in begun.items() if at - first > error}
 

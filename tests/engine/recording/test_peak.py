@@ -75,7 +75,7 @@ def test_tensors_count_until_they_are_freed() -> None:
         torch.zeros(1)
         assert peak.now == 6004  # the view keeps it, and the new one is still to be forgotten
         del view
-        peak.restart()
+        peak.reset_most()
         assert (peak.now, peak.most) == (4000, 4000)
         kept.untyped_storage().resize_(8000)
         kept.untyped_storage().resize_(0)
@@ -90,7 +90,7 @@ def test_what_another_thread_frees_counts_no_longer() -> None:
         thread = threading.Thread(target=box.clear)
         thread.start()
         thread.join()
-        peak.restart()
+        peak.reset_most()
         assert peak.now == 0
 
 
@@ -103,7 +103,7 @@ def test_the_hosts_memory_does_not_count() -> None:
         assert peak.most == 440
         peak.leave_out([moved, stays[5:], torch.ones(3)[:1]])
         moved += 1
-        peak.restart()
+        peak.reset_most()
         assert peak.now == 0
 
 
