@@ -124,9 +124,9 @@ def without_steps(table: pd.DataFrame, steps: tuple[int, ...]) -> pd.DataFrame:
 
 
 def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
-    """A table's rows for the rank and step of a row of `overlaplab.summary`; null matches null."""
+    """A table's rows for the rank and step of a row of `overlaplab.summary`, or one of both; null matches null."""
     keep = pd.Series(True, index=table.index)
-    for name in ("rank", "step"):
+    for name in (name for name in ("rank", "step") if name in window):
         keep &= table[name].isna() if pd.isna(window[name]) else (table[name] == window[name]).fillna(False)
     return table[keep.to_numpy(dtype=bool)]
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import bars, row_axis, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.findings import ranks_left_out, summary_scope, summary_title
+from overlaplab.findings.first_screen import ranks_left_out, summary_scope, summary_title
 from overlaplab.words import count, rank_word, to_ms
 
 PARTS = {

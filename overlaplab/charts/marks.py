@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import Layer
 from overlaplab.charts.theme import finish, palette
-from overlaplab.findings import mark_words, marks_title
+from overlaplab.findings.first_screen import mark_words, marks_title
 from overlaplab.words import to_ms
 
 _LINE_PX = 18  # pixels from one line of words to the next

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import altair as alt
 
 from overlaplab.causes import Cause
-from overlaplab.findings import says_predicted
+from overlaplab.findings.runs import says_predicted
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
 _LETTER, _SYMBOL = 5.8, 30  # pixels of a legend's letter, and of what stands beside a word

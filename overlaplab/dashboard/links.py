@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
@@ -57,32 +57,29 @@ _EVENT = re.compile(r"([0-9]{1,9})-([0-9]{1,18})")
 T = TypeVar("T")
 
 
-def timeline_link(
-    name: str,
-    *,
-    start_ns: int,
-    end_ns: int,
-    rank: int | None = None,
-    event: tuple[int, int] | None = None,
-    hosts: tuple[int, ...] = (),
-) -> dict[str, str]:
-    """The query parameters that open the Timeline page at a spot.
+class Spot(NamedTuple):
+    """What a query string says of the Timeline: times in ns from the run's zero, and what the run may not have."""
 
-    Parameters: `name`, the run's below the opened folder; the window in ns from the run's zero; `rank`, one that is to
-    be shown; `event`, the place of its trace in `run.traces` and its row in `trace.events`, which is then selected;
-    `hosts`, the places in `run.traces` of those whose hosts are unfolded.
+    window: tuple[int, int] | None
+    event: tuple[int, int] | None = None
+    """The selected one, as the place of its trace in `run.traces` and its row in `trace.events`."""
+    hosts: tuple[int, ...] = ()
+    """The places in `run.traces` of those whose hosts are unfolded."""
+    dragged: tuple[int, int] | None = None
+
+
+def timeline_link(name: str, spot: Spot, rank: int | None = None) -> dict[str, str]:
+    """The query parameters that open the Timeline page of the run of this name, below the opened folder, at a spot.
+
+    `rank`: one that is to be shown.
     """
-    query = {RUN: name} | _spot_query((start_ns, end_ns), event, hosts)
+    query = {RUN: name} | _spot_query(spot)
     return query if rank is None else query | {RANK: str(int(rank))}
 
 
-def _spot_query(
-    window: tuple[int, int],
-    event: tuple[int, int] | None,
-    hosts: tuple[int, ...],
-    dragged: tuple[int, int] | None = None,
-) -> dict[str, str]:
-    query = {FROM: str(int(window[0])), TO: str(int(window[1]))}
+def _spot_query(spot: Spot) -> dict[str, str]:
+    window, event, hosts, dragged = spot
+    query = {} if window is None else {FROM: str(int(window[0])), TO: str(int(window[1]))}
     query |= {} if event is None else {EVENT: f"{int(event[0])}-{int(event[1])}"}
     query |= {HOSTS: ",".join(map(str, hosts))} if hosts else {}
     return query if dragged is None else query | {RANGE: f"{dragged[0]},{dragged[1]}"}
@@ -213,42 +210,25 @@ def _is_among(value: Any, options: Any) -> bool:
     return all(option in options for option in value) if isinstance(value, list) else value in options
 
 
-def window_of_query() -> tuple[int, int] | None:
-    """The query string's window, in ns from the run's zero; None where it names none, or none that could be."""
+def spot_of_query() -> Spot:
+    """The query string's spot, without what it does not name or what could be none."""
     start, end = number(st.query_params.get(FROM)), number(st.query_params.get(TO))
-    return None if start is None or end is None or start >= end else (start, end)
+    event = _EVENT.fullmatch(st.query_params.get(EVENT) or "")
+    dragged = numbers(st.query_params.get(RANGE)) or ()
+    return Spot(
+        window=None if start is None or end is None or start >= end else (start, end),
+        event=(int(event[1]), int(event[2])) if event else None,
+        hosts=numbers(st.query_params.get(HOSTS)) or (),
+        dragged=(dragged[0], dragged[1]) if len(dragged) == 2 and dragged[0] < dragged[1] else None,
+    )
 
 
-def event_of_query() -> tuple[int, int] | None:
-    """The query string's event, as place in `run.traces` and row in `trace.events`; the run may have neither."""
-    match = _EVENT.fullmatch(st.query_params.get(EVENT) or "")
-    return None if match is None else (int(match[1]), int(match[2]))
-
-
-def hosts_of_query() -> tuple[int, ...]:
-    """The query string's unfolded hosts, as places in `run.traces`; the run may not have them."""
-    return numbers(st.query_params.get(HOSTS)) or ()
-
-
-def range_of_query() -> tuple[int, int] | None:
-    """The query string's dragged range, in ns from the run's zero; None where it names none, or none that could be."""
-    match numbers(st.query_params.get(RANGE)):
-        case (start, end) if start < end:
-            return start, end
-    return None
-
-
-def keep_spot(
-    window: tuple[int, int],
-    event: tuple[int, int] | None,
-    hosts: tuple[int, ...] = (),
-    dragged: tuple[int, int] | None = None,
-) -> None:
-    """Write the Timeline's window, selected event, unfolded hosts and dragged range into the query string, at once as
-    `write` does; the page does not run anew for that.
+def keep_spot(spot: Spot) -> None:
+    """Write what the Timeline shows into the query string, at once as `write` does; the page does not run anew for
+    that.
     """
     query = {name: value for name, value in st.query_params.items() if name not in (*_CHOICES, EVENT, HOSTS, RANGE)}
-    query |= st.session_state.get("links_kept", {}) | _spot_query(window, event, hosts, dragged)
+    query |= st.session_state.get("links_kept", {}) | _spot_query(spot)
     if query != st.query_params.to_dict():
         st.query_params.from_dict(query)
 

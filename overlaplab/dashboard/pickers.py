@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 import streamlit as st
 
@@ -12,10 +9,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened
 from overlaplab.events import Run
 from overlaplab.findings import Diagnosis
-from overlaplab.sections.run_tables import table_window
-
-_WINDOW = ((links.RANK, 0), (links.STEP, -1))
-"""Columns of a table, and the place of the value that is shown where the wanted one is not there."""
+from overlaplab.sections.run_tables import one_window, table_window
 
 
 def pick_ranks(run: Run) -> frozenset[int] | None:
@@ -38,7 +32,7 @@ def pick_ranks(run: Run) -> frozenset[int] | None:
 
 def pick_step(table: pd.DataFrame, unchosen: str = "All steps") -> int | None:
     """A step chosen in the side bar, of those in the table's `step`; None where none is, of which `unchosen` speaks."""
-    steps = _integers(table["step"])
+    steps = sorted(int(step) for step in table["step"].dropna().unique())
     wanted = links.number(links.choice(links.STEP))
     chosen = links.start(links.STEP, "step_picker", wanted, None, [None, *steps])
     if len(steps) > 1:
@@ -81,33 +75,12 @@ def shown_diagnosis(opened: Opened) -> Diagnosis | None:
     """
     if opened.diagnosis is None:
         return None
-    table = opened.summary
-    for name, place in _WINDOW:
-        options = _integers(table[name])
-        if options:
-            table = table[table[name] == _option(links.number(links.choice(name)), opened.window, name, options, place)]
-    return opened.find_diagnosis(*table_window(table))
+    chosen = {name: links.number(links.choice(name)) for name in (links.RANK, links.STEP)}
+    return opened.find_diagnosis(*table_window(one_window(opened.summary, chosen, opened.window)))
 
 
-def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of the rank and the step that are chosen in the side bar, at first those that are `wanted`.
-
-    Where the table does not have these, its lowest rank and last step.
-    """
-    for name, place in _WINDOW:
-        options = _integers(table[name])
-        if options:
-            chosen = _one(name, options, _option(None, wanted, name, options, place))
-            table = table[table[name] == chosen] if len(options) > 1 else table
-    return table
-
-
-def _option(chosen: int | None, wanted: Mapping[str, Any], name: str, options: list[int], place: int) -> int:
-    """What was chosen, else what is wanted of this `name`, where it is an option; else that at `place`."""
-    return next((value for value in (chosen, wanted.get(name)) if value in options), options[place])
-
-
-def _one(name: str, options: list[int], default: int) -> int:
+def pick_one(name: str, options: list[int], default: int) -> int:
+    """A rank or step chosen in the side bar, for `one_window`."""
     key = f"one_{name}_picker"
     before = st.session_state.get(f"{key}_default", default)
     st.session_state[f"{key}_default"] = default
@@ -118,7 +91,3 @@ def _one(name: str, options: list[int], default: int) -> int:
         chosen = st.sidebar.selectbox(name.capitalize(), options, key=key, on_change=links.control_used)
     links.settle(name, str(chosen), plain=chosen == default)
     return chosen
-
-
-def _integers(values: pd.Series) -> list[int]:
-    return sorted(int(value) for value in values.dropna().unique())

@@ -10,7 +10,7 @@ import streamlit as st
 from overlaplab.analyses import rows_of
 from overlaplab.causes import Cause
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.links import go_to_timeline, timeline_link
+from overlaplab.dashboard.links import Spot, go_to_timeline, timeline_link
 
 _ROOM_NS = 20_000  # on both sides of what is short
 _HOST_CAUSES = (Cause.GAP, Cause.GAP.label, Cause.LATE, Cause.LATE.label)
@@ -72,8 +72,8 @@ def show_spot(
         event = _carrying_event(opened, int(begins), int(ends), shown)
     hosts = _places(opened, shown) if cause in _HOST_CAUSES else []
     unfolded = tuple(place for place in hosts if place in opened.timeline.hosts)
-    window = {"start_ns": start - beside, "end_ns": end + beside}
-    go_to_timeline(timeline_link(opened.name, **window, rank=shown, event=event, hosts=unfolded))
+    spot = Spot((start - beside, end + beside), event, unfolded)
+    go_to_timeline(timeline_link(opened.name, spot, shown))
 
 
 def _places(opened: Opened, rank: int | None) -> list[int]:

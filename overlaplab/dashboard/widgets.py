@@ -21,6 +21,7 @@ from overlaplab.columns import Column
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import download_buttons
 from overlaplab.dashboard.folder import find_runs
+from overlaplab.dashboard.head import PageHead
 from overlaplab.findings import Diagnosis
 from overlaplab.formats import in_one_unit
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
@@ -88,11 +89,17 @@ def nothing_counts(opened: Opened) -> None:
     nothing_to_show(opened, "Nothing in this run counts as compute, communication or memory.")
 
 
-def show_page(opened: Opened, section: Section, diagnosis: Diagnosis | None, choose: str) -> dict[Any, Any] | None:
-    """A page that is one section, below its head; the row that was chosen in the table of the key `choose`."""
+def show_page(
+    head: PageHead, section: Section | None, diagnosis: Diagnosis | None, choose: str, nothing: str
+) -> dict[Any, Any] | None:
+    """A page that is one section, or says that there is `nothing`; the row that was chosen in the table `choose`."""
+    head.show(diagnosis)
+    if section is None:
+        nothing_to_show(head.opened, nothing)
+        return None
     lead(section.lead)
-    show_warnings(opened)
-    row = show_blocks(section.blocks, choose, opened.title)
+    show_warnings(head.opened)
+    row = show_blocks(section.blocks, choose, head.opened.title)
     what_to_do(section.advice, diagnosis)
     return row
 
@@ -349,10 +356,3 @@ def _text_width(header: str, texts: pd.Series) -> int:
     """Pixels in which the longest of the first texts has room, as far as a table can give it."""
     longest = max((len(str(text)) for text in (header, *texts.head(1000).dropna())), default=0)
     return min(round(_LETTER * longest) + _PADDING, 340)
-
-
-def chosen_rows(table: pd.DataFrame, ranks: frozenset[int] | None, step: int | None) -> pd.DataFrame:
-    """The table's rows of these ranks and this step; None stands for all."""
-    if ranks is not None:
-        table = table[table["rank"].isin(ranks)]
-    return table if step is None else table[table["step"] == step]

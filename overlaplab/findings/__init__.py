@@ -83,21 +83,7 @@ from overlaplab.findings.diagnosis.diagnose import (
 from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.unseen import unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, how_short, verdict
-from overlaplab.findings.first_screen import (
-    Tile,
-    about,
-    cause_parts,
-    causes_title,
-    mark_words,
-    marks_note,
-    marks_title,
-    ranks_left_out,
-    rest_line,
-    step_marks,
-    summary_scope,
-    summary_title,
-    tiles,
-)
+from overlaplab.findings.first_screen import about, cause_parts, causes_title, marks_note, rest_line, step_marks, tiles
 from overlaplab.findings.gates import CheckLine, Outcome, check_lines, gate_title
 from overlaplab.findings.loops import Loop, loop_of
 from overlaplab.findings.marks import event_facts, exposed_name, group_name, mark_name, mark_word
@@ -121,7 +107,6 @@ from overlaplab.findings.runs import (
     links_note,
     note,
     run_title,
-    says_predicted,
 )
 from overlaplab.findings.sharding import (
     CHOOSE_A_CELL,
@@ -136,16 +121,12 @@ from overlaplab.findings.sharding import (
     scatters_exposed_title,
     schedule_line,
     schedule_notes,
-    schedule_remarks,
-    schedule_title,
-    turn_label,
 )
 from overlaplab.findings.systems.hops import bench_finding, bench_remarks, hops_remark, hops_title
 from overlaplab.findings.systems.pipeline import (
     NO_PIPELINE,
     PIPELINE_UNLABELLED,
     pipeline_advice,
-    pipeline_held_title,
     pipeline_lead,
     pipeline_tiles,
     pipeline_title,
@@ -160,16 +141,11 @@ from overlaplab.findings.systems.plan import (
     require_planned,
     require_told,
 )
-from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.watched import (
-    dumped_notes,
-    dumped_sentences,
     kind_word_of_steps,
     watched_about,
-    watched_notes,
     watched_recordings,
-    watched_sentences,
     watched_shares_note,
     watched_strip_note,
     watched_strip_title,

@@ -18,6 +18,7 @@ from overlaplab.findings.thresholds import (
     HELD_NS,
     LISTED_SHARE,
     MOST_BUCKETS_LISTED,
+    MOST_CAUSES,
     MOST_LATE_BUCKETS,
     PROMPT_LAUNCH_NS,
 )
@@ -149,8 +150,6 @@ def _bucket_numbers(indices: tuple[int, ...]) -> str:
 
 _COLUMNS = {"row": "Int64", **dict.fromkeys(("cause", "label"), "object")}
 _COLUMNS |= dict.fromkeys(("exposed_ns", "start_ns", "end_ns"), "int64")
-_MOST_CAUSES = 3
-"""So many are named in a cell."""
 _SHORT_LABEL_LENGTH = 20  # characters
 
 
@@ -229,10 +228,10 @@ def _longest(moments: pd.DataFrame) -> str | None:
     names = [_short_label(*facts) for facts in zip(moments["label"], moments["cause"], strict=True)]
     took = moments["exposed_ns"].groupby(names).sum().sort_values(ascending=False, kind="stable")
     words = [f"{ms(int(took_ns))} {name}" for name, took_ns in took.items()]
-    left_out = len(words) - _MOST_CAUSES
+    left_out = len(words) - MOST_CAUSES
     if left_out > 1:
-        others_ns = int(took.iloc[_MOST_CAUSES:].sum())
-        words = [*words[:_MOST_CAUSES], f"{ms(others_ns)} in {count(left_out, 'other cause')}"]
+        others_ns = int(took.iloc[MOST_CAUSES:].sum())
+        words = [*words[:MOST_CAUSES], f"{ms(others_ns)} in {count(left_out, 'other cause')}"]
     return ", ".join(words) or None
 
 

@@ -21,10 +21,10 @@ from overlaplab.costs import attained_steps, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, rule_of
 from overlaplab.findings.gates import CheckLine, Outcome, figure_words
+from overlaplab.findings.runs import steps_named
 from overlaplab.findings.warnings import busy_steps
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
-from overlaplab.words import numbers_named
 
 
 class RequirementError(AssertionError):
@@ -115,8 +115,8 @@ def _doubts(run: Run, selection: Selection, *, causes: bool) -> Iterator[_Doubt]
     busy = busy_steps(run) & recorded
     steps = attained_steps(run.manifest) if run.manifest else ()
     late = {step.step for step in steps if not step.attained} & recorded
-    reasons = [f"the machine was busy in {_step_words(busy)}"] if busy else []
-    reasons += [f"the emulated link was not attained in {_step_words(late)}"] if late else []
+    reasons = [f"the machine was busy in {steps_named(sorted(busy))}"] if busy else []
+    reasons += [f"the emulated link was not attained in {steps_named(sorted(late))}"] if late else []
     if not steps and link_attained(run.manifest) is False:
         yield _Doubt(reason="the emulated link was not attained", figures=None)
         return
@@ -129,7 +129,3 @@ def _doubts(run: Run, selection: Selection, *, causes: bool) -> Iterator[_Doubt]
     if any(rule_of(trace) is Rule.GPU for trace in run.traces):
         reasons.append("the device waited for its host to launch (launch-bound)")
         yield _Doubt(reason=" and ".join(reasons), figures=scalars(launched_in_time(run), selection, causes=causes))
-
-
-def _step_words(steps: set[int]) -> str:
-    return f"step{'s' if len(steps) > 1 else ''} {numbers_named(sorted(steps), last=' and ')}"

@@ -63,10 +63,11 @@ def describe_machine(manifest: Manifest) -> str:
     busy = sorted({row.step for row in manifest.machine or () if row.busy})
     if not busy:
         return ""
-    return "machine busy" + ("" if len(busy) == len(steps) else f" in {_steps_named(busy)}")
+    return "machine busy" + ("" if len(busy) == len(steps) else f" in {steps_named(busy)}")
 
 
-def _steps_named(steps: Sequence[int]) -> str:
+def steps_named(steps: Sequence[int]) -> str:
+    """`step 3`, `steps 3 and 5`."""
     return f"step{'s' * (len(steps) > 1)} {numbers_named(steps, last=' and ')}"
 
 
@@ -156,45 +157,32 @@ def _missed_words(manifest: Manifest) -> str:
     if link_attained(manifest) is False:
         return "not attained"
     late = [step.step for step in attained_steps(manifest) if not step.attained]
-    return f"not attained in {_steps_named(late)}" if late else ""
+    return f"not attained in {steps_named(late)}" if late else ""
 
 
 def describe_settings(manifest: Manifest | None) -> str:
     """The strategy's options as the manifest has them; empty if it has none."""
     if manifest is None:
         return ""
-    parts = []
-    if manifest.bucket_cap_mb is not None:
-        parts.append(f"cap {manifest.bucket_cap_mb:g} MiB")
-    if manifest.prefetch is not None:
-        parts.append(f"prefetch {manifest.prefetch}")
-    if manifest.accumulate is not None and manifest.accumulate > 1:
-        parts.append(f"{manifest.accumulate} microbatches")
-    if manifest.overlap_param_gather is not None:
-        parts.append("gathers in forward" if manifest.overlap_param_gather else "gathers before forward")
-    if manifest.offload:
-        parts.append("offloaded")
-    if manifest.asynchronous:
-        bound = "" if manifest.max_staleness is None else f", staleness {manifest.max_staleness} or less"
-        parts.append(f"asynchronous{bound}")
-    if manifest.every is not None:
-        behind = " in the background" if manifest.background else ""
-        parts.append(f"averages every {count(manifest.every, 'step')}{behind}")
-    if manifest.reshard_after_forward is False:
-        parts.append("layers kept for backward")
-    elif manifest.keep_last is not None:
-        parts.append("last layer kept" if manifest.keep_last else "last layer freed")
-    if manifest.checkpointing:
-        every = "" if manifest.checkpointing is True else f" of every {manifest.checkpointing} layers"
-        parts.append(f"checkpointing{every}")
-    if manifest.main_grad:
-        parts.append("fp32 gradients")
-    if manifest.param_dtype is not None:
-        parts.append(f"computes in {manifest.param_dtype}")
-    if manifest.reduce_dtype is not None:
-        parts.append(f"reduces in {manifest.reduce_dtype}")
-    if manifest.swept is not None:
-        named = ("bucket_cap_mb", "prefetch", "accumulate")
-        others = {name: value for name, value in manifest.swept.settings.items() if name not in named}
-        parts += [f"{shorten(name, 40)} {shorten(str(value), 40)}" for name, value in others.items()]
-    return ", ".join(parts)
+    gathers, bound = manifest.overlap_param_gather, manifest.max_staleness
+    behind = " in the background" if manifest.background else ""
+    layers = "" if manifest.checkpointing is True else f" of every {manifest.checkpointing} layers"
+    last_layer = {None: "", True: "last layer kept", False: "last layer freed"}[manifest.keep_last]
+    swept = manifest.swept.settings if manifest.swept else {}
+    named = ("bucket_cap_mb", "prefetch", "accumulate")
+    parts = [
+        f"cap {manifest.bucket_cap_mb:g} MiB" if manifest.bucket_cap_mb is not None else "",
+        f"prefetch {manifest.prefetch}" if manifest.prefetch is not None else "",
+        f"{manifest.accumulate} microbatches" if (manifest.accumulate or 0) > 1 else "",
+        f"gathers {'in' if gathers else 'before'} forward" if gathers is not None else "",
+        "offloaded" if manifest.offload else "",
+        "asynchronous" + ("" if bound is None else f", staleness {bound} or less") if manifest.asynchronous else "",
+        f"averages every {count(manifest.every, 'step')}{behind}" if manifest.every else "",
+        "layers kept for backward" if manifest.reshard_after_forward is False else last_layer,
+        f"checkpointing{layers}" if manifest.checkpointing else "",
+        "fp32 gradients" if manifest.main_grad else "",
+        f"computes in {manifest.param_dtype}" if manifest.param_dtype is not None else "",
+        f"reduces in {manifest.reduce_dtype}" if manifest.reduce_dtype is not None else "",
+        *(f"{shorten(name, 40)} {shorten(str(value), 40)}" for name, value in swept.items() if name not in named),
+    ]
+    return ", ".join(filter(None, parts))

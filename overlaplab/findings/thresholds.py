@@ -75,7 +75,7 @@ MOST_RUNS_LISTED = 3
 MOST_STEPS_NAMED = 8
 """Steps that a remedy names as options of a command."""
 MOST_STEPS = 4
-"""Steps that missed the emulated link."""
+"""Steps that missed the emulated link, or are of one kind."""
 MOST_CLOCKS = 4
 """Corrected clocks under a timeline."""
 MOST_KERNELS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -55,19 +55,18 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     """What a reader of any figure of this run must know, a line each."""
     missed = link_missed(run.manifest) if run.manifest else None
     missing = unrecorded_activity(run, run.manifest.device_activity_missing if run.manifest else None)
-    silent = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED and not _counts(trace)]
-    warnings = [
-        *(*_predicted_warnings(run), *run.warnings, *([missed] if missed else [])),
-        *(*_busy_warnings(run), *_damaged_warnings(run), *_clock_warnings(run), *_contradictions(run)),
-        *(*([missing] if missing else []), *([_nothing_counts(run, silent)] if silent else [])),
-        *(*_communication_warnings(run), *_hook_warnings(run), *_overlap_warnings(run), *_unmarked_warnings(run)),
-    ]
+    recorded = [trace for trace in run.traces if rule_of(trace) is not Rule.UNRECORDED]
+    silent = [trace for trace in recorded if activity(trace).extent == (0, 0)]
+    warnings = [*_predicted_warnings(run), *run.warnings, *filter(None, [missed])]
+    warnings += [*_busy_warnings(run), *_damaged_warnings(run), *_clock_warnings(run), *_contradictions(run)]
+    warnings += [*filter(None, [missing]), *_nothing_counts(run, silent), *_communication_warnings(run)]
+    warnings += [*_hook_warnings(run), *_overlap_warnings(run), *_unmarked_warnings(run)]
     missing_fields = [trace for trace in run.traces if missing_wait_fields(trace)]
     if missing_fields and run.manifest is None:  # the Recorder asks for the events by itself, in case they have them
         warnings.append(f"cuda_sync events{_rank_words(run, missing_fields)} {_NO_WAIT_FIELDS}")
-    for trace in run.traces:
+    for trace in recorded:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
-        if rule_of(trace) is Rule.UNRECORDED or trace in silent:
+        if trace in silent:
             continue
         warnings += [where + warning for warning in window_warnings(trace)]
         ranks = max(len(run.traces), trace.world_size or 1)
@@ -76,17 +75,16 @@ def run_warnings(run: Run) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _contradictions(run: Run) -> list[str]:
+def _contradictions(run: Run) -> Iterator[str]:
     """That ranks' traces cannot be of one recording, and what shows that; at most one line."""
     reasons = {trace.rank: _contradiction(run, place) for place, trace in enumerate(run.traces) if place}
     others = [rank for rank, reason in reasons.items() if reason]
-    if not others:
-        return []
-    ranks = [rank for rank in (run.traces[0].rank, *others) if rank is not None]
-    return [
-        f"the traces of ranks {numbers_named(ranks, last=' and ')} are not of one recording: {reasons[others[0]]}. What"
-        " is compared or matched across them has no meaning; give each recording a folder of its own"
-    ]
+    if others:
+        ranks = [rank for rank in (run.traces[0].rank, *others) if rank is not None]
+        yield (
+            f"the traces of ranks {numbers_named(ranks, last=' and ')} are not of one recording: {reasons[others[0]]}."
+            " What is compared or matched across them has no meaning; give each recording a folder of its own"
+        )
 
 
 def _contradiction(run: Run, place: int) -> str | None:
@@ -95,9 +93,9 @@ def _contradiction(run: Run, place: int) -> str | None:
     if first.world_size and other.world_size and first.world_size != other.world_size:
         return f"rank {first.rank} is one of {first.world_size}, and rank {other.rank} one of {other.world_size}"
     windows = (step_windows(trace) for trace in (first, other))
-    steps, others = ({window.step for window in each if window.step is not None} for each in windows)
-    if steps and others and not steps & others:
-        return f"rank {first.rank} recorded {_range(steps)}, and rank {other.rank} {_range(others)}"
+    steps, other_steps = ({window.step for window in each if window.step is not None} for each in windows)
+    if steps and other_steps and not steps & other_steps:
+        return f"rank {first.rank} recorded {_range(steps)}, and rank {other.rank} {_range(other_steps)}"
     rows = match_collectives(run)
     reasons = rows.loc[rows["trace"] == place, "reason"]
     if reasons.empty or reasons.isna().any():
@@ -117,59 +115,55 @@ def _range(steps: set[int]) -> str:
     return f"step {min(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
 
 
-def _predicted_warnings(run: Run) -> list[str]:
+def _predicted_warnings(run: Run) -> Iterator[str]:
     """Say that a run was predicted, whether or not its run.json is there."""
     if run.manifest is not None and run.manifest.predicted is not None:
-        return [f"{prediction_lead(run.manifest)}; nobody recorded it"]
-    named = any(trace.backend == PREDICTED for trace in run.traces)
-    return ["its traces say that they were predicted; nobody recorded them"] if named else []
+        yield f"{prediction_lead(run.manifest)}; nobody recorded it"
+    elif any(trace.backend == PREDICTED for trace in run.traces):
+        yield "its traces say that they were predicted; nobody recorded them"
 
 
-def _communication_warnings(run: Run) -> list[str]:
+def _communication_warnings(run: Run) -> Iterator[str]:
     """What the user's own rule did, which kernels may need one, and which collectives are seen in part."""
-    warnings = []
     if run.traces and (pattern := run.traces[0].communication) is not None:
         events = sum(map(said_to_communicate, run.traces))
         matched = f"{count(events, 'event')} of kernels and copies" if events else "no kernel and no copy"
         so = ": they count as communication" if events else ""
-        warnings.append(f"--communication '{shorten(pattern)}' matches {matched}{so}")
+        yield f"--communication '{shorten(pattern)}' matches {matched}{so}"
     unknown: Counter[str] = Counter()
     for trace in run.traces:
         unknown.update(unknown_communication(trace))
     if unknown:
         pattern = "|".join(word for word, _ in unknown.most_common(MOST_KERNELS))
-        warnings.append(
+        yield (
             f"kernels whose names read like communication count as compute ({ms(sum(unknown.values()))}). If they"
             f" communicate, say so: --communication '{pattern}' (in Python: load_run(…, communication=…))"
         )
     if ends := [trace for trace in run.traces if only_ends_recorded(trace)]:
-        warnings.append(f"of low-latency DeepEP{_rank_words(run, ends)} {_ENDS_ONLY}")
-    return warnings
+        yield f"of low-latency DeepEP{_rank_words(run, ends)} {_ENDS_ONLY}"
 
 
-def _unmarked_warnings(run: Run) -> list[str]:
+def _unmarked_warnings(run: Run) -> Iterator[str]:
     """That iterations were recorded, but not where each begins, so that no figure is a step's."""
     unmarked = [(trace, repeats) for trace in run.traces if (repeats := unmarked_iterations(trace)) is not None]
-    if not unmarked:
-        return []
-    name, times = unmarked[0][1]
-    where = _rank_words(run, [trace for trace, _ in unmarked])
-    return [
-        f"the trace has no ProfilerStep{where}, so all of it is one window, although {shorten(name, _NAME_CHARACTERS)}"
-        f" ran {times:,} times: prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
-    ]
+    if unmarked:
+        name, times = unmarked[0][1]
+        where, named = _rank_words(run, [trace for trace, _ in unmarked]), shorten(name, _NAME_CHARACTERS)
+        yield (
+            f"the trace has no ProfilerStep{where}, so all of it is one window, although {named} ran {times:,} times:"
+            " prof.step() after each iteration, with schedule=torch.profiler.schedule(…), writes them"
+        )
 
 
-def _hook_warnings(run: Run) -> list[str]:
+def _hook_warnings(run: Run) -> Iterator[str]:
     """How many collectives of gradients a communication hook of DDP compresses on hosts."""
     number = sum(int(purposes(trace)["compressed"].sum()) for trace in run.traces if rule_of(trace) is Rule.CPU)
-    if not number:
-        return []
-    return [
-        f"{count(number, 'collective')} of gradients send fewer bytes than the gradients have, since a communication"
-        " hook compresses them: torch's own range around a collective may contain what the hook computes"
-        " afterwards, so that transfer and bandwidth are not the link's alone"
-    ]
+    if number:
+        yield (
+            f"{count(number, 'collective')} of gradients send fewer bytes than the gradients have, since a"
+            " communication hook compresses them: torch's own range around a collective may contain what the hook"
+            " computes afterwards, so that transfer and bandwidth are not the link's alone"
+        )
 
 
 def not_recorded(run: Run) -> str | None:
@@ -187,7 +181,8 @@ def unrecorded_activity(run: Run, why: str | None = None) -> str | None:
     sign = device_sign(traces[0]) if traces else None
     if sign is None:
         return None
-    where, (by, names) = _rank_words(run, traces), sign
+    by, names = sign
+    where = _rank_words(run, traces)
     if by is Sign.UNKNOWN:
         named = join_names(list(names[:MOST_KERNELS]))
         return (
@@ -222,40 +217,36 @@ def _rank_words(run: Run, traces: Sequence[Trace]) -> str:
     return f" on {'rank' if len(traces) == 1 else 'ranks'} {numbers_named(ranks)}"
 
 
-def _counts(trace: Trace) -> bool:
-    """Whether anything in the trace counts as compute, communication or memory."""
-    busy = activity(trace)
-    return any(map(len, (busy.compute, busy.communication, busy.memory)))
-
-
-def _nothing_counts(run: Run, silent: Sequence[Trace]) -> str:
-    """Why tables are empty that show what these traces' ranks did."""
+def _nothing_counts(run: Run, silent: Sequence[Trace]) -> Iterator[str]:
+    """Why tables are empty that show what these traces' ranks did, if there are any."""
+    if not silent:
+        return
     start = f"nothing that was recorded{_rank_words(run, silent)} counts as compute, communication or memory: "
     events = sum(len(trace.events) for trace in silent)
     if not events:
-        return f"{start}there are no events with a time and a duration"
+        yield f"{start}there are no events with a time and a duration"
+        return
     categories: Counter[str] = Counter()
     for trace in silent:
         categories.update(map(str, trace.events["category"]))
     named = [shorten(category or "(none)", _NAME_CHARACTERS) for category, _ in categories.most_common(MOST_KERNELS)]
     more = ", …" if len(categories) > len(named) else ""
-    return (
+    yield (
         f"{start}of {count(events, 'event')} none is a kernel, a copy or an operator that computes"
         f" ({'category' if len(named) == 1 else 'categories'}: {', '.join(named)}{more})"
     )
 
 
-def _overlap_warnings(run: Run) -> list[str]:
+def _overlap_warnings(run: Run) -> Iterator[str]:
     """That kernels of one stream ran at once, which a stream does not do."""
     early = [trace for trace in run.traces if early_kernels(trace)[0]]
-    if not early:
-        return []
-    numbers, longest = zip(*map(early_kernels, early), strict=True)
-    begin = "kernel begins" if sum(numbers) == 1 else "kernels begin"
-    return [
-        f"{sum(numbers):,} {begin} before the one before on the same stream has ended{_rank_words(run, early)}, by up"
-        f" to {ms(max(longest))}: their times, or their streams, may be wrong"
-    ]
+    if early:
+        numbers, longest = zip(*map(early_kernels, early), strict=True)
+        begin = "kernel begins" if sum(numbers) == 1 else "kernels begin"
+        yield (
+            f"{sum(numbers):,} {begin} before the one before on the same stream has ended{_rank_words(run, early)}, by"
+            f" up to {ms(max(longest))}: their times, or their streams, may be wrong"
+        )
 
 
 def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -275,48 +266,51 @@ def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _busy_warnings(run: Run) -> tuple[str, ...]:
+def _busy_warnings(run: Run) -> Iterator[str]:
     """In which steps a computing thread waited long for a core, or that nobody can tell."""
     if run.manifest and run.manifest.processor_counts is False:
         unknown = "the operating system did not report how long computation waited for a core"
-        return (f"{unknown}: such time counts as computation",)
+        yield f"{unknown}: such time counts as computation"
+        return
     table = delays(run)
     busy = _busy_rows(run)
     if not len(busy):
-        return ()
+        return
     worst = busy.to_dict("records")[int((busy["delayed_ns"] / busy["span_ns"]).argmax())]
     unit_rows = table[table["rank"].eq(worst["rank"]) & table["step"].eq(worst["step"]) & table["unit"].ne("")]
-    where = ""
+    unit_words = cores_words = ""
     if len(unit_rows):
         unit = unit_rows.iloc[unit_rows["delayed_ns"].argmax()]
-        where = f", most in the {unit['phase']} pass of {unit_name(unit['unit'])} ({to_ms(unit['delayed_ns']):.1f} ms)"
+        took = f"{to_ms(unit['delayed_ns']):.1f} ms"
+        unit_words = f", most in the {unit['phase']} pass of {unit_name(unit['unit'])} ({took})"
     if not np.isnan(worst["foreign"]):
-        where += f", while the ranks used {percent(worst['own'], 1)} of the cores and other processes "
-        where += percent(worst["foreign"], 1)
+        own_share, foreign_share = percent(worst["own"], 1), percent(worst["foreign"], 1)
+        cores_words = f", while the ranks used {own_share} of the cores and other processes {foreign_share}"
     counts_as = "that waiting counts as exposed communication or idle time, not as computation"
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
-    named = sorted({int(number) for number in busy["step"].dropna()})
-    shown = numbers_named(named)
+    steps = sorted({int(number) for number in busy["step"].dropna()})
     share = percent(worst["delayed_ns"], worst["span_ns"])
-    return (
-        f"the machine was busy in step{'s' if len(named) > 1 else ''} {shown}: in step {worst['step']} the computation "
-        f"of rank {worst['rank']} waited for a core {share} of the time{where}; {counts_as}",
+    yield (
+        f"the machine was busy in step{'s' * (len(steps) > 1)} {numbers_named(steps)}: in step {worst['step']} the"
+        f" computation of rank {worst['rank']} waited for a core {share} of the time{unit_words}{cores_words};"
+        f" {counts_as}"
     )
 
 
-def _damaged_warnings(run: Run) -> list[str]:
+def _damaged_warnings(run: Run) -> Iterator[str]:
     """That steps lack events whose times cannot be true, and which."""
     steps = {window.step for trace in run.traces for window in step_windows(trace) if window.damaged}
     numbers = sorted(step for step in steps if step is not None)
-    if not numbers:
-        return ["the figures are without the events whose times cannot be true"] if steps else []
-    named = numbers_named(numbers)
-    words = ("step", "is", "its", "it counts") if len(numbers) == 1 else ("steps", "are", "their", "they count")
-    return [
-        f"{words[0]} {named} {words[1]} damaged: {words[2]} figures are without the events whose times cannot be true,"
-        f" and {words[3]} in no median, verdict or best"
-    ]
+    if numbers:
+        words = ("step", "is", "its", "it counts") if len(numbers) == 1 else ("steps", "are", "their", "they count")
+        noun, verb, whose, they_count = words
+        yield (
+            f"{noun} {numbers_named(numbers)} {verb} damaged: {whose} figures are without the events whose times cannot"
+            f" be true, and {they_count} in no median, verdict or best"
+        )
+    elif steps:
+        yield "the figures are without the events whose times cannot be true"
 
 
 def busy_share(run: Run, step: int | None) -> float | None:
@@ -344,10 +338,10 @@ def _busy_rows(run: Run) -> pd.DataFrame:
     of_rank: dict[int | None, list[MachineStep]] = {}
     for row in recorded:
         of_rank.setdefault(row.rank, []).append(row)
-    over_all = {rank: _shares(rows) for rank, rows in of_rank.items()}
+    shares_of_rank = {rank: _shares(rows) for rank, rows in of_rank.items()}
     rows = [
         (row.rank, row.step, row.took_ns, row.delayed_ns or 0)
-        + (_shares([row]) if row.took_ns >= SHORT_STEP_NS else over_all[row.rank])
+        + (_shares([row]) if row.took_ns >= SHORT_STEP_NS else shares_of_rank[row.rank])
         for row in recorded
         if row.busy
     ]
@@ -367,16 +361,16 @@ def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
     return max(sum(busy for busy, _ in counted) - foreign_ns, 0) / whole_ns, foreign_ns / whole_ns
 
 
-def _clock_warnings(run: Run) -> tuple[str, ...]:
+def _clock_warnings(run: Run) -> Iterator[str]:
     """The clocks that were corrected, a line each."""
     table = clocks(run)
     applied = table[table["applied"]]
     rows = zip(*(applied[name].tolist() for name in ("rank", "offset_ns", "iqr_ns", "collectives")), strict=True)
-    return tuple(
-        f"rank {rank}'s clock was {to_ms(abs(offset)):.2f} ms {'ahead of' if offset > 0 else 'behind'} "
-        f"rank {run.traces[0].rank}'s; corrected (by {number} collectives, ± {to_ms(spread):.3f} ms)"
-        for rank, offset, spread, number in rows
-    )
+    for rank, offset, spread, number in rows:
+        yield (
+            f"rank {rank}'s clock was {to_ms(abs(offset)):.2f} ms {'ahead of' if offset > 0 else 'behind'} "
+            f"rank {run.traces[0].rank}'s; corrected (by {number} collectives, ± {to_ms(spread):.3f} ms)"
+        )
 
 
 def _longest_kernels(trace: Trace) -> str:

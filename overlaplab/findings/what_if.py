@@ -81,7 +81,7 @@ def not_told(why: str) -> str:
 
 def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -> str:
     """Rows of `what_if.steps_by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
-    best = _shortest_row(table, advised_mb)
+    best = _best_row(table, advised_mb)
     return f"Predicted step by cap: {_closeness(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
 
 
@@ -96,7 +96,7 @@ def best_buckets_reading(*, is_found: bool, possible: bool) -> str | None:
 
 def depths_predicted_title(table: pd.DataFrame) -> str:
     """Rows of `what_if.steps_by_depth`: which depth is predicted to be best."""
-    best = _shallowest(table)
+    best = _best_row(table)
     return f"Predicted step by prefetch: {_closeness(best, table)} with {best['prefetch']}, {ms(best['step_ns'])}"
 
 
@@ -105,23 +105,14 @@ def _closeness(best: Mapping[Any, Any], table: pd.DataFrame) -> str:
     return "shortest" if best["step_ns"] == table["step_ns"].min() else f"within {percent(CAP_TIE, 1)} of the shortest"
 
 
-def _tied_rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The rows whose steps are about as short as the shortest."""
-    rows: list[dict[Any, Any]] = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)].to_dict("records")
-    return rows
-
-
-def _shallowest(table: pd.DataFrame) -> dict[Any, Any]:
-    """The row of the smallest depth whose step is about as short as the shortest: each unit ahead takes memory."""
-    return min(_tied_rows(table), key=lambda row: row["prefetch"])
-
-
-def _shortest_row(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
-    """The row of the largest cap whose step is about as short as the shortest: each bucket costs the host time, too.
-
-    Of these the advised one, if it is among them.
+def _best_row(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
+    """The row of the largest cap whose step is about as short as the shortest, since each bucket costs the host time,
+    too, or of the advised one of these; or that of the smallest such depth, since each unit ahead takes memory.
     """
-    return max(_tied_rows(table), key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
+    rows: list[dict[Any, Any]] = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)].to_dict("records")
+    if "prefetch" in table:
+        return min(rows, key=lambda row: row["prefetch"])
+    return max(rows, key=lambda row: (row["bucket_cap_mb"] == advised_mb, row["bucket_cap_mb"]))
 
 
 def ranks_predicted_title(table: pd.DataFrame) -> str:
@@ -153,7 +144,7 @@ def depths_advice(
     table: pd.DataFrame, without_ns: int, doubt_ns: int, *, by_engine: bool = False, others: str = ""
 ) -> str:
     """What to do about the depths that were tried; rows of `what_if.steps_by_depth`; see `what_if_advice`."""
-    best = _shallowest(table)
+    best = _best_row(table)
     gain_ns = without_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:
@@ -205,7 +196,7 @@ def what_if_advice(
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
-    best = _shortest_row(table, advised_mb)
+    best = _best_row(table, advised_mb)
     cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", without_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:

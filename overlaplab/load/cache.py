@@ -76,15 +76,7 @@ class Cache:
         if entry is None or len(packed) > _limit():
             return
         with contextlib.suppress(OSError):  # a full or read-only disk
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as file:
-                try:
-                    file.write(packed)
-                    file.close()
-                    os.replace(file.name, entry)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            keep_whole(entry, packed)
             self._evict(entry)
 
     def _entry(self, source: Located) -> Path | None:
@@ -113,6 +105,19 @@ class Cache:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             total -= size
+
+
+def keep_whole(path: Path, content: bytes) -> None:
+    """Write a file of the cache, which other processes see whole or not at all. Raises `OSError`."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        try:
+            file.write(content)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def folder() -> Path:

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -80,21 +81,31 @@ def slice_run(
     steps = _steps(run.traces, first, last)
     chosen = frozenset(steps)
     spans = [_span(trace, chosen) for trace in run.traces]
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        part.mkdir(parents=True)
+    with whole_folder(out) as part:
         for done, (path, traces) in enumerate(by_file.items()):
             if progress:
                 progress(done, len(by_file))
             with local_copy(path) as file, gzip.open(part / _name(path, traces), "wb", compresslevel=6) as target:
                 _copy(RawEvents(file), _choose_events(traces, chosen, spans), target, path)
         _copy_manifest(run, steps, part)
+    return steps
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when the block ends well and vanishes when it does not.
+
+    Raises `OverlaplabError` where it cannot be written.
+    """
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        part.mkdir(parents=True)
+        yield part
         part.rename(out)
     except OSError as error:
         raise OverlaplabError(f"cannot be written ({error.strerror or error})", path=out) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return steps
 
 
 def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list[int]:

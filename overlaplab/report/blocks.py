@@ -10,7 +10,7 @@ import altair as alt
 
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.formats import texts
-from overlaplab.report.bundle import themed_spec
+from overlaplab.report.bundle import themed_spec, with_texts
 from overlaplab.sections.blocks import Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import sentence
 
@@ -126,7 +126,7 @@ def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:
         title=" ".join(_text_lines(texts.get("text"))),
         lines=tuple(line for line in lines if line),
         hint=_HINT if zooms else "",
-        spec=_without_hint(spec) if zooms else spec,
+        spec=with_texts(spec, _without_hint) if zooms else spec,
     )
 
 
@@ -146,15 +146,6 @@ def _text_lines(value: Any) -> list[str]:
     return [str(value)] if isinstance(value, str) else list(value or [])
 
 
-def _without_hint(spec: Any) -> Any:
-    """The spec without what the axis' title says of the wheel."""
-    if isinstance(spec, dict):
-        return {
-            key: value.partition(":")[0]
-            if key == "title" and isinstance(value, str) and "wheel" in value
-            else value
-            if key in ("data", "datasets")
-            else _without_hint(value)
-            for key, value in spec.items()
-        }
-    return [_without_hint(member) for member in spec] if isinstance(spec, list) else spec
+def _without_hint(key: str, text: str) -> str:
+    """An axis' title without what it says of the wheel."""
+    return text.partition(":")[0] if key == "title" and "wheel" in text else text

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -19,7 +19,7 @@ import altair as alt
 
 from overlaplab.charts.lanes import mark_colours
 from overlaplab.charts.theme import DARK, LIGHT
-from overlaplab.load.cache import folder, is_off
+from overlaplab.load.cache import folder, is_off, keep_whole
 
 
 def asset(name: str) -> str:
@@ -42,7 +42,9 @@ def libraries(*, cached: bool = True) -> str:
 
         script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vega_lite)
         if uses_cache:
-            _keep_script(stored, script)
+            content = script.encode()
+            with contextlib.suppress(OSError):  # a full or read-only disk
+                keep_whole(stored, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
     assert _is_embeddable(script), "the libraries would end their own element"
     return script
 
@@ -63,20 +65,6 @@ def _read_script(stored: Path) -> str | None:
     is_ours = not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
     is_whole = hashlib.sha256(content).hexdigest().encode() == digest
     return script if is_ours and is_whole and _is_embeddable(script) else None
-
-
-def _keep_script(stored: Path, script: str) -> None:
-    content = script.encode()
-    with contextlib.suppress(OSError):  # a full or read-only disk
-        stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=stored.parent, suffix=".part", delete=False) as file:
-            try:
-                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-                file.close()
-                os.replace(file.name, stored)
-            except BaseException:
-                os.unlink(file.name)
-                raise
 
 
 def style() -> str:
@@ -132,16 +120,19 @@ def _columns(rows: list[dict[str, Any]]) -> Any:
 def themed_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """A chart's spec, drawn in the light palette, with the style sheet's variables in place of the colours."""
     names = {light: f"var(--{word})" for word, (light, _) in _tones().items()}
+    themed: dict[str, Any] = with_texts(spec, lambda _, text: names.get(text, text))
+    return themed
 
-    def replace_colours(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: part if key in ("data", "datasets") else replace_colours(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [replace_colours(member) for member in value]
-        return names.get(value, value) if isinstance(value, str) else value
 
-    recoloured: dict[str, Any] = replace_colours(spec)
-    return recoloured
+def with_texts(spec: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """A chart's spec with its texts, but for its data, as `change` makes them of each's key and itself."""
+    if isinstance(spec, dict):
+        return {
+            key: part if key in ("data", "datasets") else with_texts(part, change, key) for key, part in spec.items()
+        }
+    if isinstance(spec, list):
+        return [with_texts(part, change) for part in spec]
+    return change(key, spec) if isinstance(spec, str) else spec
 
 
 def fill(colour: str) -> str:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME
+from overlaplab.load.cut import whole_folder
 from overlaplab.manifest import Mesh
 from overlaplab.report.threads import us_text
 from overlaplab.simulate.predictions.event import BY_HAND, COMPUTES, LANES, LINK, Event
@@ -31,19 +30,12 @@ def write_run(out: Path, manifest: Mapping[str, Any], ranks: Sequence[Sequence[E
     """
     if out.exists() or out.is_symlink():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        part.mkdir(parents=True)
+    with whole_folder(out) as part:
         for rank, events in enumerate(ranks):
             groups = [_WORLD | {"pg_size": len(ranks), "ranks": list(range(len(ranks)))}, *_groups(rank, manifest)]
             text = "".join(_lines(rank, groups, events, manifest.get("predicted")))
             (part / f"rank{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text.encode(), 6, mtime=0))
         (part / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))
-        part.rename(out)
-    except OSError as error:
-        raise OverlaplabError(f"cannot be written ({error.strerror or error})", path=out) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _groups(rank: int, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from overlaplab.analyses import dumped_collectives, dumped_stopped
 from overlaplab.columns import columns
-from overlaplab.findings import dumped_notes, dumped_sentences
+from overlaplab.findings.watched import dumped_notes, dumped_sentences
 from overlaplab.load.flight_recorder import FlightDumps
 from overlaplab.report.records import records
 from overlaplab.report.terminal import Printed, terminal_table

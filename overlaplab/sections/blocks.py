@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pandas as pd
 
 from overlaplab.columns import Column
-from overlaplab.findings import Tile
+from overlaplab.findings.first_screen import Tile
 from overlaplab.words import sentence
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -82,7 +81,7 @@ def buckets_section(
     if lines:
         blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
     causes = findings.bucket_causes(diagnosis, table)
-    best = None if best is None else analyses.rows_of(best, _window(table))
+    best = None if best is None else analyses.rows_of(best, dict(table.iloc[0]))
     draw = partial(charts.buckets, table, causes=causes, best=best)
     blocks.append(Chart("buckets_chart", draw, note, as_held(table, "buckets")))
     return Section(
@@ -113,7 +112,7 @@ def gathers_section(
     """
     if table.empty:
         return None
-    scatters = analyses.rows_of(scatters, _window(table))
+    scatters = analyses.rows_of(scatters, dict(table.iloc[0]))
     held = analyses.gathered_bytes(table)
     window = window_ns or charts.schedule_window(table, scatters)
     prefetch = manifest.prefetch if manifest else None
@@ -269,11 +268,6 @@ def pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis | 
         blocks=[tables.pipeline_waits_rows(table)],
         advice=(findings.PIPELINE_UNLABELLED, *_advice(diagnosis)),
     )
-
-
-def _window(table: pd.DataFrame) -> dict[str, Any]:
-    """The rank and step of a table whose rows have the same ones."""
-    return {name: table[name].iloc[0] for name in ("rank", "step")}
 
 
 def _advice(diagnosis: findings.Diagnosis | None) -> tuple[str, ...]:

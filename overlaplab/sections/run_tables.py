@@ -207,7 +207,7 @@ def step_timeline(run: Run, step: int | None = None) -> View:
     lanes = RunTables(run=run).timeline
     numbers = lanes.steps["step"].dropna()
     number = numbers.max() if step is None and len(numbers) else step
-    rows = lanes.steps if number is None else lanes.steps[(lanes.steps["step"] == number).fillna(False)]
+    rows = lanes.steps if number is None else analyses.rows_of(lanes.steps, {"step": number})
     if rows.empty:
         raise OverlaplabError("it has no such step", path=run.path, remedy="Name one that `summary` shows.")
     return timeline_view(lanes, start_ns=int(rows["start_ns"].min()), end_ns=int(rows["end_ns"].max()))
@@ -227,13 +227,20 @@ def table_window(table: pd.DataFrame) -> tuple[int | None, int | None]:
     return int_or_none(table["rank"].iloc[0]), int_or_none(table["step"].iloc[0])
 
 
-def one_window(table: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of the wanted rank and step where the table has them, else of its lowest rank and last step."""
+def one_window(
+    table: pd.DataFrame, *wanted: Mapping[str, Any], pick: Callable[[str, list[int], int], int] | None = None
+) -> pd.DataFrame:
+    """The rows of one rank and step: the first of the `wanted` that the table has, else its lowest rank and last step.
+
+    `pick` chooses another one, of a column's options, where there are several, of which it is told the default.
+    """
     for column, place in (("rank", 0), ("step", -1)):
-        numbers = sorted(int(value) for value in table[column].dropna().unique())
-        if numbers:
-            chosen = wanted.get(column)
-            table = table[(table[column] == (chosen if chosen in numbers else numbers[place])).fillna(False)]
+        options = sorted(int(value) for value in table[column].dropna().unique())
+        if options:
+            default = next((each[column] for each in wanted if each.get(column) in options), options[place])
+            chosen = pick(column, options, default) if pick else default
+            if pick is None or len(options) > 1:
+                table = table[(table[column] == chosen).fillna(False)]
     return table
 
 
@@ -243,14 +250,14 @@ def diagnosed_pipeline_waits(tables: RunTables) -> pd.DataFrame:
     if table.empty:
         return table
     _, step = table_window(one_window(table, tables.window))
-    return table[(table["step"] == step).fillna(step is None)]
+    return analyses.rows_of(table, {"step": step})
 
 
 def pipeline_tables(
     tables: RunTables, rank: int | None, step: int | None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of the pipeline that a rank is in, in a step."""
-    number = tables.pipeline.loc[(tables.pipeline["rank"] == rank).fillna(rank is None), "pipeline"].iloc[0]
+    number = analyses.rows_of(tables.pipeline, {"rank": rank})["pipeline"].iloc[0]
     every = (tables.pipeline, tables.pipeline_ranks, tables.pipeline_steps)
-    actions, ranks, steps = (of[(of["pipeline"] == number) & (of["step"] == step).fillna(step is None)] for of in every)
+    actions, ranks, steps = (analyses.rows_of(of[of["pipeline"] == number], {"step": step}) for of in every)
     return actions, ranks, steps

@@ -9,6 +9,7 @@ from functools import partial
 import pandas as pd
 
 from overlaplab import charts, findings
+from overlaplab.analyses import rows_of
 from overlaplab.findings import CausePart, Diagnosis
 from overlaplab.findings.thresholds import MOST_BARS, MOST_RANKS_DRAWN, SMALL_CAUSE
 from overlaplab.formats import as_shown
@@ -29,7 +30,8 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
         notes = (findings.marks_note(diagnosis), findings.describe_prediction(of.manifest))
         blocks.append(Chart(key="marks_chart", draw=draw, note="; ".join(filter(None, notes)) or None))
     table = of.summary
-    blocks.append(Tiles(key="tiles", tiles=findings.tiles(diagnosis, _rows_of_rank(table, diagnosis.rank), of.unseen)))
+    of_rank = rows_of(table, {"rank": diagnosis.rank})
+    blocks.append(Tiles(key="tiles", tiles=findings.tiles(diagnosis, of_rank, of.unseen)))
     if diagnosis.causes:
         blocks.append(cause_bars(diagnosis, predicted=bool(findings.describe_prediction(of.manifest))))
     rows = tables.summary_rows(table)
@@ -100,10 +102,6 @@ def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
 def _span_of_largest(rows: pd.DataFrame) -> tuple[int, int]:
     """When the collective that has most of a cause had it: the first of rows that are sorted so."""
     return int(rows["start_ns"].iloc[0]), int(rows["end_ns"].iloc[0])
-
-
-def _rows_of_rank(table: pd.DataFrame, rank: int | None) -> pd.DataFrame:
-    return table[table["rank"].isna() if rank is None else (table["rank"] == rank).fillna(False)]
 
 
 def _causes(diagnosis: Diagnosis) -> list[TableBlock]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab import analyses
 from overlaplab.columns import columns
-from overlaplab.findings import watched_notes, watched_sentences
+from overlaplab.findings.watched import watched_notes, watched_sentences
 from overlaplab.load.watched import Watched
 from overlaplab.sections.blocks import TableBlock
 

@@ -77,9 +77,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
         note=note,
     )
     advised_mb = advised_cap_mb(run, question.setting)
-    option = _option(run, question.setting)
-    caps, no_caps = _table_or_reason(run, partial(_caps_table, played, option, advised_mb))
-    depths, no_depths = _table_or_reason(run, partial(_depths_table, played, option))
+    tried, no_tried = _table_or_reason(run, partial(_option_table, played, _option(run, question.setting), advised_mb))
     ranks, no_ranks = _table_or_reason(run, partial(_ranks_table, played))
     all_ranks = not missing_ranks(run)
     algorithm = question.algorithm if not is_on_gpus(run) and played.manifest.link and all_ranks else None
@@ -89,15 +87,11 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
         headline=findings.what_if_headline(
             question.setting, answer.step_ns, played.measured_ns, played.sure.half_ns, played.doubt_ns
         ),
-        notes=[*notes, *dict.fromkeys(filter(None, (hops, no_caps, no_depths, no_ranks)))],
-        over=[
-            *_over_caps(played, caps, recorded, advised_mb),
-            *_over_depths(played, depths),
-            *_over_ranks(played, ranks),
-        ],
+        notes=[*notes, *dict.fromkeys(filter(None, (hops, no_tried, no_ranks)))],
+        over=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],
         lanes=_lanes(played),
         growing=[*_growth_charts(played, ranks)],
-        advice=_advice(played, caps, depths, advised_mb),
+        advice=_advice(played, tried, advised_mb),
     )
 
 
@@ -149,17 +143,17 @@ def _option(run: Run, setting: Setting) -> Option | None:
     return "bucket_cap_mb" if is_recut else None
 
 
-def _advice(played: _ShownAnswer, caps: pd.DataFrame, depths: pd.DataFrame, advised_mb: float | None) -> str:
+def _advice(played: _ShownAnswer, tried: pd.DataFrame, advised_mb: float | None) -> str:
     """What the option's values say; compared with the setting shown, where that changes more than the option."""
-    option: Literal["bucket_cap_mb", "prefetch"] = "prefetch" if len(depths) else "bucket_cap_mb"
+    option: Option = "prefetch" if "prefetch" in tried else "bucket_cap_mb"
     without_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
     manifest = played.run.manifest
     by_engine = manifest is not None and not manifest.by_recorder
     unset: dict[str, Any] = {option: None}
     others = findings.setting_words(replace(played.question.setting, **unset))
     if option == "prefetch":
-        return findings.depths_advice(depths, without_ns, played.doubt_ns, by_engine=by_engine, others=others)
-    return findings.what_if_advice(caps, without_ns, played.doubt_ns, advised_mb, by_engine=by_engine, others=others)
+        return findings.depths_advice(tried, without_ns, played.doubt_ns, by_engine=by_engine, others=others)
+    return findings.what_if_advice(tried, without_ns, played.doubt_ns, advised_mb, by_engine=by_engine, others=others)
 
 
 def advised_cap_mb(run: Run, setting: Setting) -> float | None:
@@ -169,39 +163,37 @@ def advised_cap_mb(run: Run, setting: Setting) -> float | None:
     return simulate.best_cap_mb(run)
 
 
-def _over_caps(
-    played: _ShownAnswer, caps: pd.DataFrame, recorded: pd.DataFrame, advised_mb: float | None
-) -> Iterator[Chart]:
-    if caps.empty:
-        return
+def _over_option(
+    played: _ShownAnswer, tried: pd.DataFrame, recorded: pd.DataFrame, advised_mb: float | None
+) -> list[Chart]:
+    """The step with each of the option's values, which are caps or depths."""
+    if tried.empty:
+        return []
+    if "prefetch" in tried:
+        draw = partial(
+            charts.depths_predicted,
+            tried,
+            chosen=played.depth,
+            measured_ns=None if played.changes_but("prefetch") or played.depth is not None else played.measured_ns,
+            half_ns=played.sure.half_ns,
+        )
+        return [Chart("depths_predicted", draw, played.note, as_held(tried, "by_depth"))]
     cap = played.question.setting.bucket_cap_mb or played.manifest.bucket_cap_mb
     if cap is None and played.manifest.strategy is not None and not is_on_gpus(played.run):
         cap = CAP_MB
     found_ns = what_if.best_found_ns(played.run, played.question)
     draw = partial(
         charts.caps_predicted,
-        caps,
+        tried,
         recorded.head(0) if played.changes_but("bucket_cap_mb") else recorded.dropna(),
         cap,
         played.sure.half_ns,
         advised_mb,
         measured_ns=played.measured_ns if cap is None else None,
-        found_ns=None if found_ns is None else min(found_ns, int(caps["step_ns"].min())),
+        found_ns=None if found_ns is None else min(found_ns, int(tried["step_ns"].min())),
         least_ns=what_if.least_ns(played.run),
     )
-    yield Chart("caps_predicted", draw, played.note, as_held(caps, "by_cap"))
-
-
-def _over_depths(played: _ShownAnswer, depths: pd.DataFrame) -> Iterator[Chart]:
-    if len(depths):
-        draw = partial(
-            charts.depths_predicted,
-            depths,
-            chosen=played.depth,
-            measured_ns=None if played.changes_but("prefetch") or played.depth is not None else played.measured_ns,
-            half_ns=played.sure.half_ns,
-        )
-        yield Chart("depths_predicted", draw, played.note, as_held(depths, "by_depth"))
+    return [Chart("caps_predicted", draw, played.note, as_held(tried, "by_cap"))]
 
 
 def _over_ranks(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
@@ -241,20 +233,15 @@ def _table_or_reason(run: Run, table: Callable[[], pd.DataFrame]) -> tuple[pd.Da
         return pd.DataFrame(), findings.not_told(what_if.message_without_path(run, error))
 
 
-def _caps_table(played: _ShownAnswer, option: Option | None, advised_mb: float | None) -> pd.DataFrame:
-    """The setting with other caps; empty where its strategy sends no buckets."""
-    if option != "bucket_cap_mb":
-        return pd.DataFrame()
-    caps = sorted({*caps_tried(played.run), *([advised_mb] if advised_mb is not None else [])})
-    return what_if.steps_by_cap(played.run, played.question, caps)
-
-
-def _depths_table(played: _ShownAnswer, option: Option | None) -> pd.DataFrame:
-    """The setting with other prefetch depths; empty where its strategy gathers no units."""
-    if option != "prefetch":
-        return pd.DataFrame()
-    depths = {*DEPTHS, *([played.depth] if played.depth is not None else [])}
-    return what_if.steps_by_depth(played.run, played.question, sorted(depths))
+def _option_table(played: _ShownAnswer, option: Option | None, advised_mb: float | None) -> pd.DataFrame:
+    """The setting with other caps or prefetch depths; empty where its strategy has neither option."""
+    if option == "bucket_cap_mb":
+        caps = {*caps_tried(played.run), *([advised_mb] if advised_mb is not None else [])}
+        return what_if.steps_by_cap(played.run, played.question, sorted(caps))
+    if option == "prefetch":
+        depths = {*DEPTHS, *([played.depth] if played.depth is not None else [])}
+        return what_if.steps_by_depth(played.run, played.question, sorted(depths))
+    return pd.DataFrame()
 
 
 def _ranks_table(played: _ShownAnswer) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from overlaplab.dashboard.linked_run import describe_link, find_meant
 
 
 def test_a_link_to_a_spot_of_the_timeline() -> None:
-    assert links.timeline_link("sweep/cap-1", start_ns=5, end_ns=9) == {"run": "sweep/cap-1", "from": "5", "to": "9"}
-    assert links.timeline_link("a", start_ns=-5, end_ns=9, rank=3, event=(1, 7)) == {
+    assert links.timeline_link("sweep/cap-1", links.Spot((5, 9))) == {"run": "sweep/cap-1", "from": "5", "to": "9"}
+    assert links.timeline_link("a", links.Spot((-5, 9), event=(1, 7)), rank=3) == {
         "run": "a",
         "from": "-5",
         "to": "9",
@@ -41,7 +41,7 @@ def test_a_window_is_read_or_nothing(
     query: dict[str, str], window: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(st, "query_params", query)
-    assert links.window_of_query() == window
+    assert links.spot_of_query().window == window
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_window_is_read_or_nothing(
 )
 def test_an_event_is_read_or_nothing(text: str, event: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(st, "query_params", {"event": text})
-    assert links.event_of_query() == event
+    assert links.spot_of_query().event == event
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_a_window_and_an_event_are_written_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(st, "query_params", query := Query({"run": "old"}))
     monkeypatch.setattr(st, "session_state", {"links_kept": {"run": "a"}})
     for _ in range(2):
-        links.keep_spot((-5, 9), (1, 7))
+        links.keep_spot(spot := links.Spot((-5, 9), event=(1, 7)))
         assert query == {"run": "a", "from": "-5", "to": "9", "event": "1-7"}
-        assert (links.window_of_query(), links.event_of_query(), query.sent) == ((-5, 9), (1, 7), 1)
-    links.keep_spot((0, 9), None)
+        assert (links.spot_of_query(), query.sent) == (spot, 1)
+    links.keep_spot(links.Spot((0, 9)))
     assert (query, query.sent) == ({"run": "a", "from": "0", "to": "9"}, 2)
-    links.keep_spot((0, 9), None, dragged=(-3, 7))
+    links.keep_spot(links.Spot((0, 9), dragged=(-3, 7)))
     assert query["range"] == "-3,7"
-    assert links.range_of_query() == (-3, 7)
+    assert links.spot_of_query().dragged == (-3, 7)
     for text in ("7,-3", "7", "7,7", "1,2,3", "a,b"):
         query["range"] = text
-        assert links.range_of_query() is None
+        assert links.spot_of_query().dragged is None
 
 
 @pytest.mark.parametrize(

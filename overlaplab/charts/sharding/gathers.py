@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.charts.parts import WHEN, Layer, bars, dashed_lines, known_ms, row_axis, tooltip
 from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, palette
-from overlaplab.findings import schedule_remarks, schedule_title, turn_label
+from overlaplab.findings.sharding import schedule_remarks, schedule_title, turn_label
 from overlaplab.words import size_exact, to_ms, unit_name
 
 LIVE = "parameters live"

@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.charts.parts import WHEN, Layer, bars, row_axis, tooltip, words
 from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, labels_width, palette
-from overlaplab.findings import pipeline_held_title
+from overlaplab.findings.systems.pipeline import pipeline_held_title
 from overlaplab.words import to_ms
 
 _PARTS = {

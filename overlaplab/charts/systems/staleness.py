@@ -8,7 +8,7 @@ import pandas as pd
 from overlaplab.charts.parts import Layer, tooltip
 from overlaplab.charts.theme import finish, palette
 from overlaplab.columns import column
-from overlaplab.findings import staleness_remark, staleness_title
+from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
 
 _HEIGHT_PX = 220
 

@@ -38,9 +38,9 @@ class CanvasState:
 
     window: tuple[int, int]
     """The visible part of the time axis, once it has rested for 0.4 s."""
-    selected: tuple[int, int] | None
+    selected: tuple[int, int] | None = None
     """The range that was dragged."""
-    mark: Mark | None
+    mark: Mark | None = None
     """The chosen mark."""
     hosts: tuple[int, ...] = ()
     """The places in `run.traces` of those whose hosts are unfolded."""
@@ -48,37 +48,30 @@ class CanvasState:
 
 def timeline_canvas(
     timeline: Timeline,
+    target: CanvasState,
     *,
-    window: tuple[int, int],
-    event: Mark | None,
-    hosts: tuple[int, ...],
     find_host: Callable[[int], HostLanes],
     dark: bool,
     key: str,
     turn: int = 0,
     rank: int | None = None,
     ranks: frozenset[int] | None = None,
-    offsets: Mapping[int | None, int] | None = None,
     predicted: bool = False,
-    dragged: tuple[int, int] | None = None,
 ) -> CanvasState:
     """Draw the timeline and return what the reader sees of it.
 
-    `window` (ns from the run's zero), `event`, the unfolded `hosts` (places in `run.traces`) and the `dragged` range
-    are what is asked for: the canvas obeys when they change, or `turn` does, and else keeps what the reader chose.
-    Where there is no event, the lanes of `rank` are scrolled into view. `ranks`: the shown ones, None for all.
-    `find_host` makes a host's lanes.
-    `offsets`: by how many ns each rank's clock was corrected, of those that were. `predicted`: nobody recorded the run,
-    which is drawn pale, in a dashed frame.
+    The canvas goes to the `target` when that changes, or `turn` does, and else keeps what the reader chose. Where the
+    target has no mark, the lanes of `rank` are scrolled into view. `ranks`: the shown ones, None for all. `find_host`
+    makes a host's lanes. `predicted`: nobody recorded the run, which is drawn pale, in a dashed frame.
     """
     packed = _pack_once(timeline)
-    mark, span = list(event) if isinstance(event, tuple) else event, None if dragged is None else list(dragged)
+    mark, span = (list(each) if isinstance(each, tuple) else each for each in (target.mark, target.selected))
     request: dict[str, Any] = {
         "id": packed.id,
-        "asked": [list(window), mark, turn, list(hosts), span],
+        "asked": [list(target.window), mark, turn, list(target.hosts), span],
         "lanes": shown_lanes(timeline, ranks),
         "rank": rank,
-        "offsets": [[rank, offset] for rank, offset in (offsets or {}).items()],
+        "offsets": [*map(list, timeline.offsets)],
         "dark": dark,
         "predicted": predicted,
         "colours": part_colours(palette(dark)),

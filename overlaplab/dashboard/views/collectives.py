@@ -8,7 +8,7 @@ from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.head import open_page
 from overlaplab.dashboard.pickers import pick_step, shown_diagnosis
 from overlaplab.dashboard.spots import show_collective
-from overlaplab.dashboard.widgets import chosen_rows, nothing_to_show, show_page
+from overlaplab.dashboard.widgets import show_page
 from overlaplab.findings import Diagnosis
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.run import collectives_section
@@ -16,11 +16,10 @@ from overlaplab.sections.run import collectives_section
 
 def _section(opened: Opened, step: int | None, diagnosis: Diagnosis | None) -> Section | None:
     """The section about this step, None for all, with the diagnosis of the page's head."""
-    table, manifest = chosen_rows(opened.collectives, None, step), opened.manifest
+    tables, manifest = (opened.collectives, opened.hops, opened.staleness, opened.exposed), opened.manifest
+    table, hops, stale, exposed = (of if step is None else of[of["step"] == step] for of in tables)
     link = manifest.link if manifest else None
-    hops = chosen_rows(opened.hops, None, step)
     late, lines = stragglers_of(table), opened.transfer_lines if len(table) else None
-    stale, exposed = (chosen_rows(of, None, step) for of in (opened.staleness, opened.exposed))
     more = {"stale": stale, "hops": hops, "lines": lines, "exposed": exposed}
     return collectives_section(table, late, link, findings.note(manifest), diagnosis, **more)
 
@@ -30,13 +29,9 @@ def page() -> None:
     opened = head.opened
     step = pick_step(opened.collectives) if len(opened.collectives) else None
     diagnosis = shown_diagnosis(opened)
-    head.show(diagnosis)
     about = None if diagnosis is None else (diagnosis.rank, diagnosis.step, diagnosis.chosen)
     section = opened.get_or_make(("collectives", step, about), lambda: _section(opened, step, diagnosis))
-    if section is None:
-        nothing_to_show(opened, findings.NO_COLLECTIVES)
-        return
-    row = show_page(opened, section, diagnosis, choose="collectives_table")
+    row = show_page(head, section, diagnosis, "collectives_table", findings.NO_COLLECTIVES)
     if row is not None:
         show_collective(opened, row)
 

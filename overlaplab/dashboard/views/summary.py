@@ -8,9 +8,10 @@ import streamlit as st
 
 from overlaplab import findings
 from overlaplab.dashboard.head import open_page
-from overlaplab.dashboard.pickers import one_window, shown_diagnosis
+from overlaplab.dashboard.pickers import pick_one, shown_diagnosis
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import nothing_counts, show_blocks, show_warnings
+from overlaplab.sections.run_tables import one_window
 from overlaplab.sections.summary import summary_section
 
 
@@ -18,7 +19,7 @@ def page() -> None:
     head = open_page("Summary")
     opened = head.opened
     if len(opened.summary):
-        one_window(opened.summary, opened.window)
+        one_window(opened.summary, opened.window, pick=pick_one)
     diagnosis = shown_diagnosis(opened)
     if diagnosis is None:
         head.show(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -30,27 +29,11 @@ from overlaplab.timeline.marks import Timeline
 from overlaplab.timeline.window_statistics import timeline_window
 from overlaplab.words import shorten
 
-Linked = tuple[tuple[int, int] | None, tuple[int, int] | None, tuple[int, ...], tuple[int, int] | None]
-"""What a query string says of window, event, unfolded hosts and dragged range."""
-
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
 _WRITTEN = "timeline_written"
 _PEERS = columns("collectives", "rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
 _PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_ns")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
-    """What the canvas is to show."""
-
-    window: tuple[int, int]
-    """In ns from the run's zero."""
-    mark: Mark | None = None
-    hosts: tuple[int, ...] = ()
-    """The places in `run.traces` of those whose hosts are unfolded."""
-    dragged: tuple[int, int] | None = None
-    """The dragged range, in ns from the run's zero."""
 
 
 def page() -> None:
@@ -64,7 +47,7 @@ def page() -> None:
         nothing_counts(opened)
         return
     show_warnings(opened)
-    window, event = links.window_of_query(), links.event_of_query()
+    window, event, *_ = links.spot_of_query()
     links.warn_of_spot(
         has_window=_within_run(opened.timeline, window) is not None,
         has_event=event is not None and _find_mark(opened, event) is not None,
@@ -72,25 +55,25 @@ def page() -> None:
     _timeline(opened, ranks, _requested_spot(opened, ranks, step))
 
 
-def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> Spot:
+def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> CanvasState:
     """What the canvas is to show: a link's spot, else the chosen step, else the run; the same until that changes."""
     of_run = _identity(opened)
     chosen = (*of_run, step)
-    before: tuple[object, Spot | None, int] = st.session_state.get(_ASKED, (None, None, 0))
+    chosen_before, spot_before, turn = st.session_state.get(_ASKED, (None, None, 0))
     of_written, written = _written_spots()
-    linked = links.window_of_query(), links.event_of_query(), links.hosts_of_query(), links.range_of_query()
+    linked = links.spot_of_query()
     # A rerun may bring an address that this page has replaced meanwhile. Other pages and the browser's arrows may not.
     stays = _KEY in st.session_state and not _goes_back()
     followed = _spot(opened, linked) if linked not in (written if stays else written[-1:]) else None
-    spot = before[1]
+    spot: CanvasState | None = spot_before
     if followed is not None:
         spot = followed
-    elif before[0] != chosen:
+    elif chosen_before != chosen:
         spot = None
     elif not stays and written and of_written == of_run:
         spot = _spot(opened, written[-1])  # the reader comes back from another page
-    spot = spot or Spot(window=_whole_window(opened, ranks, step))
-    st.session_state[_ASKED] = chosen, spot, before[2] + (spot is not before[1])
+    spot = spot or CanvasState(window=_whole_window(opened, ranks, step))
+    st.session_state[_ASKED] = chosen, spot, turn + (spot is not spot_before)
     return spot
 
 
@@ -103,16 +86,16 @@ def _goes_back() -> bool:
     return bool(getattr(get_script_run_ctx(), "is_history_navigation", False))
 
 
-def _written_spots() -> tuple[object, list[Linked]]:
-    """The run that this page last wrote into the address, and the windows and events of late, the last one last."""
-    spots: tuple[object, list[Linked]] = st.session_state.get(_WRITTEN, (None, []))
+def _written_spots() -> tuple[object, list[links.Spot]]:
+    """The run that this page last wrote into the address, and the spots of late, the last one last."""
+    spots: tuple[object, list[links.Spot]] = st.session_state.get(_WRITTEN, (None, []))
     return spots
 
 
-def _spot(opened: Opened, linked: Linked) -> Spot | None:
+def _spot(opened: Opened, linked: links.Spot) -> CanvasState | None:
     """What a link asks for, as far as this run has it."""
-    window, event, hosts = _within_run(opened.timeline, linked[0]), linked[1], set(linked[2])
-    mark = None if event is None else _find_mark(opened, event)
+    window, dragged = (_within_run(opened.timeline, span) for span in (linked.window, linked.dragged))
+    mark, hosts = None if linked.event is None else _find_mark(opened, linked.event), set(linked.hosts)
     if window is None and mark is not None:
         start, end = _extent(opened, mark)
         room = max(3 * (end - start), 1000)
@@ -120,8 +103,7 @@ def _spot(opened: Opened, linked: Linked) -> Spot | None:
     if isinstance(mark, tuple):
         hosts.add(mark[0])
     unfolded = tuple(place for place in opened.timeline.hosts if place in hosts)
-    dragged = _within_run(opened.timeline, linked[3])
-    return None if window is None else Spot(window=window, mark=mark, hosts=unfolded, dragged=dragged)
+    return None if window is None else CanvasState(window=window, mark=mark, hosts=unfolded, selected=dragged)
 
 
 def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -181,22 +163,18 @@ def _whole_window(opened: Opened, ranks: frozenset[int] | None, step: int | None
 
 
 @st.fragment
-def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
+def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -> None:
     """The canvas and all that depends on it; only this runs again when the reader has moved."""
     above = st.container()
     state = timeline_canvas(
         opened.timeline,
-        window=spot.window,
-        event=spot.mark,
-        hosts=spot.hosts,
-        dragged=spot.dragged,
+        spot,
         find_host=partial(_find_host, opened),
         dark=is_dark(),
         key=_KEY,
         turn=st.session_state[_ASKED][2],
         rank=None if opened.diagnosis is None else opened.diagnosis.rank,
         ranks=ranks,
-        offsets=dict(opened.timeline.offsets),
         predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
     )
     event = None if state.mark is None else _find_event(opened, state.mark)
@@ -213,11 +191,11 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: Spot) -> None:
         if event is not None:
             _event(opened, event)
         *tables, kernels = (cast(TableBlock, block) for block in section.blocks)
-        columns = iter(st.columns([4, 3, 3] if len(tables) > 1 else [4, 6], gap="medium"))
+        beside = iter(st.columns([4, 3, 3] if len(tables) > 1 else [4, 6], gap="medium"))
         for block in tables:
-            with next(columns):
+            with next(beside):
                 _table(block)
-        with next(columns):
+        with next(beside):
             _kernels(kernels)
 
 
@@ -226,22 +204,21 @@ def _selection(
 ) -> tuple[tuple[int, int] | None, str]:
     """The dragged range; else the extent of a clicked mark that is no event (a step, an exposed stretch); and words."""
     mark = state.mark
-    if state.selected is not None or not isinstance(mark, int) or event is not None:
-        return state.selected, "Drag over the timeline to select a range, or click a step or an exposed stretch."
-    row = timeline.events.iloc[mark]
-    start, end = int(row["start_ns"]), int(row["end_ns"])
-    lane = timeline.lanes.iloc[int(row["lane"])]
-    where = "" if pd.isna(lane["rank"]) else f" of rank {lane['rank']}"
-    return (start, max(end, start + 1)), f"This is {shorten(str(row['name']), 80)}{where}."
+    if state.selected is None and event is None and isinstance(mark, int):
+        row = timeline.events.iloc[mark]
+        start, end = int(row["start_ns"]), int(row["end_ns"])
+        lane = timeline.lanes.iloc[int(row["lane"])]
+        where = "" if pd.isna(lane["rank"]) else f" of rank {lane['rank']}"
+        return (start, max(end, start + 1)), f"This is {shorten(str(row['name']), 80)}{where}."
+    return state.selected, "Drag over the timeline to select a range, or click a step or an exposed stretch."
 
 
-def _keep(opened: Opened, state: CanvasState, event: tuple[int, int] | None, spot: Spot) -> None:
+def _keep(opened: Opened, state: CanvasState, event: tuple[int, int] | None, spot: CanvasState) -> None:
     """Write what is seen and selected into the query string, so that the address is a link to it."""
-    shown = Spot(window=state.window, mark=state.mark, hosts=state.hosts, dragged=state.selected)
-    if _WRITTEN not in st.session_state and shown == spot and links.window_of_query() is None:
+    if _WRITTEN not in st.session_state and state == spot and links.spot_of_query().window is None:
         return  # nothing was moved: the plain address says as much
-    links.keep_spot(state.window, event, state.hosts, state.selected)
-    linked: Linked = state.window, event, state.hosts, state.selected
+    linked = links.Spot(state.window, event, state.hosts, state.selected)
+    links.keep_spot(linked)
     st.session_state[_WRITTEN] = _identity(opened), [*_written_spots()[1][-20:], linked]
 
 

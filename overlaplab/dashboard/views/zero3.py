@@ -16,7 +16,7 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import run_word
 from overlaplab.dashboard.head import error_line, open_page
-from overlaplab.dashboard.pickers import one_window, shown_diagnosis
+from overlaplab.dashboard.pickers import pick_one, shown_diagnosis
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
     lead,
@@ -48,7 +48,7 @@ def page() -> None:
             " `torch-fsdp2`, and traces of others that name FSDP2's ranges (`FSDP::all_gather`).",
         )
         return
-    table = one_window(opened.schedule, opened.window)
+    table = run_tables.one_window(opened.schedule, opened.window, pick=pick_one)
     other = _pick_other(opened)
     window = run_tables.table_window(table)
     diagnosis = opened.find_diagnosis(*window)
@@ -122,7 +122,7 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
     pair = (first, second)
     with st.container(key="gain"):
         st.text(findings.prefetch_gain(*(_cost(opened) for opened, _ in pair)))
-    windows = [charts.schedule_window(table, _scatters(opened, table)) for opened, table in pair]
+    windows = [charts.schedule_window(table, rows_of(opened.scatters, dict(table.iloc[0]))) for opened, table in pair]
     window = (min(low for low, _ in windows), max(high for _, high in windows))
     tops = [gathered_bytes(table)["bytes"].fillna(0).max() for _, table in pair]
     limits = [gathers_limit(table, opened.run.manifest) for opened, table in pair]
@@ -139,11 +139,6 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
         for column, block, (opened, _) in zip(st.columns(2, gap="medium"), drawn, pair, strict=True):
             with column:
                 show_block(block, run=opened.title)
-
-
-def _scatters(opened: Opened, table: pd.DataFrame) -> pd.DataFrame:
-    """The reduce-scatters of the table's rank and step."""
-    return rows_of(opened.scatters, {name: table[name].iloc[0] for name in ("rank", "step")})
 
 
 def _cost(opened: Opened) -> findings.GatherCost:

@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab.causes import Cause
 from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.table import ACTIONS, Action
-from overlaplab.findings.actions.words import Case, cause_words
+from overlaplab.findings.actions.words import Case, cause_words, fill_words
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_ACTIONS
 from overlaplab.words import doubt_clause, ms, percent, size_exact
@@ -85,7 +85,7 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
         for row in by_name.get(action.name, ()):
             setting = _or_none(row["setting"])
             rows = _answered_rows(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
-            text = action.words(Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
+            text = fill_words(action.words, Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
             if text:
                 why = _answered_words(action, rows, idle_ns, int(row["gain_ns"]))
                 advised.append(_advised_action(action, text, row, why))

@@ -21,7 +21,8 @@ class Action:
     """What `simulate.remedies` calls it."""
     causes: tuple[Cause, ...]
     """The causes of exposed communication that it answers."""
-    words: Words
+    words: str | Words
+    """What `fill_words` makes a few words of that fit `Try …`; empty where it does not apply."""
     costs: Literal["nothing", "numerics or hardware", "a search"] = "nothing"
     """What it costs beside a changed line or option: numerics or a faster link, or that one has to find out what to
     change. Such an action comes first only where it gains more than twice as much as all others.
@@ -40,33 +41,33 @@ class Action:
 
 ACTIONS = [
     Action("host_work", (Cause.STRAGGLER, Cause.GAP), words.host_work, fills_idle_time=True),
-    Action("device_waits", (Cause.GAP,), words.device_waits, costs="a search", fills_idle_time=True),
+    Action("device_waits", (Cause.GAP,), words.DEVICE_WAITS, costs="a search", fills_idle_time=True),
     Action("last_pass", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED), words.last_pass),
     Action(
         "arrival_order",
         (Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
-        words.same_words(words.ARRIVAL_ORDER),
+        words.ARRIVAL_ORDER,
     ),
     Action("prefetch", (Cause.LATE,), words.prefetch),
     Action(
         "larger_units",
         (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
-        words.larger_units,
+        "larger units: fully_shard on {units} of the present ones together",
         shortens_overhead=True,
     ),
     Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket),
     Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap),
-    Action("strategy", (Cause.BLOCKING,), words.strategy),
-    Action("asynchronous", (Cause.BLOCKING, Cause.QUEUED), words.asynchronous_launch),
+    Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
+    Action("asynchronous", (Cause.BLOCKING, Cause.QUEUED), words.ASYNCHRONOUS),
     Action("background", (Cause.BLOCKING, Cause.LINK, Cause.TAIL), words.background),
-    Action("merge", (Cause.BLOCKING, Cause.QUEUED), words.merge),
+    Action("merge", (Cause.BLOCKING, Cause.QUEUED), "one collective in place of {collectives}, on stacked tensors"),
     Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),
     Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
     Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),
     Action("balance", (Cause.STRAGGLER,), words.balance),
-    Action("even_work", (Cause.STRAGGLER,), words.same_words(words.EVEN_WORK)),
+    Action("even_work", (Cause.STRAGGLER,), words.EVEN_WORK),
     Action("earlier", (Cause.QUEUED,), words.earlier_launch),
-    Action("no_pause", (Cause.GAP,), words.same_words(words.FIND_PAUSE), costs="a search", fills_idle_time=True),
+    Action("no_pause", (Cause.GAP,), words.FIND_PAUSE, costs="a search", fills_idle_time=True),
     Action(
         "launch_overhead",
         (Cause.GAP,),
@@ -77,11 +78,11 @@ ACTIONS = [
         condition="if launching, and recording that, took no time",
     ),
     Action("leave_out", (Cause.BLOCKING, Cause.QUEUED), words.leave_out, costs="numerics or hardware"),
-    Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.one_gradient_less),
+    Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.ONE_GRADIENT_LESS),
     Action(
         "half_the_bytes",
         (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
-        words.half_the_bytes,
+        "half the bytes ({fewer}) or a link twice as fast",
         costs="numerics or hardware",
     ),
 ]

@@ -53,9 +53,12 @@ def cause_clause(cause: Cause, time: str, late_rank: int | None = None, *, overh
     return clause if late_rank is None else clause.replace("other ranks", f"rank {rank_word(late_rank)}")
 
 
-def same_words(text: str) -> Words:
-    """The same words in every case."""
-    return lambda _case: text
+def fill_words(words: str | Words, case: Case) -> str:
+    """The words in this case; a text's fields are `what`, `units`, `collectives` and `fewer`, by which options."""
+    if not isinstance(words, str):
+        return words(case)
+    what, units = shorten(str(case.what), 40), int(case.setting or 0)
+    return words.format(what=what, units=units, collectives=_collective_words(case), fewer=_how_fewer(case.loop))
 
 
 def cap_words(cap_mb: float) -> str:
@@ -111,11 +114,6 @@ def host_work(case: Case) -> str:
     return f"less of “{shorten(str(case.what), 40)}” between the passes"
 
 
-def device_waits(case: Case) -> str:
-    """A host that does not wait for its device."""
-    return f"no synchronisation within the step: the host waits for its device in {shorten(str(case.what), 40)}"
-
-
 def launch_overhead(case: Case) -> str:
     """A host that launches in no time; CUDA graphs that leave gaps do so already."""
     if case.loop.host == "launches graphs":
@@ -130,22 +128,12 @@ def balance(case: Case) -> str:
     return f"making {who} as fast as the others: see on the timeline what it does while they wait"
 
 
-def asynchronous_launch(case: Case) -> str:
-    """Waiting for other collectives when the step ends."""
-    return f"launching {_collective_words(case)} with async_op=True, and waiting when the step ends"
-
-
 def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
         return IN_THE_BACKGROUND
     which = _collective_words(case, "after the optimizer step")
     return f"launching {which} with async_op=True, and waiting a step later"
-
-
-def merge(case: Case) -> str:
-    """One collective in place of several."""
-    return f"one collective in place of {_collective_words(case)}, on stacked tensors"
 
 
 def earlier_launch(case: Case) -> str:
@@ -164,16 +152,6 @@ def leave_out(case: Case) -> str:
     return f"doing without {_collective_words(case)}, or doing them less often"
 
 
-def one_gradient_less(case: Case) -> str:
-    """Not sending the largest gradient."""
-    return f"freezing {shorten(str(case.what), 40)} or making its gradient sparse: it has most of the bytes"
-
-
-def strategy(case: Case) -> str:
-    """Another strategy of the engine."""
-    return _DURING_BACKWARD.format(f" (strategy {case.what})")
-
-
 def last_pass(case: Case) -> str:
     """Gradients sent once per step; the engine's strategies that scatter them in each pass have no option for it."""
     loop = case.loop
@@ -182,16 +160,6 @@ def last_pass(case: Case) -> str:
     if loop.framework == "engine" and loop.traits is not None and loop.traits.gradients == "reduce_scatter":
         return ""
     return "no_sync() in every backward pass but the last of a step"
-
-
-def half_the_bytes(case: Case) -> str:
-    """Half as many bytes, or twice the bandwidth."""
-    return f"half the bytes ({_how_fewer(case.loop)}) or a link twice as fast"
-
-
-def larger_units(case: Case) -> str:
-    """Several units as one."""
-    return f"larger units: fully_shard on {int(case.setting or 0)} of the present ones together"
 
 
 def prefetch(case: Case) -> str:
@@ -273,7 +241,7 @@ def _unblock(moved: str, case: Case) -> str:
     if moved == "unknown":
         return _COMPUTE_FIRST
     if loop.traits is not None and loop.traits.buckets and tuple(loop.traits.sharded) == ("optimizer",):
-        return _DURING_BACKWARD.format(" (strategy zero2)" if loop.framework == "engine" else "")
+        return DURING_BACKWARD.format(" (strategy zero2)" if loop.framework == "engine" else "")
     if loop.traits is not None and loop.traits.buckets:
         return "waiting for buckets at the end of the backward pass, not within it"
     return f"{_BUCKETED[loop.framework]}: it launches during the backward pass, and waits at its end"
@@ -334,6 +302,9 @@ OPEN_ALL = (
     "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
     " part of it may be waiting for other ranks"
 )
+DEVICE_WAITS = "no synchronisation within the step: the host waits for its device in {what}"
+ASYNCHRONOUS = "launching {collectives} with async_op=True, and waiting when the step ends"
+ONE_GRADIENT_LESS = "freezing {what} or making its gradient sparse: it has most of the bytes"
 IN_THE_BACKGROUND = "averaging in the background (--background), waited for a step later"
 EVEN_WORK = "inputs of equal length on all ranks: another one is late from step to step"
 ARRIVAL_ORDER = (
@@ -369,6 +340,6 @@ _TAILS = {
 }
 """Against a tail, by what it moves."""
 _COMPUTE_FIRST = "something to compute before its result is needed"
-_DURING_BACKWARD = "sending buckets during the backward pass{}, not after it"
+DURING_BACKWARD = "sending buckets during the backward pass{}, not after it"
 _SENT_TO_A_SERVER = (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE)
 _ALL_REDUCE = "an all-reduce in place of a server (strategy bucketed): then no link carries what all ranks send"

@@ -28,47 +28,31 @@ def bound_finding(
     if exposed == 0:
         return None
     alone = span - exposed
-    if pd.notna(bound.get("found_ns")):
-        return _played_finding(bound, span, alone)
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
-    gained = gains_by_buckets(bound, exposed)
-    if gained is None and ahead is not None:
-        return (
-            f"That step takes {ms(span)}: at best {ms(ahead[1])} with prefetch {ahead[0]}, and {ms(alone)} without any"
-            f" communication{condition}."
-        )
-    if gained is None:
+    if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
+        best, least, condition = int(bound["found_ns"]), int(bound["least_ns"]), ""
+        gap = f" (with any at least about {ms(least)})" if best - least > LITTLE_GAIN * span else ""
+        if span - best <= LITTLE_GAIN * span:
+            return (
+                f"That step takes {ms(span)}; the best buckets found gain {ms(max(span - best, 0))}{gap}. Without any"
+                f" communication it would take {ms(alone)}."
+            )
+        how = f"{ms(best)} with the best buckets found{gap}"
+    elif (gained := gains_by_buckets(bound, exposed)) is not None:
+        if gained <= LITTLE_GAIN * span:
+            return (
+                f"No bucket size can hide {ms(exposed - gained)} of it{condition}: the step takes {ms(span)}, at best"
+                f" {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
+            )
+        how = f"at best {ms(span - gained)} with other buckets"
+    elif ahead is not None:
+        how = f"at best {ms(ahead[1])} with prefetch {ahead[0]}"
+    else:
         least = alone + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span - least <= LITTLE_GAIN * span:
             return f"That step takes {ms(span)}, and would take {ms(alone)} without any communication{condition}."
-        return (
-            f"That step takes {ms(span)}: at best {ms(least)} as its collectives were launched, without delays and late"
-            f" ranks, and {ms(alone)} without any communication{condition}."
-        )
-    if gained <= LITTLE_GAIN * span:
-        return (
-            f"No bucket size can hide {ms(exposed - gained)} of it{condition}: the step takes {ms(span)}, at best"
-            f" {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
-        )
-    return (
-        f"That step takes {ms(span)}: at best {ms(span - gained)} with other buckets, and {ms(alone)} without any"
-        f" communication{condition}."
-    )
-
-
-def _played_finding(bound: Mapping[str, Any], span: int, alone: int) -> str:
-    """Where buckets were played with all ranks."""
-    best, least = int(bound["found_ns"]), int(bound["least_ns"])
-    gap = f" (with any at least about {ms(least)})" if best - least > LITTLE_GAIN * span else ""
-    if span - best <= LITTLE_GAIN * span:
-        return (
-            f"That step takes {ms(span)}; the best buckets found gain {ms(max(span - best, 0))}{gap}. Without any"
-            f" communication it would take {ms(alone)}."
-        )
-    return (
-        f"That step takes {ms(span)}: {ms(best)} with the best buckets found{gap}, and {ms(alone)} without any"
-        " communication."
-    )
+        how = f"at best {ms(least)} as its collectives were launched, without delays and late ranks"
+    return f"That step takes {ms(span)}: {how}, and {ms(alone)} without any communication{condition}."
 
 
 def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:

@@ -82,19 +82,19 @@ def _short_label(row: Mapping[Any, Any]) -> str:
     return collective_label(row) if pd.isna(row["what"]) else shorten(str(row["what"]), 40)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CausePart:
     """The exposed time of one cause and kind of unit."""
 
     cause: Cause
     label: str
-    """The cause in words."""
-    unit_kind: str
+    """The cause in words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
+    unit_kind: str = ""
     """Empty where all of the cause is of one kind."""
     what: str
-    """The collectives concerned."""
+    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
     remedy: str
-    """What would help against this part."""
+    """What would help, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
     rows: pd.DataFrame
     """Its rows of `overlaplab.exposed`, the longest first."""
 

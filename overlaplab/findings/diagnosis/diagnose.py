@@ -31,21 +31,13 @@ from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseShare:
+class CauseShare(CausePart):
     """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank.
 
     Compute gaps between any two operators are apart from the others.
     """
 
-    cause: Cause
     late_rank: int | None
-    label: str
-    """In words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
-    exposed_ns: int
-    what: str
-    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
-    remedy: str
-    """The first action that answers it, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
     gain_ns: int | None
     """How much shorter a step of a training would be by that; None where unknown."""
     replayed: bool
@@ -54,8 +46,6 @@ class CauseShare:
     """Whether it is compute gaps between any two operators."""
     untold: bool = False
     """Whether how much of it is waiting cannot be told, although all traces are here."""
-    rows: pd.DataFrame
-    """Its rows of `overlaplab.exposed`, the longest first."""
     parts: tuple[CausePart, ...]
     """The same by kind of unit."""
 
@@ -262,36 +252,33 @@ def _shares(
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
         untold = not played and unseen.waits is not None and unexplained
         case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
-        parts = [(kind, part, _remedy(action, replace(case, rows=part))) for kind, part in split_by_unit_kind(rows)]
-        remedy = _remedy(action, case)
-        if action is None and (untold or overhead or not much or (played and name not in _BEYOND_PLAYS)):
-            remedy, parts = "", [(kind, part, "") for kind, part, _ in parts]
-        elif action is None and name is Cause.LINK and not bytes_explain:
-            remedy, parts = OPEN_ALL, [(kind, part, OPEN_ALL) for kind, part, _ in parts]
+        remedy = None
+        if action is not None:
+            remedy = action.text if action.is_worth_it else ""
+        elif untold or overhead or not much or (played and name not in _BEYOND_PLAYS):
+            remedy = ""
+        elif name is Cause.LINK and not bytes_explain:
+            remedy = OPEN_ALL
+        whole, *parts = (
+            dict[str, Any](
+                cause=name,
+                label=label,
+                unit_kind=kind,
+                what=what_moved(name, part, buckets),
+                remedy=in_general(replace(case, rows=part)) if remedy is None else remedy,
+                rows=part,
+            )
+            for kind, part in (("", rows), *split_by_unit_kind(rows))
+        )
         shares.append(
             CauseShare(
-                cause=name,
+                **whole,
                 late_rank=rank,
-                label=label,
-                exposed_ns=int(rows["exposed_ns"].sum()),
-                what=what_moved(name, rows, buckets),
-                remedy=remedy,
                 gain_ns=None if action is None else action.gain_ns,
                 replayed=played,
                 overhead=overhead,
                 untold=untold and much,
-                rows=rows,
-                parts=tuple(
-                    CausePart(
-                        cause=name,
-                        label=label,
-                        unit_kind=kind,
-                        what=what_moved(name, part, buckets),
-                        remedy=text,
-                        rows=part,
-                    )
-                    for kind, part, text in parts
-                ),
+                parts=tuple(CausePart(**part) for part in parts),
             )
         )
     return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
@@ -299,13 +286,6 @@ def _shares(
 
 _BEYOND_PLAYS = (Cause.BUBBLE, Cause.IMBALANCE)
 """Causes against which something is left to try that is not played."""
-
-
-def _remedy(action: Advised | None, case: Case) -> str:
-    """The words against a cause: the action's, if it is worth an effort, else what helps in general."""
-    if action is not None:
-        return action.text if action.is_worth_it else ""
-    return in_general(case)
 
 
 def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses.late_rank import is_chronic, latest_rank
-from overlaplab.findings.thresholds import LITTLE_GAIN
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import count, join_names, ms, shorten
 
 _PHASES = {
@@ -21,9 +21,6 @@ _PHASES = {
     "launching": "its device is idle while its host launches, for",
 }
 
-
-_MOST = 0.5
-"""A name that takes this share of what a rank takes longer is what most of it goes into."""
 _APART = 0.01
 """Numbers of operators that differ by at most 1 % count as equal."""
 
@@ -65,7 +62,7 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
     if names.empty:
         return ""
     first = names.iloc[0]
-    if first["own_ns"] - first["others_ns"] >= _MOST * longer_ns:
+    if first["own_ns"] - first["others_ns"] >= MAJORITY * longer_ns:
         alike = _is_equal(first["own"], first["others"])
         calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"

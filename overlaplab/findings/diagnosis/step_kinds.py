@@ -6,6 +6,7 @@ import pandas as pd
 
 from overlaplab.analyses.worst import damaged_steps, without_outliers, without_steps
 from overlaplab.evidence.step_kinds import kind_period
+from overlaplab.findings.thresholds import MOST_STEPS
 from overlaplab.words import count, ms, numbers_named
 
 
@@ -40,17 +41,13 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     for _, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
-        named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= _MOST_STEPS_NAMED else ""
+        named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= MOST_STEPS else ""
         span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
         is_known = often.startswith("one step in") or _fills(rows, kind_rows)
         unknown = "" if is_known else ", how often they come is not known"
         parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed{unknown}")
     mean = float(rows["span_ns"].mean())
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
-
-
-_MOST_STEPS_NAMED = 4
-"""Steps of a kind that are named by number."""
 
 
 def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:

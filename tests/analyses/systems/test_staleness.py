@@ -9,7 +9,7 @@ from made.traces import op, run_of, step
 
 from overlaplab import charts
 from overlaplab.analyses import staleness
-from overlaplab.findings import staleness_title
+from overlaplab.findings.systems.staleness import staleness_title
 from overlaplab.selection import Selection
 
 SERVER = [

@@ -19,11 +19,10 @@ def share(cause: Cause, exposed_ns: int) -> CauseShare:
         cause=cause,
         late_rank=None,
         **words,
-        exposed_ns=exposed_ns,
         gain_ns=None,
         replayed=False,
         rows=rows,
-        parts=(CausePart(cause=cause, unit_kind="", **words, rows=rows),),
+        parts=(CausePart(cause=cause, **words, rows=rows),),
     )
 
 
