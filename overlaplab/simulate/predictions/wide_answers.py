@@ -124,17 +124,9 @@ def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFra
 
 
 @once_per_run
-def _programs_by_setting(run: Run) -> dict[Setting, WideProgram]:
-    """The programs of settings that were asked for."""
-    return {}
-
-
 def setting_program(run: Run, setting: Setting) -> WideProgram:
     """The recorded ranks' programs under the setting. Raises `OverlaplabError` where the run cannot tell."""
-    programs = _programs_by_setting(run)
-    if setting not in programs:
-        try:
-            programs[setting] = widen(made_programs(run, setting))
-        except StuckError as error:
-            raise refusal(run, str(error)) from None
-    return programs[setting]
+    try:
+        return widen(made_programs(run, setting))
+    except StuckError as error:
+        raise refusal(run, str(error)) from None
