@@ -19,10 +19,8 @@ from overlaplab.simulate.predictions.by_hand import HopEvents
 from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
 from overlaplab.simulate.predictions.instants import (
     NAME_FIELDS,
-    freed_labels,
     move_label_fields,
     ordered_fields,
-    ready_labels,
     sent_dtype,
     silent_waits,
     unit_name,
@@ -107,10 +105,15 @@ class _RankEvents:
     """How many were launched and not waited for, by role and name: of a server's bucket several messages."""
     waiting: list[tuple[Launch, int, int]] = field(default_factory=list)
     """What is waited for in a row, with when each wait began and was over."""
+    arrived: dict[str, int] = field(default_factory=dict)
+    """When each gradient arrived whose bucket is not launched yet."""
+    gathered: dict[str, int] = field(default_factory=dict)
+    """The bytes of each unit."""
+    used: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """When the last use of each unit that may be held on was over, and the use's name."""
 
     def events(self) -> Iterator[Event]:
         """All of them, each when it is over."""
-        ready, freed = ready_labels(self.program, self.manifest), freed_labels(self.program)
         silent = silent_waits(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
@@ -132,10 +135,9 @@ class _RankEvents:
                     if step >= 0:
                         yield Event(COMPUTES, f"ProfilerStep#{self.steps[step] or 0}", begun, now)
                     begun, step = now, step + 1
-            for text in (*ready.get(place, ()), *freed.get(place, ())):
-                yield _instant(now, text)
             now = over
         yield from self.waits(labelled=True)
+        yield from (self.free(unit) for unit in [*self.used])
         yield from self.comms()
 
     @property
@@ -148,9 +150,14 @@ class _RankEvents:
         """The label of an instant, or of what ends."""
         match mark.word:
             case "gradient" | "kept_gradient":
+                self.arrived |= {mark.name: now} if mark.word == "gradient" else {}
                 yield _instant(now, label_text("gradient_ready", parameter=quote(mark.name)))
             case "use" | "last_use":
-                self.unit = unit_name(mark.name) if mark.word == "use" else ""
+                unit = unit_name(mark.name)
+                self.unit = unit if mark.word == "use" else ""
+                self.used.pop(unit, None)
+                if mark.word == "last_use" and unit in self.gathered:
+                    self.used[unit] = now, mark.name
                 word = "first_use" if mark.word == "use" else mark.word
                 yield _instant(now, label_text(word, **move_label_fields("gather", mark.name)))
             case "forward" | "optimizer" | "update":
@@ -186,12 +193,27 @@ class _RankEvents:
         self.numbers[group] = number + (launch.hops is None)
         self.named[launch.key] = self.fields(launch)
         self.flying[launch.role, launch.what] += 1
+        arrived = [self.arrived.pop(name) for name in launch.parameters if name in self.arrived]
+        if launch.role == "gather" and launch.what is not None:
+            unit = unit_name(launch.what)
+            self.gathered[unit] = launch.bytes
+            yield from [self.free(unit)] if unit in self.used else ()
         if launch.role and self.flying[launch.role, launch.what] == 1:  # else a further message of the bucket
             sizes = {} if launch.role in ("bucket", "activations") else {"bytes": launch.bytes}
             text = label_text(_SENDERS[launch.role], **self.named[launch.key], **sizes)
-            yield Event(COMPUTES, text, now, now + 2 * INSTANT_NS)
+            events = [Event(COMPUTES, text, now, now + 2 * INSTANT_NS)]
+            if launch.role == "bucket":  # ready with its last gradient, or else when it is launched
+                size = launch.gradient_bytes or launch.bytes
+                text = label_text("bucket_ready", bucket=launch.what or "", bytes=size, parameters=launch.parameters)
+                events.insert(0 if arrived else 1, _instant(max(arrived, default=now), text))
+            yield from events
         if launch.hops is None:
             yield _instant(now, label_text("launch", seq=number, group=group))
+
+    def free(self, unit: str) -> Event:
+        """The label of a unit that is freed with its last use: it is gathered before it is used again."""
+        at_ns, name = self.used.pop(unit)
+        return _instant(at_ns, label_text("free", **move_label_fields("gather", name), bytes=self.gathered[unit]))
 
     def fields(self, launch: Launch) -> dict[str, str]:
         """Its bucket or unit; FSDP2 says of a unit neither microbatch nor phase: those of the pass."""

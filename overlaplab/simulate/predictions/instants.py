@@ -1,14 +1,9 @@
-"""Labels of a played program that no single move gives: buckets that are ready, units that are freed, silent waits."""
+"""What labels of played programs are made of: the fields in names of moves, dtypes, and which waits have no label."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from math import prod
-
-from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.player import Launch, Mark, Program, Wait, Work
-from overlaplab.vocabulary import label_text
+from overlaplab.simulate.player import Mark, Program, Wait
 
 NAME_FIELDS = {
     "bucket": ("bucket",),
@@ -19,19 +14,6 @@ NAME_FIELDS = {
     "activations": ("module", "microbatch", "phase"),
 }
 """What the name of a launch of this role consists of."""
-
-
-def bucket_gradients(program: Program) -> dict[Hashable, tuple[str, ...]]:
-    """The gradients of each bucket, by its launch's key: those named, else those that arrived since the one before."""
-    gradients: dict[Hashable, tuple[str, ...]] = {}
-    arrived: list[str] = []
-    for move in program:
-        if isinstance(move, Mark) and move.word == "gradient":
-            arrived.append(move.name)
-        elif isinstance(move, Launch) and move.role == "bucket":
-            gradients[move.key] = move.parameters or tuple(arrived)
-            arrived.clear()
-    return gradients
 
 
 def move_label_fields(role: str, name: str) -> dict[str, str]:
@@ -52,55 +34,6 @@ def sent_dtype(manifest: Manifest, role: str) -> str:
     if role in ("gather", "parameters", "activations"):
         return computes
     return manifest.reduce_dtype or ("float32" if manifest.main_grad else computes)
-
-
-def gradient_bytes(manifest: Manifest, names: Sequence[str]) -> int:
-    """The bytes of these parameters' gradients as they are sent, without flags; 0 where one is not known."""
-    elements = {parameter.name: prod(parameter.shape) for parameter in manifest.parameters}
-    if not all(name in elements for name in names) or sent_dtype(manifest, "bucket") not in DTYPE_BYTES:
-        return 0
-    return sum(elements[name] for name in names) * DTYPE_BYTES[sent_dtype(manifest, "bucket")]
-
-
-def ready_labels(program: Program, manifest: Manifest) -> dict[int, list[str]]:
-    """The labels of buckets that are ready with a move: with their last gradient, or else when they are launched."""
-    gradients = bucket_gradients(program)
-    arrived: dict[str, int] = {}
-    labels: dict[int, list[str]] = {}
-    further = False
-    for place, move in enumerate(program):
-        if isinstance(move, Mark) and move.word == "gradient":
-            arrived[move.name] = place
-        elif isinstance(move, Launch) and move.role == "bucket" and not (further and move.lane is not None):
-            last = max((arrived.pop(name) for name in gradients[move.key] if name in arrived), default=place)
-            names = gradients[move.key]
-            size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
-            text = label_text("bucket_ready", bucket=move.what or "", bytes=size, parameters=names)
-            labels.setdefault(last, []).append(text)
-        if not isinstance(move, Work):
-            further = isinstance(move, Launch) and move.role == "bucket"
-    return labels
-
-
-def freed_labels(program: Program) -> dict[int, list[str]]:
-    """The labels of units that are freed with their last use: they are gathered before they are used again."""
-    sizes: dict[str, int] = {}
-    last: dict[str, tuple[int, str]] = {}  # uses that are over, of units that may be held on
-    freed: list[tuple[int, str]] = []
-    for place, move in enumerate(program):
-        match move:
-            case Launch(role="gather", what=str(name)):
-                sizes[unit_name(name)] = move.bytes
-                freed += [last.pop(unit_name(name))] if unit_name(name) in last else []
-            case Mark("use", name):
-                last.pop(unit_name(name), None)
-            case Mark("last_use", name) if unit_name(name) in sizes:
-                last[unit_name(name)] = place, name
-    labels: dict[int, list[str]] = {}
-    for place, name in (*freed, *last.values()):
-        text = label_text("free", **move_label_fields("gather", name), bytes=sizes[unit_name(name)])
-        labels.setdefault(place, []).append(text)
-    return labels
 
 
 def unit_name(name: str) -> str:
