@@ -29,6 +29,7 @@ from typing import TypeAlias
 from overlaplab.costs.link import message_ns
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT, ranks_of_stages
 from overlaplab.manifest import Link
+from overlaplab.simulate.player import Launch
 
 PLAYED = tuple(PER_RANK)
 """The schedules that can be played."""
@@ -37,14 +38,6 @@ UPDATE = "update"
 
 _Times: TypeAlias = Mapping[str, int]
 """By kind of action, in ns."""
-
-
-@dataclass(frozen=True, slots=True)
-class AveragedBucket:
-    """Gradients that a rank averages with its replicas, after the last action."""
-
-    bytes: int
-    transfer_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +87,8 @@ class Shape:
     """What a layer of each stage takes, by the keys of `took_ns`; backward passes are whole."""
     hides_host: bool = False
     """Whether the device makes up for what the host takes; see [Note: a device that keeps a schedule]."""
-    buckets: tuple[tuple[AveragedBucket, ...], ...] = ()
-    """The buckets of each rank; empty without replicas."""
+    buckets: tuple[tuple[Launch, ...], ...] = ()
+    """The buckets that each rank averages with its replicas, after the last action; empty without replicas."""
 
     @property
     def ranks(self) -> int:

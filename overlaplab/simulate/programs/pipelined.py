@@ -9,7 +9,7 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
-from overlaplab.simulate.pipelines.moves import Replica, pipeline_moves
+from overlaplab.simulate.pipelines.moves import pipeline_moves
 from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
 from overlaplab.simulate.pipelines.shape import PLAYED
 from overlaplab.simulate.player import Program
@@ -43,11 +43,12 @@ def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     cut, link = layers if layers != before else (), recorded[0][0].link
     other_link = setting.link and link and replace(setting.link, world_size=link.world_size)
     programs: dict[int, Program] = {}
-    for number, (places, shapes) in enumerate(zip(pipelines(run), recorded, strict=True)):
-        changed = [replace(shape.with_schedule(pipeline.schedule, cut), microbatches=pipeline.microbatches) for shape in shapes]
-        replica = Replica(number, tuple(places))
+    for places, shapes in zip(pipelines(run), recorded, strict=True):
+        changed = [
+            replace(shape.with_schedule(pipeline.schedule, cut), microbatches=pipeline.microbatches) for shape in shapes
+        ]
         for rank, place in enumerate(places):
-            moves = pipeline_moves(changed, rank, begins[place] - min(begins), replica)
+            moves = pipeline_moves(changed, rank, begins[place] - min(begins), tuple(places))
             programs[place] = retime_program(moves, link, other_link)
     return tuple(programs[place] for place in range(len(run.traces)))
 
