@@ -65,7 +65,7 @@ class Zero1(Strategy):
     def scatter(self, number: int) -> None:
         """Launch a bucket's reduce-scatter."""
         num_bytes = self._elements(number) * self.model.gradient_item(self.buckets[number][0])
-        self._flying.append(self.launch_bucket("reduce_scatter", num_bytes, number, self.buckets[number]))
+        self._flying.append(self.launch("reduce_scatter", num_bytes, "bucket", str(number), self.buckets[number]))
 
     def _elements(self, number: int) -> int:
         return padded_elements(sum(map(self.model.elements, self.buckets[number])), self.options.ranks)

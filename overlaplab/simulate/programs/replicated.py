@@ -17,7 +17,7 @@ class Naive(Strategy):
     def finish(self) -> None:
         self.wait(self.usage())
         for number, name in enumerate(self.model.parameters):
-            self.wait(self.launch_bucket("all_reduce", self.model.gradient_bytes(name), number, [name]))
+            self.wait(self.launch("all_reduce", self.model.gradient_bytes(name), "bucket", str(number), [name]))
 
 
 class InOrder(Strategy):
@@ -55,7 +55,7 @@ class InOrder(Strategy):
     def _send(self) -> None:
         number = len(self._keys)
         names = self._groups[number]
-        self._keys.append(self.launch_bucket("all_reduce", self.num_bytes(names), number, names))
+        self._keys.append(self.launch("all_reduce", self.num_bytes(names), "bucket", str(number), names))
 
 
 class PerParam(InOrder):
@@ -110,10 +110,10 @@ class ParameterServer(Strategy):
     def finish(self) -> None:
         names = list(self.model.parameters)
         num_bytes = sum(self.model.gradient_bytes(name) + self.model.gradient_item(name) for name in names)
-        self.wait(*[self.launch_message((worker, 0), num_bytes, names) for worker in self._workers])
+        self.wait(*[self.launch(MESSAGE, num_bytes, "bucket", "0", names, (worker, 0)) for worker in self._workers])
 
     def after_update(self) -> None:
-        self.wait(*[self.launch_message((0, worker), self._values_bytes) for worker in self._workers])
+        self.wait(*[self.launch(MESSAGE, self._values_bytes, on=(0, worker)) for worker in self._workers])
 
     @property
     def _values_bytes(self) -> int:
