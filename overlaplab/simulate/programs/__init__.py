@@ -31,7 +31,7 @@ from overlaplab.simulate.programs.options import Options, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
-from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
+from overlaplab.simulate.programs.replicated import Bucketed, Buckets, Naive, ParameterServer, PerParam, Ring, Tree
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
@@ -50,7 +50,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
     "ring": Ring,
     "tree": Tree,
     "parameter-server": ParameterServer,
-    "torch-ddp": TorchDDP,
+    "torch-ddp": Buckets,
     "zero1": Zero1,
     "zero2": Zero2,
     "zero3": Zero3,
