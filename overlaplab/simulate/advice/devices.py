@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, option
-from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
+from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs.edits import EDITS, EditChoice, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -69,7 +68,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
-        sure = replace(replay_interval(run, step_ns, answer.replayed_ns), transfers_ns=answer.transfers_ns)
+        sure = prediction_interval(run, step_ns, answer.replayed_ns, transfers_ns=answer.transfers_ns)
         each = SettingPlayed(
             option="cap" if held else "prefetch",
             value=value,
