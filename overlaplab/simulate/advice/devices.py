@@ -28,7 +28,7 @@ from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
-from overlaplab.simulate.predictions.device_answers import device_answer, option
+from overlaplab.simulate.predictions.device_answers import device_answer, option_or_why
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs.edits import EDITS, EditChoice, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
@@ -50,15 +50,11 @@ Times = npt.NDArray[np.int64]
 @once_per_run
 def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     """The caps, the smallest first, or the depths; none where the run cannot be played, or would take too long."""
-    if _programs(run) is None:
-        return ()
-    try:
-        what = option(run)
-        sizes = gradient_sizes(run) if what == "bucket_cap_mb" else []
-    except OverlaplabError:
+    if _programs(run) is None or isinstance(what := option_or_why(run), OverlaplabError):
         return ()
     settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
     if what == "bucket_cap_mb":
+        sizes = gradient_sizes(run)
         caps = _favoured_caps(run, sizes)
         settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
     played: list[SettingPlayed] = []

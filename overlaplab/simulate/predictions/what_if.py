@@ -54,7 +54,7 @@ def interval(run: Run, played: Answer, caps: pd.DataFrame) -> Interval:
 
 def measured_span_ns(run: Run) -> int:
     """The median of all ranks' recorded steps, the lower of two."""
-    return median_step(recorded_spans_ns(run)).span_ns
+    return median_step(recorded_spans_ns(run))[2]
 
 
 def _steps_by(

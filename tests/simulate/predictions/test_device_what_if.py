@@ -44,7 +44,7 @@ def test_figures_are_those_of_predict(
     run: str, what: str, settings: list[Setting], request: pytest.FixtureRequest
 ) -> None:
     own = request.getfixturevalue(run)
-    assert device_answers.option(own) == what
+    assert device_answers.option_or_why(own) == what
     for setting in settings:
         found, expected = what_if.answer(own, Question(setting=setting)), predict(own, setting)
         assert found.step_ns == expected.step_ns
