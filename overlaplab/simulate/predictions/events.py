@@ -25,21 +25,11 @@ from overlaplab.simulate.predictions.instants import (
     silent_waits,
     unit_name,
 )
-from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
+from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, PREDICTED, STAGE_WORDS, WAIT_WORDS, label_text
 
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _MAX_PART_NS = 1_000_000
 """Work with idle time is split into operators of at most 1 ms."""
-_SENDERS = {
-    "bucket": "bucket_launch",
-    "parameters": "param_gather_launch",
-    "gather": "gather_launch",
-    "scatter": "scatter_launch",
-    "replicas": "replica_launch",
-    "activations": "activation_launch",
-}
-_WAITERS = {"parameters": "param_gather_wait", "gather": "gather_wait"}
-_DONE = {"bucket": "bucket_done", "scatter": "scatter_done"}
 
 
 def played_events(
@@ -200,7 +190,7 @@ class _RankEvents:
             yield from [self.free(unit)] if unit in self.used else ()
         if launch.role and self.flying[launch.role, launch.what] == 1:  # else a further message of the bucket
             sizes = {} if launch.role in ("bucket", "activations") else {"bytes": launch.bytes}
-            text = label_text(_SENDERS[launch.role], **self.named[launch.key], **sizes)
+            text = label_text(LAUNCH_WORDS[launch.role], **self.named[launch.key], **sizes)
             events = [Event(COMPUTES, text, now, now + 2 * INSTANT_NS)]
             if launch.role == "bucket":  # ready with its last gradient, or else when it is launched
                 size = launch.gradient_bytes or launch.bytes
@@ -228,15 +218,15 @@ class _RankEvents:
         general: list[tuple[int, int]] = []
         for launch, begun, over in self.waiting:
             fields = self.named[launch.key]
-            if launch.role in _WAITERS:
+            if launch.role in WAIT_WORDS:
                 self.flying[launch.role, launch.what] -= 1
-                yield Event(COMPUTES, label_text(_WAITERS[launch.role], **fields), begun, over)
+                yield Event(COMPUTES, label_text(WAIT_WORDS[launch.role], **fields), begun, over)
                 continue
             if launch.lane is None or launch.group is not None:  # around a pipeline's messages is no label
                 general.append((begun, over))
             self.flying[launch.role, launch.what] -= 1
-            if launch.role in _DONE and not self.flying[launch.role, launch.what]:
-                yield _instant(over, label_text(_DONE[launch.role], **fields))
+            if launch.role in DONE_WORDS and not self.flying[launch.role, launch.what]:
+                yield _instant(over, label_text(DONE_WORDS[launch.role], **fields))
         if general and labelled:
             yield Event(COMPUTES, label_text("wait"), general[0][0], general[-1][1])
         self.waiting.clear()
