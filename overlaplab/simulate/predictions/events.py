@@ -17,7 +17,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.simulate.predictions.by_hand import HopEvents
 from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
-from overlaplab.simulate.predictions.instants import (
+from overlaplab.simulate.predictions.move_labels import (
     NAME_FIELDS,
     move_label_fields,
     ordered_fields,
