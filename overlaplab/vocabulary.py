@@ -81,6 +81,18 @@ PREDICTED = "predicted::"
 STAGE_WORDS = ("stage_forward", "stage_backward", "stage_backward_input", "stage_backward_weight")
 """Labels of a pipeline's actions: what a stage does with a microbatch."""
 
+LAUNCH_WORDS = {
+    "bucket": "bucket_launch",
+    "parameters": "param_gather_launch",
+    "gather": "gather_launch",
+    "scatter": "scatter_launch",
+    "replicas": "replica_launch",
+    "activations": "activation_launch",
+}
+WAIT_WORDS = {"parameters": "param_gather_wait", "gather": "gather_wait"}
+DONE_WORDS = {"bucket": "bucket_done", "scatter": "scatter_done"}
+"""Labels of a collective by its role: around its launch, around a wait for it, and once that is over."""
+
 _REQUIRED = {
     "activation_launch": {"module", "phase", "microbatch"},
     "backward": {"sync"},

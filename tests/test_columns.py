@@ -102,7 +102,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
         "by_ranks": what_if.steps_by_ranks(swept_run, same, [2]),
     }
     gathered = fsdp(0, host_us=450, steps=2)
-    found["by_depth"] = what_if.steps_by_depth(run_of(folder / "fsdp2", gathered, gathered, backend="nccl"), same)
+    fsdp2 = run_of(folder / "fsdp2", gathered, gathered, backend="nccl")
+    found["by_depth"] = what_if.steps_by_depth(fsdp2, same, [1])
     found["lanes"] = what_if.answer(swept_run, same).lanes.assign(which="measured")
     training = load_watched(eventful(folder / "live"))
     steps = analyses.watched_steps(training)

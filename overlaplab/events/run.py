@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -14,6 +14,7 @@ from overlaplab.event_columns import SYNC_COLUMNS
 from overlaplab.manifest import Manifest, played_phantoms
 
 Value = TypeVar("Value")
+Key = TypeVarTuple("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,18 +149,19 @@ def _name(function: Callable[[Trace], Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def once_per_run(function: Callable[[Run], Value]) -> Callable[[Run], Value]:
-    """Compute the value once per run and keep it as long as the run lives.
+def once_per_run(function: Callable[[Run, *Key], Value]) -> Callable[[Run, *Key], Value]:
+    """Compute the value once per run and further arguments, and keep it as long as the run lives.
 
     The value must not reference the run or its traces, or they stay alive.
     """
-    values: WeakKeyDictionary[Run, Value] = WeakKeyDictionary()
+    values: WeakKeyDictionary[Run, dict[Hashable, Value]] = WeakKeyDictionary()
 
     @wraps(function)
-    def look_up(run: Run) -> Value:
-        if run not in values:
-            values[run] = function(run)
-        return values[run]
+    def look_up(run: Run, *key: *Key) -> Value:
+        of_run = values.setdefault(run, {})
+        if key not in of_run:
+            of_run[key] = function(run, *key)
+        return of_run[key]
 
     return look_up
 

@@ -145,9 +145,8 @@ def hand_passes(trace: Trace) -> Iterator[Label]:
     """The labels `forward` and `backward`, as the engine writes them."""
     for each in averaged_by_hand(trace):
         fields = {"microbatch": "0"}
-        yield Label(start_ns=each.forward_ns, end_ns=each.start_ns, thread=each.thread, word="forward", fields=fields)
-        fields = fields | {"sync": "1" if each.sent else "0"}
-        yield Label(start_ns=each.start_ns, end_ns=each.end_ns, thread=each.thread, word="backward", fields=fields)
+        yield Label.make(each, "forward", fields, each.forward_ns, each.start_ns)
+        yield Label.make(each, "backward", fields | {"sync": "1" if each.sent else "0"})
 
 
 def hand_buckets(trace: Trace) -> Iterator[Label]:
@@ -158,14 +157,14 @@ def hand_buckets(trace: Trace) -> Iterator[Label]:
             bucket, names = {"bucket": str(index)}, [_name(gradient, named, each.thread) for gradient in gradients]
             for name, gradient in zip(names, gradients, strict=True):
                 if named is None:
-                    yield _instant(each, gradient.at_ns, "gradient_ready", {"parameter": quote(name)})
+                    yield Label.make(each, "gradient_ready", {"parameter": quote(name)}, gradient.at_ns)
             ready = bucket | {"bytes": str(launch.bytes or 0), "parameters": ",".join(map(quote, names))}
-            yield _instant(each, gradients[-1].at_ns, "bucket_ready", ready)
-            yield _range(launch, launch.start_ns, launch.end_ns, "bucket_launch", bucket)
+            yield Label.make(each, "bucket_ready", ready, gradients[-1].at_ns)
+            yield Label.make(launch, "bucket_launch", bucket)
             end_ns = launch.ran[1] if launch.ran is not None else launch.end_ns
             if end_ns > launch.end_ns and not len(clip(compute, launch.end_ns, end_ns)):
-                yield _range(launch, launch.end_ns, end_ns, "wait", {"by": "hand"})
-                yield _range(launch, end_ns, end_ns, "bucket_done", bucket)
+                yield Label.make(launch, "wait", {"by": "hand"}, launch.end_ns, end_ns)
+                yield Label.make(launch, "bucket_done", bucket, end_ns)
 
 
 @once_per_trace
@@ -189,11 +188,3 @@ def _names_by_recorder(trace: Trace) -> Ordered[Label] | None:
 def _name(gradient: Gradient, named: Ordered[Label] | None, thread: int) -> str:
     label = None if named is None else named.last_before(thread, gradient.hooks_end_ns)  # of one of its hooks
     return gradient_name(gradient) if label is None else label_list(label.fields["parameter"])[0]
-
-
-def _instant(span: Span, at_ns: int, word: str, fields: dict[str, str]) -> Label:
-    return _range(span, at_ns, at_ns, word, fields)
-
-
-def _range(span: Span, start_ns: int, end_ns: int, word: str, fields: dict[str, str]) -> Label:
-    return Label(start_ns=start_ns, end_ns=end_ns, thread=span.thread, word=word, fields=fields)

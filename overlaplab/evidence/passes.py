@@ -11,7 +11,6 @@ from urllib.parse import quote
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.by_hand import hand_buckets, hand_passes
 from overlaplab.evidence.ddp import (
-    DDPBackward,
     autograd_passes,
     ddp_backwards,
     forward_passes,
@@ -66,11 +65,11 @@ def bucket_labels(trace: Trace) -> tuple[Label, ...]:
             index, named = str(bucket.index), [gradient for gradient in bucket.gradients if names]
             for gradient in named:
                 arrived = {"parameter": names[gradient.number]}
-                labels.append(_instant(backward, gradient.at_ns, "gradient_ready", arrived))
+                labels.append(Label.make(backward, "gradient_ready", arrived, gradient.at_ns))
             parameters = ",".join(names[gradient.number] for gradient in named)
             fields = {"bucket": index, "bytes": str(bucket.launch.bytes or 0), "parameters": parameters}
-            labels.append(_instant(backward, bucket.ready_ns or bucket.launch.start_ns, "bucket_ready", fields))
-            labels.append(_label("bucket_launch", bucket.launch, {"bucket": index}))
+            labels.append(Label.make(backward, "bucket_ready", fields, bucket.ready_ns or bucket.launch.start_ns))
+            labels.append(Label.make(bucket.launch, "bucket_launch", {"bucket": index}))
     return _in_order(labels)
 
 
@@ -98,13 +97,9 @@ def _in_order(labels: Iterable[Label]) -> tuple[Label, ...]:
     return tuple(sorted(labels, key=lambda label: label.start_ns))
 
 
-def _instant(backward: DDPBackward, at_ns: int, word: str, fields: dict[str, str]) -> Label:
-    return Label(start_ns=at_ns, end_ns=at_ns, thread=backward.thread, word=word, fields=fields)
-
-
 def update_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `optimizer`, by torch's own ranges, which any loop has."""
-    return tuple(_label("optimizer", span, {}) for span in optimizer_steps(trace))
+    return tuple(Label.make(span, "optimizer", {}) for span in optimizer_steps(trace))
 
 
 def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]:
@@ -113,7 +108,7 @@ def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[L
     before: Counter[int] = Counter()
     for span in spans:
         step = bisect_right(starts, span.start_ns)
-        yield _label(word, span, {"microbatch": str(before[step])})
+        yield Label.make(span, word, {"microbatch": str(before[step])})
         before[step] += 1
 
 
@@ -127,9 +122,5 @@ def _extend_to_buckets(
         ends = [bounds[1] for label in within if (bounds := ran.communication_span(label)) is not None]
         fields = backward.fields | {"sync": "1" if within else "0"}
         next_ns = others_ns[bisect_left(others_ns, backward.end_ns) :][:1]
-        yield _label("backward", backward, fields, end_ns=min([max([backward.end_ns, *ends]), *next_ns]))
-
-
-def _label(word: str, span: Span, fields: dict[str, str], *, end_ns: int | None = None) -> Label:
-    end_ns = span.end_ns if end_ns is None else end_ns
-    return Label(start_ns=span.start_ns, end_ns=end_ns, thread=span.thread, word=word, fields=fields)
+        end_ns = min([max([backward.end_ns, *ends]), *next_ns])
+        yield Label.make(backward, "backward", fields, backward.start_ns, end_ns)

@@ -17,9 +17,10 @@ from overlaplab.evidence.labels import Label, Span
 from overlaplab.evidence.moments import GRAIN_NS, STALL_NS
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
+from overlaplab.vocabulary import DONE_WORDS, WAIT_WORDS
 
-_WAITS = {"wait": None, "gather_wait": "gather", "param_gather_wait": "parameters"}
-_DONE = {"bucket_done": "bucket", "scatter_done": "scatter"}
+_WAITS = {"wait": None} | {word: role for role, word in WAIT_WORDS.items()}
+_DONE = {word: role for role, word in DONE_WORDS.items()}
 _IN_TURN = ("activations", "replicas")
 """Roles whose collectives are waited for in the order of their launches, each alone, while no label names them."""
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -143,10 +144,10 @@ def _has_bounds(run: Run) -> bool:
 def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     took, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
     for step, issued in issued_by_step(trace, steps, run.manifest):
-        cut = _cut(issued, progress(trace, step), took.times_by_size)
-        if cut is None or issued.gradients is None:
+        gradients = _sendable_in_step(issued, progress(trace, step), took.times_by_size)
+        if gradients is None or issued.gradients is None:
             continue
-        done_ns, buckets = (np.maximum.accumulate(cut[0]), cut[1])
+        done_ns, free_ns = np.maximum.accumulate(gradients.ready_ns), 0
         times = [(ran.done_ns(host_ns) or host_ns) - step.start_ns for host_ns, _ in issued.gradients]
         at_ns = np.maximum.accumulate(times)
 
@@ -154,10 +155,14 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
             """The recorded time at which so much was computed."""
             return round(float(np.interp(done, done_ns, at_ns))) + max(done - int(done_ns[-1]), 0)
 
-        for index, bucket in enumerate(buckets):
-            times_of = {name: recorded_ns(getattr(bucket, name)) for name in ("ready_ns", "start_ns", "end_ns")}
-            row = {"step": step.step, "index": index, "gradients": bucket.gradients, "bytes": bucket.bytes}
-            yield row | times_of | {"last_ns": int(at_ns[-1])}
+        counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]
+        for index, (first, last) in enumerate(pairwise(accumulate(counts, initial=0))):
+            size, ready_ns = sum(gradients.bytes[first:last]), max(gradients.ready_ns[:last])
+            start_ns = max(ready_ns, free_ns)
+            free_ns = start_ns + gradients.takes(size)
+            computed_ns = {"ready_ns": ready_ns, "start_ns": start_ns, "end_ns": free_ns}
+            row = {"step": step.step, "index": index, "gradients": last - first, "bytes": size}
+            yield row | {name: recorded_ns(ns) for name, ns in computed_ns.items()} | {"last_ns": int(at_ns[-1])}
 
 
 def _bounds_of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
@@ -221,40 +226,11 @@ def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], i
 
 
 def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
-    cut = _cut(issued, done_by, took.least_by_size)
-    if cut is None:
-        return None
-    ready_ns, buckets = cut
-    return max(buckets[-1].end_ns - ready_ns[-1], 0) + computed_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CutBucket:
-    """A bucket of the best cutting; times are of computation done."""
-
-    gradients: int
-    bytes: int
-    ready_ns: int
-    start_ns: int
-    end_ns: int
-
-
-def _cut(
-    issued: Issued, done_by: Callable[[int], int], times_by_size: TimesBySize
-) -> tuple[list[int], list[_CutBucket]] | None:
-    """When each gradient is ready, in computation done, and the buckets of [Note: any cap]; None where unknown."""
-    gradients = _sendable_in_step(issued, done_by, times_by_size)
+    gradients = _sendable_in_step(issued, done_by, took.least_by_size)
     if gradients is None:
         return None
-    buckets: list[_CutBucket] = []
-    first = free_ns = 0
-    for count in best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]:
-        size, ready = sum(gradients.bytes[first : first + count]), max(gradients.ready_ns[: first + count])
-        start = max(ready, free_ns)
-        free_ns = start + gradients.takes(size)
-        buckets.append(_CutBucket(gradients=count, bytes=size, ready_ns=ready, start_ns=start, end_ns=free_ns))
-        first += count
-    return gradients.ready_ns, buckets
+    end_ns = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[0]
+    return max(end_ns - gradients.ready_ns[-1], 0) + computed_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

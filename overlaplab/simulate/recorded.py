@@ -35,18 +35,10 @@ from overlaplab.simulate.recorded_collectives import (
     with_seen_ends,
     with_times,
 )
-from overlaplab.vocabulary import Rule, label_list
+from overlaplab.vocabulary import LAUNCH_WORDS, Rule, label_list
 
-_ROLES = {
-    "bucket_launch": "bucket",
-    "scatter_launch": "scatter",
-    "gather_launch": "gather",
-    "param_gather_launch": "parameters",
-    "activation_launch": "activations",
-    "replica_launch": "replicas",
-    "all_gather": "gather",
-    "post_backward_reduce": "scatter",
-}
+_ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
+_ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
 _PAUSE_SHARE = 0.01
 """The host pauses where the rank computes nothing, and waits for nothing, for longer than this share of a step."""
 _GAP_NS = 1_000_000

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
-from overlaplab.simulate.predictions.device_answers import device_answer, option
-from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
+from overlaplab.simulate.predictions.device_answers import device_answer, option_or_why
+from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs.edits import EDITS, EditChoice, host_works, late_rank
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -51,15 +50,11 @@ Times = npt.NDArray[np.int64]
 @once_per_run
 def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     """The caps, the smallest first, or the depths; none where the run cannot be played, or would take too long."""
-    if _programs(run) is None:
-        return ()
-    try:
-        what = option(run)
-        sizes = gradient_sizes(run) if what == "bucket_cap_mb" else []
-    except OverlaplabError:
+    if _programs(run) is None or isinstance(what := option_or_why(run), OverlaplabError):
         return ()
     settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
     if what == "bucket_cap_mb":
+        sizes = gradient_sizes(run)
         caps = _favoured_caps(run, sizes)
         settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
     played: list[SettingPlayed] = []
@@ -69,7 +64,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
-        sure = replace(replay_interval(run, step_ns, answer.replayed_ns), transfers_ns=answer.transfers_ns)
+        sure = prediction_interval(run, step_ns, answer.replayed_ns, transfers_ns=answer.transfers_ns)
         each = SettingPlayed(
             option="cap" if held else "prefetch",
             value=value,

@@ -18,7 +18,7 @@ from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
-from overlaplab.simulate.predictions.error import gain_half_ns, replay_interval
+from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
 from overlaplab.simulate.programs.options import strategy_options
@@ -72,7 +72,7 @@ def gains_miss_ns(run: Run) -> int | None:
         return None
     played = table["replayed_ns"].to_numpy().reshape(len(run.traces), -1).mean(axis=0)
     step_ns = mean_step_ns(run, recorded_spans_ns(run))
-    return gain_half_ns(step_ns, replay_interval(run, step_ns, list(played)))
+    return gain_half_ns(step_ns, prediction_interval(run, step_ns, list(played)))
 
 
 @once_per_run

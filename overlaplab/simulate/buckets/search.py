@@ -64,28 +64,24 @@ class Candidate:
 
 def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
     """The search of a run, perhaps behind another link; None where its gradients cannot be sent in other buckets."""
-    recorded = run.manifest.link if run.manifest else None
-    searches, link = _searches(run), link or recorded
-    if link not in searches:
-        cut = find_recutting(run)
-        if cut is not None and link is not None and link != recorded:
-            programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
-            cut = replace(
-                cut,
-                recorded=replace(cut.recorded, programs=programs),
-                alone=without_buckets(programs),
-                takes=takes_behind(run, cut.recorded, link),
-                measured=None,
-            )
-        least = None if cut is None else least_steps(cut)
-        searches[link] = None if least is None else BucketSearch(least, step_weights(run))
-    return searches[link]
+    return _search_behind(run, link or (run.manifest.link if run.manifest else None))
 
 
 @once_per_run
-def _searches(run: Run) -> dict[Link | None, BucketSearch | None]:
-    """By link."""
-    return {}
+def _search_behind(run: Run, link: Link | None) -> BucketSearch | None:
+    recorded = run.manifest.link if run.manifest else None
+    cut = find_recutting(run)
+    if cut is not None and link is not None and link != recorded:
+        programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
+        cut = replace(
+            cut,
+            recorded=replace(cut.recorded, programs=programs),
+            alone=without_buckets(programs),
+            takes=takes_behind(run, cut.recorded, link),
+            measured=None,
+        )
+    least = None if cut is None else least_steps(cut)
+    return None if least is None else BucketSearch(least, step_weights(run))
 
 
 class BucketSearch:

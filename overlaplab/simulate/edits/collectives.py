@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from overlaplab.simulate.edits.hosts import mean_step_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches
@@ -102,42 +103,36 @@ def _neighbours(program: Program) -> Iterator[list[Launch]]:
 def wait_at_step_end(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Other collectives that are launched between passes, waited for when the step ends; None where there are none."""
     keys = {launch.key for program in programs for launch in other_collectives(program, between_passes=True)}
-    changed: list[list[Move]] = []
-    for program in programs:
-        moves: list[Move] = []
-        waits: list[Move] = []
-        for move in program:
-            if isinstance(move, Wait) and move.key in keys:
-                waits.append(move)
-            elif isinstance(move, End):
-                moves += [*waits, move]
-                waits = []
-            else:
-                moves.append(move)
-        changed.append([*moves, *waits])
-    return changed if changed != [list(program) for program in programs] else None
+    return _wait_later(programs, lambda _: keys, 0)
 
 
 def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
     """What `_after_the_update` launches, and a rank waits for in the same step, waited for when the next step ends."""
+    return _wait_later(programs, _after_the_update, 1)
+
+
+def _wait_later(
+    programs: Sequence[Program], keys_of: Callable[[Program], Collection[Hashable]], ends_ahead: int
+) -> list[list[Move]] | None:
+    """With waits for these collectives put off to the step's end, or to so many ends beyond it; None without any."""
     changed: list[list[Move]] = []
     for program in programs:
-        keys = _after_the_update(program)
+        keys = keys_of(program)
         moves: list[Move] = []
-        due: list[Move] = []
-        waits: list[Move] = []
+        waits: list[list[Move]] = [[] for _ in range(ends_ahead + 1)]  # those due at the next end first
         launched: set[Hashable] = set()
         for move in program:
             if isinstance(move, Wait) and move.key in launched:
-                waits.append(move)
+                waits[-1].append(move)
                 continue
             if isinstance(move, Launch) and move.key in keys:
                 launched.add(move.key)
             if isinstance(move, End):
-                moves += due
-                due, waits, launched = waits, [], set()
+                moves += waits.pop(0)
+                waits.append([])
+                launched = set() if ends_ahead else launched
             moves.append(move)
-        changed.append([*moves, *due, *waits])
+        changed.append([*moves, *chain.from_iterable(waits)])
     return changed if changed != [list(program) for program in programs] else None
 
 

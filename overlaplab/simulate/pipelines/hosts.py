@@ -10,7 +10,6 @@ did before it was blocked is hidden, and not known.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias
 
@@ -21,22 +20,12 @@ _Gap: TypeAlias = tuple[int, bool, int]
 """Between what the host did last and a post (True) or an action, in ns, and how long it was blocked before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """What `follow_moves` found in a step."""
-
-    host: Host
-    before_ns: int
-    """From the step's beginning to the first post or action."""
-    last_ns: int
-    """When the last post, action or wait was over."""
-
-
 def follow_moves(
     moves: Sequence[Move], begun_ns: int, posted: Sequence[tuple[int, int]], actions: Sequence[tuple[int, int]]
-) -> Hosted:
+) -> tuple[Host, int, int]:
     """Follow a rank's bare moves through a step that began at `begun_ns`; see [Note: what the host takes].
 
+    Gives the host, the time until the first post or action, and when the last of these, or the last wait, was over.
     `posted`: of each message, in order, when the rank called and when it ended; `actions`: of each action, start and
     end. All by one clock, and as many as the moves have.
     """
@@ -56,7 +45,7 @@ def follow_moves(
             start, end = next(acts)
             gaps.append((max(start - now, 0), False, blocked_ns))
             now, blocked_ns = end, 0
-    return Hosted(_host(gaps[1:]), gaps[0][0] if gaps else 0, now)
+    return _host(gaps[1:]), gaps[0][0] if gaps else 0, now
 
 
 def _host(gaps: Sequence[_Gap]) -> Host:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, order, turns
 from overlaplab.simulate.pipelines.shape import UPDATE, Host, Shape
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One of several pipelines side by side."""
-
-    number: int
-    ranks: tuple[int, ...]
-    """Those of all that are its own, in order."""
 
 
 def play_pipeline(shapes: Sequence[Shape]) -> Played:
@@ -31,13 +22,12 @@ def step_ns(shapes: Sequence[Shape]) -> int:
     return round(fmean(span for rank in range(len(played.ends_ns)) for span in played.spans_ns(rank)[1:]))
 
 
-def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, replica: Replica | None = None) -> Program:
-    """One rank's program over the steps; its first step begins so late."""
-    replica = replica or Replica(0, tuple(range(shapes[0].ranks)))
+def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, ranks: tuple[int, ...] = ()) -> Program:
+    """One rank's program over the steps; its first step begins so late. `ranks`: the pipeline's, of several."""
     moves: list[Move] = [_idle_work(begins_ns), End()]
     for step, shape in enumerate(shapes):
         before, after = shape.around_ns[rank]
-        at = _StepOfRank(shape, replica, rank, step)
+        at = _StepOfRank(shape, ranks or tuple(range(shape.ranks)), rank, step)
         moves += [*_with_host_times(_bare(at), shape.hosts[rank], before), *_average(at), Mark("optimizer")]
         updates = sum(took[UPDATE] for took, holder in zip(shape.took_ns, shape.holders, strict=True) if holder == rank)
         moves += [Work(updates), Mark("optimizer_end"), _idle_work(after), End()]
@@ -46,7 +36,7 @@ def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, repli
 
 def bare_moves(shape: Shape, rank: int) -> list[Move]:
     """A rank's actions, posts and waits in a step, in order, without what the host takes."""
-    return list(_bare(_StepOfRank(shape, Replica(0, tuple(range(shape.ranks))), rank, 0)))
+    return list(_bare(_StepOfRank(shape, tuple(range(shape.ranks)), rank, 0)))
 
 
 def _bare(at: _StepOfRank) -> Iterator[Move]:
@@ -84,7 +74,8 @@ class _StepOfRank:
     """A step of one rank, whose moves are made."""
 
     shape: Shape
-    replica: Replica
+    ranks: tuple[int, ...]
+    """The pipeline's, of all that there are, in order."""
     rank: int
     """Along the pipeline."""
     step: int
@@ -97,18 +88,15 @@ class _StepOfRank:
 
     def message(self, action: StageAction, sender: int, receiver: int) -> Launch:
         """What comes of an action, on its way."""
-        key, ranks = (self.replica.number, self.step, action), self.replica.ranks
-        lane = ranks[sender], ranks[receiver]
-        return Launch(key, self.shape.hop_ns, "send_recv", self.shape.bytes, lane=lane)
+        lane = self.ranks[sender], self.ranks[receiver]
+        return Launch((self.ranks, self.step, action), self.shape.hop_ns, "send_recv", self.shape.bytes, lane=lane)
 
 
 def _average(at: _StepOfRank) -> Iterator[Move]:
     """Gradients with the replicas, once they are all there."""
     launches = [
-        Launch(
-            ("bucket", at.step, at.rank, number), bucket.transfer_ns, "all_reduce", bucket.bytes, "bucket", str(number)
-        )
-        for number, bucket in enumerate(at.shape.buckets[at.rank] if at.shape.buckets else ())
+        replace(bucket, key=("bucket", at.step, at.rank, bucket.what))
+        for bucket in (at.shape.buckets[at.rank] if at.shape.buckets else ())
     ]
     yield from launches
     yield from (Wait(launch.key) for launch in launches)
@@ -126,7 +114,7 @@ def _step_of_several(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -
                     and holders[needed.stage] != at.rank
                     and needed.kind in at.shape.took_ns[needed.stage]
                 ):
-                    yield Wait((at.replica.number, at.step, needed))
+                    yield Wait((at.ranks, at.step, needed))
             yield from at.act(action)
             continue
         target = holders[action.stage + (1 if action.kind == FORWARD else -1)]

@@ -21,9 +21,9 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, lengths_within, subtract, total, union
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines.hosts import Hosted, follow_moves
+from overlaplab.simulate.pipelines.hosts import follow_moves
 from overlaplab.simulate.pipelines.moves import bare_moves
-from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, AveragedBucket, Host, Labelled, Shape
+from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, Host, Labelled, Shape
 from overlaplab.simulate.player import Launch, Move
 from overlaplab.simulate.refusal import refusal
 
@@ -108,7 +108,7 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
     return shape.with_labelled_layers(counts, layers, outer)
 
 
-def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[AveragedBucket, ...], ...]:
+def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[Launch, ...], ...]:
     """The buckets that each rank along the pipeline averages with its replicas, in order of launch."""
     rows = arrivals(run)
     axes = rows["group_description"].map({text: find_axis(text) for text in rows["group_description"].unique()})
@@ -123,7 +123,9 @@ def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple
         ]
         if not by_step or len({len(each) for each in by_step}) > 1:
             raise refusal(run, "its traces do not show all averages of its replicas")
-        buckets.append(tuple(AveragedBucket(round(size), round(ns)) for size, ns in np.mean(by_step, axis=0)))
+        means = enumerate(np.mean(by_step, axis=0).round().astype(int).tolist())
+        launches = (Launch(None, ns, "all_reduce", size, "bucket", str(number)) for number, (size, ns) in means)
+        buckets.append(tuple(launches))
     return tuple(buckets)
 
 
@@ -160,12 +162,13 @@ def _steps(run: Run, places: Sequence[int], table: pd.DataFrame, plan: Pipeline,
         host_times = _follow_host(bare, window, messages, offset, places, actions)
         if host_times is None:
             between = step["overhead_ns"].iloc[1:].mean() if len(step) > 1 else 0
-            before_ns = _free(blocked, window.start_ns, int(starts[0]))
-            host_times = Hosted(Host(begin_ns=round(between)), before_ns, int(ends[-1]))
+            begun_ns = _free(blocked, window.start_ns, int(starts[0]))
+            host_times = Host(begin_ns=round(between)), begun_ns, int(ends[-1])
+        host, before_ns, last_ns = host_times
         updated_ns = sum(label.end_ns - label.start_ns for label in updates)
-        after = max(_free(blocked, host_times.last_ns, window.end_ns) - updated_ns, 0)
+        after = max(_free(blocked, last_ns, window.end_ns) - updated_ns, 0)
         layers = _labelled_layers(trace, window, plan, took)
-        yield _RankStep(took, idles, layers, host_times.host, (host_times.before_ns, after))
+        yield _RankStep(took, idles, layers, host, (before_ns, after))
 
 
 def _stage_times(
@@ -209,7 +212,7 @@ def _follow_host(
     offset: int,
     places: Sequence[int],
     actions: Sequence[tuple[int, int]],
-) -> Hosted | None:
+) -> tuple[Host, int, int] | None:
     """What the host took in the step; None where the rank's messages, `rows`, are not labelled as these moves post."""
     begun = rows["launch_ns"] + offset
     posted_rows = rows[(rows["launch_ns"] != UNKNOWN_NS) & (begun >= window.start_ns) & (begun < window.end_ns)]

@@ -26,9 +26,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeAlias
 
-from overlaplab.costs.link import message_ns, transfer_ns
+from overlaplab.costs.link import message_ns
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT, ranks_of_stages
 from overlaplab.manifest import Link
+from overlaplab.simulate.player import Launch
 
 PLAYED = tuple(PER_RANK)
 """The schedules that can be played."""
@@ -37,14 +38,6 @@ UPDATE = "update"
 
 _Times: TypeAlias = Mapping[str, int]
 """By kind of action, in ns."""
-
-
-@dataclass(frozen=True, slots=True)
-class AveragedBucket:
-    """Gradients that a rank averages with its replicas, after the last action."""
-
-    bytes: int
-    transfer_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +87,8 @@ class Shape:
     """What a layer of each stage takes, by the keys of `took_ns`; backward passes are whole."""
     hides_host: bool = False
     """Whether the device makes up for what the host takes; see [Note: a device that keeps a schedule]."""
-    buckets: tuple[tuple[AveragedBucket, ...], ...] = ()
-    """The buckets of each rank; empty without replicas."""
+    buckets: tuple[tuple[Launch, ...], ...] = ()
+    """The buckets that each rank averages with its replicas, after the last action; empty without replicas."""
 
     @property
     def ranks(self) -> int:
@@ -217,19 +210,9 @@ class Shape:
             microbatches=number,
             took_ns=took,
             layer_ns=tuple(_scaled_times(times, {}, scale) for times in self.layer_ns),
-            hop_ns=self._hop_ns(size, self.link),
+            hop_ns=self._hop_ns(size),
             bytes=size,
         )._add_host_time(-1)
-
-    def with_link(self, link: Link) -> Shape:
-        return replace(
-            self,
-            hop_ns=self._hop_ns(self.bytes, link),
-            link=link,
-            buckets=tuple(
-                tuple(self._retime_bucket(bucket, link) for bucket in rank_buckets) for rank_buckets in self.buckets
-            ),
-        )
 
     def with_layers(self, layers: Sequence[int]) -> Shape:
         """Other numbers of layers in the stages; a layer takes as long as the others of its new stage."""
@@ -253,18 +236,11 @@ class Shape:
             layers[slow] -= 1
             layers[fast] += 1
 
-    def _hop_ns(self, size: int, link: Link | None) -> int:
-        """What a message of this size takes behind this link, as late as those recorded."""
-        if self.link is None or link is None:
-            return self.hop_ns
-        return max(self.hop_ns - message_ns(self.bytes, self.link) + message_ns(size, link), 0)
-
-    def _retime_bucket(self, bucket: AveragedBucket, link: Link) -> AveragedBucket:
-        """Behind another link, as late as it was. `world_size` of links is the number of replicas."""
+    def _hop_ns(self, size: int) -> int:
+        """What a message of this size takes, as late as those recorded."""
         if self.link is None:
-            return bucket
-        before, after = (transfer_ns("all_reduce", bucket.bytes, each) for each in (self.link, link))
-        return replace(bucket, transfer_ns=max(bucket.transfer_ns - before + after, 0))
+            return self.hop_ns
+        return max(self.hop_ns - message_ns(self.bytes, self.link) + message_ns(size, self.link), 0)
 
 
 def _mean_times(tables: Sequence[_Times]) -> dict[str, int]:

@@ -54,20 +54,11 @@ class Answer:
         return round(self.mean_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlace:
-    """A step of a rank, by their places, and how long it took."""
-
-    rank: int
-    step: int
-    span_ns: int
-
-
-def median_step(spans_ns: NDArray[np.int64]) -> StepPlace:
-    """The median of all ranks' steps, the lower of two; takes times of shape (ranks, steps)."""
+def median_step(spans_ns: NDArray[np.int64]) -> tuple[int, int, int]:
+    """Rank, step and length of the median of all ranks' steps, the lower of two; takes times, (ranks, steps)."""
     place = int(np.argsort(spans_ns.T, axis=None, kind="stable")[(spans_ns.size - 1) // 2])
     step, rank = divmod(place, spans_ns.shape[0])
-    return StepPlace(rank=rank, step=step, span_ns=int(spans_ns[rank, step]))
+    return rank, step, int(spans_ns[rank, step])
 
 
 def lane_table(

@@ -31,17 +31,9 @@ Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
 _STEP = "ProfilerStep#"
 
 
-def option(run: Run) -> Option:
-    """What can be changed of a run on GPUs. Raises `OverlaplabError` with the reason where it is nothing."""
-    option_or_error = option_or_why(run)
-    if isinstance(option_or_error, OverlaplabError):
-        raise option_or_error
-    return option_or_error
-
-
 @once_per_run
 def option_or_why(run: Run) -> Option | OverlaplabError:
-    """`option`, or why there is none; actions may be played all the same, where the run is."""
+    """What can be changed of a run on GPUs, or why nothing; actions may be played all the same, where the run is."""
     try:
         require_device(run)
     except OverlaplabError as error:
@@ -71,28 +63,20 @@ def least_cap_mb(run: Run) -> float:
     return CAP_MB if on_gpus and is_of_one_size(run) else 0.25
 
 
+@once_per_run
 def device_answer(run: Run, setting: Setting) -> Answer:
     """The run under the setting. Raises `OverlaplabError` where it cannot be played."""
-    answers = _answers(run)
-    if setting not in answers:
-        prediction = predict_device(run, setting)
-        place = median_step(prediction.predicted_ns)
-        answers[setting] = Answer(
-            spans_ns=prediction.predicted_ns,
-            mean_ns=mean_step_ns(run, prediction.predicted_ns),
-            replayed_ns=prediction.recorded_ns.mean(axis=0).tolist(),
-            transfers_ns=prediction.transfers_ns,
-            extrapolated=extrapolations(device_manifest(run), setting, *prediction.moves),
-            median_span_ns=place.span_ns,
-            lanes=device_lanes(prediction.events(place.rank), place.step),
-        )
-    return answers[setting]
-
-
-@once_per_run
-def _answers(run: Run) -> dict[Setting, Answer]:
-    """The settings that were asked for."""
-    return {}
+    prediction = predict_device(run, setting)
+    rank, step, span_ns = median_step(prediction.predicted_ns)
+    return Answer(
+        spans_ns=prediction.predicted_ns,
+        mean_ns=mean_step_ns(run, prediction.predicted_ns),
+        replayed_ns=prediction.recorded_ns.mean(axis=0).tolist(),
+        transfers_ns=prediction.transfers_ns,
+        extrapolated=extrapolations(device_manifest(run), setting, *prediction.moves),
+        median_span_ns=span_ns,
+        lanes=device_lanes(prediction.events(rank), step),
+    )
 
 
 @once_per_run

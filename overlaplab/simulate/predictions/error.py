@@ -80,30 +80,24 @@ def prediction_interval(
     run: Run,
     step_ns: float,
     replayed: Sequence[float],
-    caps: pd.DataFrame,
-    far: Mapping[str, float],
+    caps: pd.DataFrame | None = None,
+    far: Mapping[str, float] = {},
     transfers_ns: int = 0,
 ) -> Interval:
     """The interval around a mean step that was predicted from the run.
 
-    `replayed`: the recorded run's steps, played unchanged, all of them. `caps`: rows of `recorded_caps`. `far`: what is
-    extrapolated, see `extrapolations`; sizes of messages do not count behind a link, whose formula is of any size.
-    `transfers_ns`: that part of the interval.
+    `replayed`: the recorded run's steps, played unchanged, all of them. `caps`: rows of `recorded_caps`, if any. `far`:
+    what is extrapolated, see `extrapolations`; sizes of messages do not count behind a link, whose formula is of any
+    size. `transfers_ns`: that part of the interval.
     """
     by_formula = run.manifest is not None and run.manifest.link is not None
-    repeats = [rows.tolist() for _, rows in caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]]
+    by_cap = () if caps is None else caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]
+    repeats = [rows.tolist() for _, rows in by_cap]
+    left = [replayed_ns for replayed_ns, is_left in zip(replayed, undisturbed_steps(run), strict=True) if is_left]
     doublings = sum(log2(times) for name, times in far.items() if not (by_formula and name == "bytes"))
     beyond_ns = round(_Z * EXTRAPOLATION_MISSES * doublings * step_ns)
-    sure = replay_interval(run, step_ns, replayed, repeats)
+    sure = interval(step_ns, measured_steps(run), left, repeats)
     return replace(sure, transfers_ns=transfers_ns, extrapolation_ns=beyond_ns)
-
-
-def replay_interval(
-    run: Run, step_ns: float, replayed: Sequence[float], repeats: Sequence[Sequence[float]] = ()
-) -> Interval:
-    """`interval` of the steps that nothing disturbed; `replayed` has all steps."""
-    left = [replayed_ns for replayed_ns, is_left in zip(replayed, undisturbed_steps(run), strict=True) if is_left]
-    return interval(step_ns, measured_steps(run), left, repeats)
 
 
 def gain_half_ns(measured_ns: float, sure: Interval) -> int:

@@ -17,31 +17,19 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.simulate.predictions.by_hand import HopEvents
 from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
-from overlaplab.simulate.predictions.instants import (
+from overlaplab.simulate.predictions.move_labels import (
     NAME_FIELDS,
-    freed_labels,
     move_label_fields,
     ordered_fields,
-    ready_labels,
     sent_dtype,
     silent_waits,
     unit_name,
 )
-from overlaplab.vocabulary import PREDICTED, STAGE_WORDS, label_text
+from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, PREDICTED, STAGE_WORDS, WAIT_WORDS, label_text
 
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _MAX_PART_NS = 1_000_000
 """Work with idle time is split into operators of at most 1 ms."""
-_SENDERS = {
-    "bucket": "bucket_launch",
-    "parameters": "param_gather_launch",
-    "gather": "gather_launch",
-    "scatter": "scatter_launch",
-    "replicas": "replica_launch",
-    "activations": "activation_launch",
-}
-_WAITERS = {"parameters": "param_gather_wait", "gather": "gather_wait"}
-_DONE = {"bucket": "bucket_done", "scatter": "scatter_done"}
 
 
 def played_events(
@@ -107,10 +95,15 @@ class _RankEvents:
     """How many were launched and not waited for, by role and name: of a server's bucket several messages."""
     waiting: list[tuple[Launch, int, int]] = field(default_factory=list)
     """What is waited for in a row, with when each wait began and was over."""
+    arrived: dict[str, int] = field(default_factory=dict)
+    """When each gradient arrived whose bucket is not launched yet."""
+    gathered: dict[str, int] = field(default_factory=dict)
+    """The bytes of each unit."""
+    used: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """When the last use of each unit that may be held on was over, and the use's name."""
 
     def events(self) -> Iterator[Event]:
         """All of them, each when it is over."""
-        ready, freed = ready_labels(self.program, self.manifest), freed_labels(self.program)
         silent = silent_waits(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
@@ -132,10 +125,9 @@ class _RankEvents:
                     if step >= 0:
                         yield Event(COMPUTES, f"ProfilerStep#{self.steps[step] or 0}", begun, now)
                     begun, step = now, step + 1
-            for text in (*ready.get(place, ()), *freed.get(place, ())):
-                yield _instant(now, text)
             now = over
         yield from self.waits(labelled=True)
+        yield from (self.free(unit) for unit in [*self.used])
         yield from self.comms()
 
     @property
@@ -148,9 +140,14 @@ class _RankEvents:
         """The label of an instant, or of what ends."""
         match mark.word:
             case "gradient" | "kept_gradient":
+                self.arrived |= {mark.name: now} if mark.word == "gradient" else {}
                 yield _instant(now, label_text("gradient_ready", parameter=quote(mark.name)))
             case "use" | "last_use":
-                self.unit = unit_name(mark.name) if mark.word == "use" else ""
+                unit = unit_name(mark.name)
+                self.unit = unit if mark.word == "use" else ""
+                self.used.pop(unit, None)
+                if mark.word == "last_use" and unit in self.gathered:
+                    self.used[unit] = now, mark.name
                 word = "first_use" if mark.word == "use" else mark.word
                 yield _instant(now, label_text(word, **move_label_fields("gather", mark.name)))
             case "forward" | "optimizer" | "update":
@@ -186,12 +183,27 @@ class _RankEvents:
         self.numbers[group] = number + (launch.hops is None)
         self.named[launch.key] = self.fields(launch)
         self.flying[launch.role, launch.what] += 1
+        arrived = [self.arrived.pop(name) for name in launch.parameters if name in self.arrived]
+        if launch.role == "gather" and launch.what is not None:
+            unit = unit_name(launch.what)
+            self.gathered[unit] = launch.bytes
+            yield from [self.free(unit)] if unit in self.used else ()
         if launch.role and self.flying[launch.role, launch.what] == 1:  # else a further message of the bucket
             sizes = {} if launch.role in ("bucket", "activations") else {"bytes": launch.bytes}
-            text = label_text(_SENDERS[launch.role], **self.named[launch.key], **sizes)
-            yield Event(COMPUTES, text, now, now + 2 * INSTANT_NS)
+            text = label_text(LAUNCH_WORDS[launch.role], **self.named[launch.key], **sizes)
+            events = [Event(COMPUTES, text, now, now + 2 * INSTANT_NS)]
+            if launch.role == "bucket":  # ready with its last gradient, or else when it is launched
+                size = launch.gradient_bytes or launch.bytes
+                text = label_text("bucket_ready", bucket=launch.what or "", bytes=size, parameters=launch.parameters)
+                events.insert(0 if arrived else 1, _instant(max(arrived, default=now), text))
+            yield from events
         if launch.hops is None:
             yield _instant(now, label_text("launch", seq=number, group=group))
+
+    def free(self, unit: str) -> Event:
+        """The label of a unit that is freed with its last use: it is gathered before it is used again."""
+        at_ns, name = self.used.pop(unit)
+        return _instant(at_ns, label_text("free", **move_label_fields("gather", name), bytes=self.gathered[unit]))
 
     def fields(self, launch: Launch) -> dict[str, str]:
         """Its bucket or unit; FSDP2 says of a unit neither microbatch nor phase: those of the pass."""
@@ -206,15 +218,15 @@ class _RankEvents:
         general: list[tuple[int, int]] = []
         for launch, begun, over in self.waiting:
             fields = self.named[launch.key]
-            if launch.role in _WAITERS:
+            if launch.role in WAIT_WORDS:
                 self.flying[launch.role, launch.what] -= 1
-                yield Event(COMPUTES, label_text(_WAITERS[launch.role], **fields), begun, over)
+                yield Event(COMPUTES, label_text(WAIT_WORDS[launch.role], **fields), begun, over)
                 continue
             if launch.lane is None or launch.group is not None:  # around a pipeline's messages is no label
                 general.append((begun, over))
             self.flying[launch.role, launch.what] -= 1
-            if launch.role in _DONE and not self.flying[launch.role, launch.what]:
-                yield _instant(over, label_text(_DONE[launch.role], **fields))
+            if launch.role in DONE_WORDS and not self.flying[launch.role, launch.what]:
+                yield _instant(over, label_text(DONE_WORDS[launch.role], **fields))
         if general and labelled:
             yield Event(COMPUTES, label_text("wait"), general[0][0], general[-1][1])
         self.waiting.clear()

@@ -25,7 +25,6 @@ from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, 
 from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
-from overlaplab.simulate.predictions.instants import bucket_gradients, gradient_bytes
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
 from overlaplab.simulate.programs.options import strategy_options
@@ -193,7 +192,7 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     options = strategy_options(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
-    raw |= {"buckets": _buckets(program, run.manifest)}
+    raw |= {"buckets": _buckets(program)}
     if options.strategy != run.manifest.strategy and traits is not None:
         raw["traits"] = asdict(traits)
     if setting.bucket_cap_mb is not None or options.strategy != run.manifest.strategy:
@@ -208,14 +207,12 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}
 
 
-def _buckets(program: Program, manifest: Manifest) -> list[Mapping[str, Any]]:
+def _buckets(program: Program) -> list[Mapping[str, Any]]:
     """The buckets of the first step that has any, in order of launch."""
-    gradients = bucket_gradients(program)
     buckets: dict[str, Mapping[str, Any]] = {}
     for move in program:
         if isinstance(move, Launch) and move.role == "bucket" and move.what not in buckets:
-            names = gradients[move.key]
-            size = move.gradient_bytes or gradient_bytes(manifest, names) or move.bytes
-            row = {"index": int(move.what or 0), "bytes": size, "parameters": list(names)}
+            size = move.gradient_bytes or move.bytes
+            row = {"index": int(move.what or 0), "bytes": size, "parameters": list(move.parameters)}
             buckets[str(move.what)] = row
     return list(buckets.values())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -13,7 +14,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.predictions import wide_answers
-from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question, median_step
+from overlaplab.simulate.predictions.answer import Answer, Question, median_step
 from overlaplab.simulate.predictions.device import is_on_gpus, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
 from overlaplab.simulate.predictions.error import Interval, prediction_interval
@@ -53,51 +54,43 @@ def interval(run: Run, played: Answer, caps: pd.DataFrame) -> Interval:
 
 def measured_span_ns(run: Run) -> int:
     """The median of all ranks' recorded steps, the lower of two."""
-    return median_step(recorded_spans_ns(run)).span_ns
+    return median_step(recorded_spans_ns(run))[2]
 
 
-def steps_by_cap(run: Run, question: Question, caps: Sequence[float]) -> pd.DataFrame:
-    """The setting with each of these caps, in MiB.
+def _steps_by(
+    name: Literal["bucket_cap_mb", "prefetch", "ranks"], run: Run, question: Question, values: Sequence[float]
+) -> pd.DataFrame:
+    """The setting with each of these values of an option: caps in MiB, prefetch depths, or numbers of ranks.
 
-    Columns: `bucket_cap_mb` (float64), `step_ns` (the mean step), on CPUs `buckets` (how many; both int64).
+    Columns: the option's (of caps float64), `step_ns` (the mean step of all ranks), and of caps on CPUs `buckets` (how
+    many; all int64).
     """
-    columns, rows = ["bucket_cap_mb", "step_ns", "buckets"], []
-    for cap in caps:
-        changed = replace(question, setting=replace(question.setting, bucket_cap_mb=cap))
+    columns = [name, "step_ns", *(["buckets"] if name == "bucket_cap_mb" and not is_on_gpus(run) else [])]
+    rows = []
+    for value in values:
+        options: dict[str, Any] = {name: value}
+        changed = replace(question, setting=replace(question.setting, **options))
         if is_on_gpus(run):
-            columns = columns[:2]
-            rows.append([cap, answer(run, changed).step_ns])
+            rows.append([value, answer(run, changed).step_ns])
         else:
             program, played = wide_answers.play_question(run, changed)
             step_ns = wide_answers.mean_step_ns(run, played, changed.setting)
-            rows.append([cap, step_ns, wide_answers.count_buckets(program)])
-    return pd.DataFrame(rows, columns=columns).astype({"bucket_cap_mb": "float64"})
+            rows.append([value, step_ns, wide_answers.count_buckets(program)][: len(columns)])
+    return pd.DataFrame(rows, columns=columns).astype({name: "float64" if name == "bucket_cap_mb" else "int64"})
 
 
-def steps_by_depth(run: Run, question: Question, depths: Sequence[int] = DEPTHS) -> pd.DataFrame:
-    """The setting with each of these prefetch depths: columns `prefetch`, `step_ns` (the mean; both int64)."""
-    rows = [(ahead, _step_ns(run, question, prefetch=ahead)) for ahead in depths]
-    return pd.DataFrame(rows, columns=["prefetch", "step_ns"])
+steps_by_cap, steps_by_depth = partial(_steps_by, "bucket_cap_mb"), partial(_steps_by, "prefetch")
 
 
 def steps_by_ranks(run: Run, question: Question, counts: Sequence[int]) -> pd.DataFrame:
-    """The setting with each of these numbers of ranks.
+    """`_steps_by` of numbers of ranks, with two more columns.
 
-    Columns: `ranks`, `step_ns` (the mean of all ranks' steps; both int64), `throughput` (float64: a rank's, as a share
-    of that with the fewest ranks), `held_bytes` (Int64: see `held_bytes`).
+    These are `throughput` (float64: a rank's, as a share of that with the fewest ranks) and `held_bytes` (Int64).
     """
-    rows = [(count, _step_ns(run, question, ranks=count)) for count in counts]
-    table = pd.DataFrame(rows, columns=["ranks", "step_ns"])
+    table = _steps_by("ranks", run, question, counts)
     table["throughput"] = table["step_ns"].iloc[0] / table["step_ns"] if len(table) else pd.Series(dtype="float64")
     held = [held_bytes(run.manifest, question.setting.strategy, count) for count in counts]
     return table.assign(held_bytes=pd.array(held, dtype="Int64"))
-
-
-def _step_ns(run: Run, question: Question, **changed: Any) -> int:
-    question = replace(question, setting=replace(question.setting, **changed))
-    if is_on_gpus(run):
-        return answer(run, question).step_ns
-    return wide_answers.mean_step_ns(run, wide_answers.play_question(run, question)[1], question.setting)
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:

@@ -16,7 +16,7 @@ from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
 from overlaplab.simulate.player import End, StuckError, find_launches
-from overlaplab.simulate.predictions.answer import Answer, Question, StepPlace, lane_table, median_step
+from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
@@ -33,7 +33,7 @@ AS_RECORDED = Question(setting=Setting())
 def wide_answer(run: Run, question: Question) -> Answer:
     """The question, played. Raises `OverlaplabError` where the run cannot tell."""
     program, played = play_question(run, question)
-    place = median_step(played.spans_ns.T)
+    rank, step, span_ns = median_step(played.spans_ns.T)
     return Answer(
         spans_ns=played.spans_ns.T,
         mean_ns=mean_step_ns(run, played, question.setting),
@@ -42,8 +42,8 @@ def wide_answer(run: Run, question: Question) -> Answer:
         extrapolated=extrapolations(
             device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves
         ),
-        median_span_ns=place.span_ns,
-        lanes=lanes(program, played, place),
+        median_span_ns=span_ns,
+        lanes=lanes(program, played, rank, step),
     )
 
 
@@ -112,29 +112,21 @@ def count_buckets(program: WideProgram) -> int:
     return len(find_launches(program.moves, "bucket")) // max(ends - 1, 1)
 
 
-def lanes(program: WideProgram, played: WidePlayed, at: StepPlace) -> pd.DataFrame:
+def lanes(program: WideProgram, played: WidePlayed, rank: int, step: int) -> pd.DataFrame:
     """What one rank and the link did in a step: see `lane_table`."""
-    begin, end = (int(played.ends_ns[place, at.rank]) for place in (at.step, at.step + 1))
+    begin, end = played.ends_ns[step : step + 2, rank].tolist()
     names = [
         f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()
         for launch in find_launches(program.moves)
     ]
     carried = ((name, *span) for name, span in zip(names, played.carried_ns.tolist(), strict=True))
-    return lane_table(working_times(program, played, at.rank), carried, begin, end)
+    return lane_table(working_times(program, played, rank), carried, begin, end)
 
 
 @once_per_run
-def _programs_by_setting(run: Run) -> dict[Setting, WideProgram]:
-    """The programs of settings that were asked for."""
-    return {}
-
-
 def setting_program(run: Run, setting: Setting) -> WideProgram:
     """The recorded ranks' programs under the setting. Raises `OverlaplabError` where the run cannot tell."""
-    programs = _programs_by_setting(run)
-    if setting not in programs:
-        try:
-            programs[setting] = widen(made_programs(run, setting))
-        except StuckError as error:
-            raise refusal(run, str(error)) from None
-    return programs[setting]
+    try:
+        return widen(made_programs(run, setting))
+    except StuckError as error:
+        raise refusal(run, str(error)) from None

@@ -31,7 +31,7 @@ from overlaplab.simulate.programs.options import Options, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
-from overlaplab.simulate.programs.replicated import Bucketed, Naive, ParameterServer, PerParam, Ring, TorchDDP, Tree
+from overlaplab.simulate.programs.replicated import Bucketed, Buckets, Naive, ParameterServer, PerParam, Ring, Tree
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
@@ -50,7 +50,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
     "ring": Ring,
     "tree": Tree,
     "parameter-server": ParameterServer,
-    "torch-ddp": TorchDDP,
+    "torch-ddp": Buckets,
     "zero1": Zero1,
     "zero2": Zero2,
     "zero3": Zero3,
@@ -109,7 +109,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
         _require_ranks(run, manifest, after)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
-        return tuple(each if link == manifest.link else retime_program(each, manifest.link, link) for each in chosen)
+        return tuple(retime_program(each, manifest.link, link) for each in chosen)
     if after != before:
         _require_strategy(run, manifest, after)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
@@ -118,7 +118,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     parted = served or _traits(manifest).sharded
     if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
         chosen = [*(programs if setting.straggler else [programs[median]] * len(programs))][: after.ranks]
-        return tuple(each if link == manifest.link else retime_program(each, manifest.link, link) for each in chosen)
+        return tuple(retime_program(each, manifest.link, link) for each in chosen)
     profile = work_profile(programs, displaced, sharded="optimizer" in _traits(manifest).sharded, served=served)
     ranks: Sequence[Sequence[StepProfile]] = (
         profile.ranks if setting.straggler else (profile.ranks[median],) * len(programs)
@@ -150,7 +150,7 @@ def _unnamed_programs(run: Run, setting: Setting, manifest: Manifest, programs: 
             "overlaplab predict takes --edit of it; overlaplab record and the Recorder name a strategy",
         )
     link = setting.link and replace(setting.link, world_size=manifest.world_size)
-    return tuple(retime_program(each, manifest.link, link) for each in programs) if link else programs
+    return tuple(retime_program(each, manifest.link, link) for each in programs)
 
 
 def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
@@ -186,8 +186,6 @@ def _behind_link(run: Run, setting: Setting) -> Programs:
         what = f"its ranks share the model ({run.manifest.axes}): of such a run another link is predicted, nothing else"
         raise refusal(run, what)
     manifest, programs, _ = _require_recorded(run, setting)
-    if setting.link is None or setting.link == manifest.link:
-        return programs
     return tuple(retime_program(each, manifest.link, setting.link) for each in programs)
 
 

@@ -25,21 +25,9 @@ def join_units(
     return larger_units(programs, together, partial(takes_ns, transfers(run, run.traces[0], link)), unknown)
 
 
+@once_per_run
 def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
     """By how much the mean step with so many as one may be off: half of what the least and the longest T give."""
-    by_units = _apart_by_units(run)
-    if (together, link) not in by_units:
-        by_units[together, link] = _play_both(run, together, link)
-    return by_units[together, link]
-
-
-@once_per_run
-def _apart_by_units(_run: Run) -> dict[tuple[int, Link | None], int]:
-    """What `units_apart_ns` was asked for: a slider asks again with each move."""
-    return {}
-
-
-def _play_both(run: Run, together: int, link: Link | None) -> int:
     recorded, times = plain_programs(run), transfers(run, run.traces[0], link)
     if recorded is None or all(times.times_by_size(kind) is not None for kind in ("all_gather", "reduce_scatter")):
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from overlaplab.costs.pipeline import PER_RANK, ranks_of_stages
@@ -10,11 +9,12 @@ from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.pipelines import pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
-from overlaplab.simulate.pipelines.moves import Replica, pipeline_moves
+from overlaplab.simulate.pipelines.moves import pipeline_moves
 from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
-from overlaplab.simulate.pipelines.shape import PLAYED, Shape
+from overlaplab.simulate.pipelines.shape import PLAYED
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.times import retime_program
 from overlaplab.simulate.refusal import refusal
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
@@ -40,20 +40,17 @@ def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
         raise refusal(run, what)
     offsets = corrections(run)
     begins = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
+    cut, link = layers if layers != before else (), recorded[0][0].link
+    other_link = setting.link and link and replace(setting.link, world_size=link.world_size)
     programs: dict[int, Program] = {}
-    for number, (places, shapes) in enumerate(zip(pipelines(run), recorded, strict=True)):
-        changed = [_change_shape(shape, setting, pipeline, layers if layers != before else ()) for shape in shapes]
-        replica = Replica(number, tuple(places))
+    for places, shapes in zip(pipelines(run), recorded, strict=True):
+        changed = [
+            replace(shape.with_schedule(pipeline.schedule, cut), microbatches=pipeline.microbatches) for shape in shapes
+        ]
         for rank, place in enumerate(places):
-            programs[place] = pipeline_moves(changed, rank, begins[place] - min(begins), replica)
+            moves = pipeline_moves(changed, rank, begins[place] - min(begins), tuple(places))
+            programs[place] = retime_program(moves, link, other_link)
     return tuple(programs[place] for place in range(len(run.traces)))
-
-
-def _change_shape(shape: Shape, setting: Setting, pipeline: Pipeline, layers: Sequence[int]) -> Shape:
-    changed = shape.with_schedule(pipeline.schedule, layers)
-    if setting.link is not None:
-        changed = changed.with_link(replace(setting.link, world_size=changed.link.world_size if changed.link else 1))
-    return replace(changed, microbatches=pipeline.microbatches)
 
 
 def _layers(pipeline: Pipeline) -> tuple[int, ...]:

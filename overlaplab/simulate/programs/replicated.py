@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
+from math import inf
+from typing import Any
 
 from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.assign import assign
@@ -11,73 +14,80 @@ from overlaplab.simulate.programs.profile import StepProfile
 from overlaplab.simulate.programs.strategy import Strategy
 
 
-class Naive(Strategy):
-    """After the backward pass one gradient after the other, each waited for, in order of definition."""
+class Buckets(Strategy):
+    """Gradients in buckets, each sent by one collective, in order; all waited for after the backward pass."""
 
-    def finish(self) -> None:
-        self.wait(self.usage())
-        for number, name in enumerate(self.model.parameters):
-            self.wait(self.launch_bucket("all_reduce", self.model.gradient_bytes(name), number, [name]))
+    kind = "all_reduce"
+    alone = False
+    """Whether each gradient is a bucket of its own; else buckets close at their caps."""
+    early = True
+    """Whether each is launched as soon as it is full; else after the backward pass."""
+    in_flight = inf
+    """How many may be on their way: of more the first is waited for."""
+    asks_usage = False
+    """Whether it asks after the last launch which parameters have gradients somewhere."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        sizes = {name: self.model.gradient_bytes(name) for name in self.order()}
+        self._buckets = assign([*sizes], sizes, [0] if self.alone else self.options.caps)
+        self._home = {name: number for number, names in enumerate(self._buckets) for name in names}
+        self._flying: deque[Hashable] = deque()
 
-class InOrder(Strategy):
-    """Groups of gradients, launched in order, each as soon as it is full; all waited for after the backward pass."""
-
-    def groups(self) -> Sequence[Sequence[str]]:
-        """The gradients' names in order of arrival, cut into what is sent together."""
-        raise NotImplementedError
+    def order(self) -> Sequence[str]:
+        """The gradients' names in the order that buckets follow."""
+        return self.model.order
 
     def num_bytes(self, names: Sequence[str]) -> int:
-        """The bytes of a group as it is sent."""
+        """The bytes of a bucket as it is sent."""
         return sum(map(self.model.gradient_bytes, names))
 
     def begin_backward(self) -> None:
-        self._groups = self.groups()
-        self._home = {name: number for number, names in enumerate(self._groups) for name in names}
-        self._missing = [len(names) for names in self._groups]
-        self._keys: list[Hashable] = []
+        self._missing = [len(names) for names in self._buckets]
+        self._sent = 0
 
     def after_gradient(self, gradient: str) -> None:
         self._missing[self._home[gradient]] -= 1
-        while len(self._keys) < len(self._groups) and not self._missing[len(self._keys)]:
+        while self.early and self._sent < len(self._buckets) and not self._missing[self._sent]:
             self._send()
 
     def finish(self) -> None:
         """See `Strategy`; a gradient that did not arrive is sent all the same."""
-        while len(self._keys) < len(self._groups):
+        while self._sent < len(self._buckets):
             self._send()
-        self.wait_for(self._keys)
-
-    def wait_for(self, keys: Sequence[Hashable]) -> None:
-        """All are on their way."""
-        self.wait(*keys)
+        used = [self.usage()] if self.asks_usage else []
+        self.wait(*self._flying, *used)
+        self._flying.clear()
 
     def _send(self) -> None:
-        number = len(self._keys)
-        names = self._groups[number]
-        self._keys.append(self.launch_bucket("all_reduce", self.num_bytes(names), number, names))
+        number, names = self._sent, self._buckets[self._sent]
+        self._flying.append(self.launch(self.kind, self.num_bytes(names), "bucket", str(number), names))
+        self._sent += 1
+        while len(self._flying) > self.in_flight:
+            self.wait(self._flying.popleft())
 
 
-class PerParam(InOrder):
+class Naive(Buckets):
+    """After the backward pass one gradient after the other, each waited for, in order of definition."""
+
+    alone, early, in_flight = True, False, 0
+
+    def order(self) -> Sequence[str]:
+        return [*self.model.parameters]
+
+    def finish(self) -> None:
+        self.wait(self.usage())
+        super().finish()
+
+
+class PerParam(Buckets):
     """Each gradient for itself."""
 
-    def groups(self) -> Sequence[Sequence[str]]:
-        return [[name] for name in self.model.order]
-
-    def wait_for(self, keys: Sequence[Hashable]) -> None:
-        self.wait(*keys, self.usage())
+    alone = asks_usage = True
 
 
-class TorchDDP(InOrder):
-    """Buckets that close at their caps."""
-
-    def groups(self) -> Sequence[Sequence[str]]:
-        sizes = {name: self.model.gradient_bytes(name) for name in self.model.order}
-        return assign(self.model.order, sizes, self.options.caps)
-
-
-class Bucketed(TorchDDP):
-    """The same, with a flag for each gradient at the end of a bucket."""
+class Bucketed(Buckets):
+    """Buckets with a flag for each gradient at their end."""
 
     def num_bytes(self, names: Sequence[str]) -> int:
         return super().num_bytes(names) + sum(map(self.model.gradient_item, names))
@@ -110,10 +120,10 @@ class ParameterServer(Strategy):
     def finish(self) -> None:
         names = list(self.model.parameters)
         num_bytes = sum(self.model.gradient_bytes(name) + self.model.gradient_item(name) for name in names)
-        self.wait(*[self.launch_message((worker, 0), num_bytes, names) for worker in self._workers])
+        self.wait(*[self.launch(MESSAGE, num_bytes, "bucket", "0", names, (worker, 0)) for worker in self._workers])
 
     def after_update(self) -> None:
-        self.wait(*[self.launch_message((0, worker), self._values_bytes) for worker in self._workers])
+        self.wait(*[self.launch(MESSAGE, self._values_bytes, on=(0, worker)) for worker in self._workers])
 
     @property
     def _values_bytes(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
-from overlaplab.costs.link import MESSAGE
 from overlaplab.simulate.displaced import with_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
 from overlaplab.simulate.programs.model import RecordedModel
@@ -18,6 +18,7 @@ from overlaplab.simulate.programs.options import Options
 from overlaplab.simulate.programs.profile import Profile, StepProfile
 from overlaplab.simulate.programs.times import Transfer
 
+Lane: TypeAlias = tuple[int, int] | None
 NORM_BYTES = 4
 """The bytes of the norm of all gradients (`Strategy.clip` in engine/overlaplab_engine/strategies/base.py)."""
 
@@ -37,7 +38,7 @@ class Strategy:
         self.step = self.microbatch = 0
         self._transfer = transfer
         self._sends = True
-        self._launched: Counter[tuple[int, int] | None] = Counter()
+        self._launched: Counter[Lane] = Counter()
 
     # Hooks
 
@@ -77,33 +78,16 @@ class Strategy:
 
     # Moves
 
-    def launch(self, kind: str, num_bytes: int, role: str = "", what: str | None = None) -> Hashable:
-        """Launch a collective; returns its key."""
-        return self._launch(Launch(None, self._transfer(kind, num_bytes), kind, num_bytes, role=role, what=what))
-
-    def launch_bucket(self, kind: str, num_bytes: int, number: int, names: Sequence[str]) -> Hashable:
-        """Launch that of the gradients with these names; returns its key."""
-        own_bytes = sum(map(self.model.gradient_bytes, names))
-        took_ns = self._transfer(kind, num_bytes, self.hops)
-        bucket = Launch(None, took_ns, kind, num_bytes, role="bucket", what=str(number), hops=self.hops)
-        return self._launch(replace(bucket, parameters=tuple(names), gradient_bytes=own_bytes))
-
-    def launch_message(self, lane: tuple[int, int], num_bytes: int, gradients: Sequence[str] = ()) -> Hashable:
-        """Launch a message from one rank to another, perhaps of these gradients; returns its key."""
-        took_ns, group = self._transfer(MESSAGE, num_bytes), tuple(sorted(lane))
-        message = Launch(None, took_ns, MESSAGE, num_bytes, group=group, lane=lane)
-        if gradients:
-            own_bytes = sum(map(self.model.gradient_bytes, gradients))
-            message = replace(message, role="bucket", what="0", parameters=tuple(gradients), gradient_bytes=own_bytes)
-        return self._launch(message)
-
-    def _launch(self, launch: Launch) -> Hashable:
-        self._launched[launch.lane] += 1  # all ranks launch in the same order
-        key = *(launch.lane or ()), self._launched[launch.lane]
-        host_ns = self.profile.host_ns
-        displaced_ns = self.profile.displaced(launch.kind, launch.bytes)
-        keyed = replace(launch, key=key, host_ns=host_ns, displaced_ns=displaced_ns)
-        self.moves += [Work(host_ns), keyed, Work(host_ns)]
+    def launch(
+        self, kind: str, size: int, role: str = "", what: str | None = None, names: Sequence[str] = (), on: Lane = None
+    ) -> Hashable:
+        """Launch a collective, or a message `on` a lane, perhaps of the gradients with these names; returns its key."""
+        self._launched[on] += 1  # all ranks launch in the same order
+        key, hops, host_ns = (*(on or ()), self._launched[on]), self.hops if names else None, self.profile.host_ns
+        took_ns, displaced_ns = self._transfer(kind, size, hops), self.profile.displaced(kind, size)
+        launch = Launch(key, took_ns, kind, size, role, what, host_ns, displaced_ns, tuple(names), hops=hops, lane=on)
+        own_bytes, group = sum(map(self.model.gradient_bytes, names)), tuple(sorted(on)) if on else None
+        self.moves += [Work(host_ns), replace(launch, gradient_bytes=own_bytes, group=group), Work(host_ns)]
         return key
 
     def wait(self, *keys: Hashable) -> None:

@@ -11,8 +11,10 @@ from made.pipeline import made_pipeline
 from overlaplab.costs.pipeline import PER_RANK, bubble, order, starts
 from overlaplab.manifest import Link
 from overlaplab.simulate import pipeline_remedies
-from overlaplab.simulate.pipelines.moves import play_pipeline, step_ns
+from overlaplab.simulate.pipelines.moves import pipeline_moves, play_pipeline, step_ns
 from overlaplab.simulate.pipelines.shape import UPDATE, Host, Labelled, Shape
+from overlaplab.simulate.player import find_launches
+from overlaplab.simulate.programs.times import retime_program
 
 
 def ranks_of(schedule: str, took: tuple[dict[str, int], ...]) -> int:
@@ -139,7 +141,8 @@ def test_what_the_host_does_in_an_action_does_not_shrink_with_it() -> None:
 def test_a_message_behind_another_link_keeps_what_it_was_late() -> None:
     link = Link(emulated=True, bandwidth_gbps=8, latency_us=1, world_size=2)
     shape = replace(shape_of("gpipe", ({"forward": 1, "backward": 1},) * 2), hop_ns=1164, bytes=64, link=link)
-    assert shape.with_link(replace(link, bandwidth_gbps=4, latency_us=3)).hop_ns == 3000 + 128 + 100
+    moves = retime_program(pipeline_moves([shape], 0), link, replace(link, bandwidth_gbps=4, latency_us=3))
+    assert {launch.transfer_ns for launch in find_launches(moves)} == {3000 + 128 + 100}
 
 
 def test_layers_move_from_the_slowest_stage_to_the_fastest() -> None:

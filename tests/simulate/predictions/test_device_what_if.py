@@ -11,7 +11,7 @@ from made.traces import run_of
 from overlaplab import Run
 from overlaplab.sections.what_if import what_if_parts
 from overlaplab.simulate.predictions import device_answers, what_if
-from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.answer import DEPTHS, Question
 from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.predictions.predict import predict
@@ -44,7 +44,7 @@ def test_figures_are_those_of_predict(
     run: str, what: str, settings: list[Setting], request: pytest.FixtureRequest
 ) -> None:
     own = request.getfixturevalue(run)
-    assert device_answers.option(own) == what
+    assert device_answers.option_or_why(own) == what
     for setting in settings:
         found, expected = what_if.answer(own, Question(setting=setting)), predict(own, setting)
         assert found.step_ns == expected.step_ns
@@ -57,7 +57,7 @@ def test_curves(ddp: Run, fsdp2: Run) -> None:
     expected = [predict(ddp, Setting(bucket_cap_mb=cap)).step_ns for cap in (1.0, 64.0)]
     assert (caps["bucket_cap_mb"].tolist(), caps["step_ns"].tolist()) == ([1.0, 64.0], expected)
     assert expected[0] < expected[1]
-    depths = what_if.steps_by_depth(fsdp2, Question(setting=Setting()))
+    depths = what_if.steps_by_depth(fsdp2, Question(setting=Setting()), DEPTHS)
     assert depths["prefetch"].tolist() == [1, 2, 3, 4]
     assert depths["step_ns"].iloc[0] < predict(fsdp2, Setting()).step_ns
 

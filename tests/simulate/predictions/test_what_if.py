@@ -17,7 +17,7 @@ from overlaplab.manifest import Link
 from overlaplab.simulate import advise
 from overlaplab.simulate.player import End, Launch, Program, Wait, Work, play
 from overlaplab.simulate.predictions import what_if, wide_answers
-from overlaplab.simulate.predictions.answer import Question, StepPlace, median_step
+from overlaplab.simulate.predictions.answer import Question, median_step
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import all_programs
@@ -155,7 +155,7 @@ def test_lanes_in_literals() -> None:
         [[Work(100), End(), Work(10), Launch("a", 5, role="bucket", what="0"), Work(10),
           Launch("b", 10, kind="all_reduce"), Work(4), Wait("b", 2), Work(3), End()]]
     )  # fmt: skip
-    table = wide_answers.lanes(program, play_wide(program), StepPlace(rank=0, step=0, span_ns=35))
+    table = wide_answers.lanes(program, play_wide(program), 0, 0)
     assert [tuple(row) for row in table.itertuples(index=False)] == [
         ("rank", "", False, 0, 24),
         ("rank", "", False, 32, 35),
@@ -168,12 +168,12 @@ def test_lanes_in_literals() -> None:
 def test_lanes_of_a_recorded_step_add_up() -> None:
     run = sample_run("bucketed")
     program, result = wide_answers.play_question(run, Question(setting=Setting()))
-    step = median_step(result.spans_ns.T)
-    table = wide_answers.lanes(program, result, step)
+    rank, step, span_ns = median_step(result.spans_ns.T)
+    table = wide_answers.lanes(program, result, rank, step)
     took = (table["end_ns"] - table["start_ns"]).groupby([table["lane"], table["exposed"]]).sum()
-    assert table["end_ns"].max() == step.span_ns
-    assert took["rank", False] + took["link", True] <= step.span_ns
-    assert took["rank", False] + took["link", True] > 0.98 * step.span_ns
+    assert table["end_ns"].max() == span_ns
+    assert took["rank", False] + took["link", True] <= span_ns
+    assert took["rank", False] + took["link", True] > 0.98 * span_ns
 
 
 def test_what_cannot_be_told() -> None:
