@@ -38,10 +38,12 @@ class Units(Strategy):
         return self.model.share(self._owned, unit)
 
     def gather(self, unit: str, phase: str) -> None:
-        """Launch the gather of a unit that is not held."""
+        """Launch the gather of a unit that is not held; one without parameters needs none."""
         if unit not in self._held:
-            num_bytes = self.elements(unit) * self.model.gathered_item(self.members(unit)[0])
-            self._held[unit] = self.launch("all_gather", num_bytes, "gather", f"{unit} {self.microbatch} {phase}")
+            self._held[unit] = None
+            if names := self.members(unit):
+                num_bytes = self.elements(unit) * self.model.gathered_item(names[0])
+                self._held[unit] = self.launch("all_gather", num_bytes, "gather", f"{unit} {self.microbatch} {phase}")
 
     def wait_for_unit(self, unit: str) -> None:
         key, self._held[unit] = self._held[unit], None
@@ -176,7 +178,8 @@ class TorchFSDP2(Units):
 
     def _reduce(self, unit: str) -> None:
         self.free(unit)
-        self.wait(self.scatter(unit))
+        if self.members(unit):
+            self.wait(self.scatter(unit))
 
     def _padded_elements(self, name: str) -> int:
         rows, *_ = self.model.parameters[name].shape or (1,)

@@ -48,6 +48,18 @@ def test_without_changes_it_is_the_recorded_run(bucketed: overlaplab.Run) -> Non
     assert all_programs(bucketed, same) == recorded.programs
 
 
+def test_an_fsdp2_root_without_parameters_is_neither_gathered_nor_scattered() -> None:
+    """All parameters of this loop's model lie in its layers."""
+    run = overlaplab.load_run(Path(__file__).parents[2] / "situations" / "recorded" / "04-dataloader-of-one-rank")
+    link = Link(emulated=True, bandwidth_gbps=1, latency_us=500, world_size=2)
+    launched = launches(all_programs(run, Setting(strategy="torch-fsdp2", link=link))[0])
+    moved = {
+        (launch.kind, (launch.what or "").split()[0]) for launch in launched if launch.role in ("gather", "scatter")
+    }
+    layers = [f"layers.{number}" for number in range(6)]
+    assert moved == {(kind, layer) for kind in ("all_gather", "reduce_scatter") for layer in layers}
+
+
 def test_another_link_changes_t_alone(bucketed: overlaplab.Run) -> None:
     assert bucketed.manifest is not None
     assert bucketed.manifest.link is not None
