@@ -174,7 +174,7 @@ def test_rooms_import_only_what_they_may() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["overlaplab", "overlaplab.analyses", "overlaplab.load"],
+    ["overlaplab", "overlaplab.charts", "overlaplab.load"],
 )
 def test_exported_names_exist(module: str) -> None:
     loaded = importlib.import_module(module)
