@@ -27,7 +27,12 @@ def ours(files: list[str]) -> dict[str, Any]:
     import overlaplab
 
     def work(files: list[str]) -> overlaplab.Run:
-        run = overlaplab.load_ranks(files[0] if len(files) == 1 else Path(files[0]).parent, cache=False)
+        folder = Path(files[0]).parent
+        run = (
+            overlaplab.load_run(files[0], cache=False)
+            if len(files) == 1
+            else overlaplab.load_ranks(folder, cache=False)
+        )
         overlaplab.summary(run)
         return run
 

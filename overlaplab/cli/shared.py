@@ -33,7 +33,7 @@ SCHEMA_VERSION = 2
 def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list[Run]:
     """The runs at these paths, each with the ranks that `--assign-rank` gives to its files.
 
-    `tables=False`: do not keep the events' tables; see `analyses.load_ranks`.
+    `tables=False`: do not keep the events' tables of folders; see `analyses.load_ranks`.
     """
     from overlaplab.analyses import load_ranks
     from overlaplab.load import load_run

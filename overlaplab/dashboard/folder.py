@@ -81,7 +81,8 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
             for entry in entries:
                 if _is_folder(entry) and not entry.name.startswith("."):
                     inner = entry.name if name == HERE else f"{name}/{entry.name}"
-                    queue.append((inner, depth + 1, None if entry.is_symlink() else folder / entry.name))
+                    plain = not entry.is_symlink() and not inner.startswith("\\")
+                    queue.append((inner, depth + 1, folder / entry.name if plain else None))
     return sorted(runs, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
 
 

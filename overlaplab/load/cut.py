@@ -100,12 +100,13 @@ def whole_folder(out: Path) -> Iterator[Path]:
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         part.mkdir(parents=True)
-        yield part
-        part.rename(out)
+        try:
+            yield part
+            part.rename(out)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise OverlaplabError(f"cannot be written ({error.strerror or error})", path=out) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _steps(traces: Sequence[Trace], first: int | None, last: int | None) -> list[int]:

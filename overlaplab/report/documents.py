@@ -358,7 +358,7 @@ def _bucket_links(links: pd.DataFrame) -> Document | None:
 
 
 def bench_document(measured: Mapping[str, Any], table: pd.DataFrame) -> Document:
-    """What `analyses.bench_collectives` made of what was measured."""
+    """What `bench_collectives` made of what was measured."""
     return {**{name: measured[name] for name in ("ranks", "device", "link")}, "rows": records(table)}
 
 

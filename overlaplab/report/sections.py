@@ -67,9 +67,10 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     )
     whole = [section for section in parts if section is not None]
     head = () if diagnosis is None else (findings.what_to_do(diagnosis), *findings.why_and_what_to_do(diagnosis))
-    for section in whole[:-1]:  # what the head says stands at the end once more, and nowhere between
-        yield draw_section(replace(section, advice=tuple(line for line in section.advice if line not in head)))
-    yield from map(draw_section, whole[-1:])
+    last = max((place for place, section in enumerate(whole) if section.advice), default=0)
+    for place, section in enumerate(whole):  # what the head says stands at the end once more, and nowhere between
+        advice = tuple(line for line in section.advice if place == last or line not in head)
+        yield draw_section(replace(section, advice=advice))
 
 
 def _pipeline(tables: RunTables) -> Section | None:

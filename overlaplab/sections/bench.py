@@ -13,7 +13,7 @@ _SPEEDS = ("algbw_gb_per_s", "bus_gb_per_s")
 
 
 def bench_rows(table: pd.DataFrame, ranks: int) -> TableBlock:
-    """Rows of `analyses.bench_collectives`, the algorithms side by side."""
+    """Rows of `bench_collectives`, the algorithms side by side."""
     algorithms = table["algorithm"].drop_duplicates()
     speeds = [f"{algorithm}_{figure}" for algorithm in algorithms for figure in _SPEEDS]
     named = [f"{algorithm}_{figure}" for algorithm in algorithms for figure in ("time_ns", *_SPEEDS)]

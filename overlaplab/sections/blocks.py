@@ -156,7 +156,7 @@ Block: TypeAlias = Chart | TableBlock | Lines | Tiles | Bars | Folded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of a page: begins with what was measured, ends with what to do about it."""
+    """A part of a page: begins with what was measured, and may end with what to do about it."""
 
     title: str
     lead: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from samples import sample_run
 from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
 from overlaplab.evidence.host_work import host_work
 from overlaplab.load import slice_run
+from overlaplab.load.cut import whole_folder
 from overlaplab.selection import Selection
 
 SAMPLES = Path(__file__).parents[2] / "traces"
@@ -290,3 +292,12 @@ def test_on_the_command_line(tmp_path: Path, command: Callable[..., tuple[Any, s
         assert (code, said.count("\n")) == (status, 1 if status else 0), said
     assert summary(load_run(tmp_path / "out"))["step"].unique().tolist() == [2]
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_others_are_writing_stays(tmp_path: Path) -> None:
+    """Two containers on one disk may have equal process numbers."""
+    others = tmp_path / f".run.{os.getpid()}.part"
+    others.mkdir()
+    with pytest.raises(OverlaplabError, match="cannot be written"), whole_folder(tmp_path / "run"):
+        pytest.fail("it is another's")
+    assert others.is_dir()

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from made.runs import EMULATED, engine_events, gpu_events, made_gathering, made_sweep
-from made.traces import event, run_of, step, write
+from made.traces import event, launched, run_of, step, write
 
 from overlaplab import OverlaplabError, charts, collectives, compare, load_run, schedule, stragglers, summary
 from overlaplab import buckets as bucket_table
@@ -123,6 +123,12 @@ def test_what_to_do_ends_a_run_and_is_said_nowhere_between(pages: dict[str, Pars
     told = pages["three"].texts("p")
     assert any(text.startswith("bucketed, 2 ranks") for text in told)
     assert any(text.endswith("Emulated link 1Gbps,200us.") for text in told)
+
+
+def test_a_run_without_communication_ends_with_what_to_do(tmp_path: Path) -> None:
+    events = [step(0, 0, 100), *launched("gemm", 5, 10, 90, correlation=1)]
+    page = Parsed(report_page([run_of(tmp_path, events, backend="nccl")]))
+    assert page.texts("strong") == ["What to do:"]
 
 
 def test_gathers_are_counted(pages: dict[str, Parsed]) -> None:

@@ -1,6 +1,6 @@
 """The files of a watched training: per rank a header, `rankN.json`, and cells of 16 bytes, `rankN.cells`.
 
-docs/design.md describes the format; `overlaplab/watched/log.py` reads it. Cells are only ever appended, all of a step
+docs/design.md describes the format; `overlaplab/load/watched.py` reads it. Cells are only ever appended, all of a step
 in one write, so that a file is readable whenever its process is killed; the header is replaced as a whole.
 """
 

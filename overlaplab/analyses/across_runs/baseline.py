@@ -18,6 +18,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.words import shorten
 
 _VERSION = 2
 """Version 1 had other rules for causes: whatever held up the host got all the time before it, waits included."""
@@ -65,7 +66,7 @@ def stored_baseline(path: Path) -> Baseline:
     except OSError as error:
         raise OverlaplabError(f"cannot be read ({error.strerror or error})", path=path, remedy=remedy) from None
     except msgspec.DecodeError as error:
-        raise OverlaplabError(f"is no baseline ({error})", path=path, remedy=remedy) from None
+        raise OverlaplabError(f"is no baseline ({shorten(str(error), 200)})", path=path, remedy=remedy) from None
     if stored.format_version > _VERSION:
         raise OverlaplabError("was written by a newer overlaplab", path=path, remedy="Upgrade, or write it anew.")
     return stored

@@ -60,7 +60,7 @@ def page() -> None:
     if other is None:
         show_blocks(drawn, run=opened.title)
     else:
-        _two((opened, table), (other, run_tables.one_window(other.schedule, dict(table.iloc[0]))))
+        _two((opened, table), (other, run_tables.one_window(other.schedule, {"rank": window[0], "step": window[1]})))
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
     for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
         show_choice(strip, partial(_choose_cell, strip.key), opened.title)

@@ -43,7 +43,7 @@ def hops_remark(table: pd.DataFrame) -> str:
 
 
 def bench_finding(table: pd.DataFrame) -> str:
-    """Say which algorithm is fastest at which sizes: rows of `analyses.bench_collectives`."""
+    """Say which algorithm is fastest at which sizes: rows of `bench_collectives`."""
     fastest = table.loc[table.groupby("bytes")["time_ns"].idxmin()].sort_values("bytes")
     run = (fastest["algorithm"] != fastest["algorithm"].shift()).cumsum()
     spans = [(rows["algorithm"].iloc[0], rows["bytes"].min(), rows["bytes"].max()) for _, rows in fastest.groupby(run)]

@@ -27,7 +27,7 @@ def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
     if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
         return edited
     took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
-    notes = note_places(edited)  # in all rounds the same
+    notes = [note_places(edited, rank) for rank in range(len(run.traces))]  # in all rounds the same
     for _ in range(_MAX_ROUNDS):
         played = play(edited.programs)
         played_ns = [_times_beside(_Device(run, notes[rank], played, rank), each) for rank, each in enumerate(kernels)]
@@ -57,7 +57,7 @@ def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
     if programs is None or not factors:
         return ()
     recorded = play(programs.programs)
-    ran = [_Device(run, notes, recorded, rank) for rank, notes in enumerate(note_places(programs))]
+    ran = [_Device(run, note_places(programs, rank), recorded, rank) for rank in range(len(run.traces))]
     return tuple(dict(_kernels(*each, factors)) for each in zip(run.traces, ran, strict=True))
 
 
@@ -124,5 +124,6 @@ def _with_kernel_times(
     for rank_notes, rank_took in zip(notes, took_ns, strict=True):
         for place, ns in rank_took.items():
             program, number = rank_notes["begun", place]
-            programs[program][number + 1] = Work(ns)
+            if isinstance(programs[program][number + 1], Work):  # an edit may have taken it away
+                programs[program][number + 1] = Work(ns)
     return replace(edited, programs=tuple(programs))

@@ -12,7 +12,6 @@ What a rank launches instead of what was recorded is an `RankEdit`, which `bucke
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,15 +78,15 @@ NotePlaces: TypeAlias = dict[tuple[str, int], tuple[int, int]]
 """By word (`launched`, `begun`, `done`) and place of an event: the program and the place in it of its note."""
 
 
-def note_places(programs: DevicePrograms) -> list[NotePlaces]:
-    """Where each rank's events are noted."""
-    notes: list[NotePlaces] = [{} for _ in programs.steps]
-    for number, program in enumerate(programs.programs):
-        of_rank = notes[bisect_left(programs.steps, number)]
-        for place, move in enumerate(program):
-            if isinstance(move, Note) and isinstance(move.key, tuple):
-                of_rank[move.key[1], move.key[2]] = number, place
-    return notes
+def note_places(programs: DevicePrograms, rank: int) -> NotePlaces:
+    """Where a rank's events are noted."""
+    first = programs.steps[rank - 1] + 1 if rank else 0
+    return {
+        (move.key[1], move.key[2]): (number, place)
+        for number in range(first, programs.steps[rank] + 1)
+        for place, move in enumerate(programs.programs[number])
+        if isinstance(move, Note) and isinstance(move.key, tuple)
+    }
 
 
 def _begin(trace: Trace) -> int:

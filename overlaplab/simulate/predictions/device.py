@@ -194,8 +194,8 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:
     """One rank's, in order of start."""
-    notes = note_places(programs)[rank]
-    noted = {note: played.over_ns[program][number] for note, (program, number) in notes.items()}
+    notes = note_places(programs, rank).items()
+    noted = {note: played.over_ns[program][number] for note, (program, number) in notes}
     ends = played.ends_ns[programs.steps[rank]]
     windows = zip(step_windows(trace), pairwise(ends), strict=True)
     steps = [Event(COMPUTES, f"ProfilerStep#{window.step or 0}", *span) for window, span in windows]

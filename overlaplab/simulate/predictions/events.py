@@ -103,7 +103,7 @@ class _RankEvents:
     """When the last use of each unit that may be held on was over, and the use's name."""
 
     def events(self) -> Iterator[Event]:
-        """All of them, each when it is over."""
+        """All of them, which `played_events` sorts."""
         silent = silent_waits(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):

@@ -14,6 +14,7 @@ from made.traces import event, launched, run_of, step
 
 import overlaplab
 from overlaplab import OverlaplabError, Run
+from overlaplab.analyses import slowdowns
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate import gains
@@ -62,12 +63,14 @@ def test_a_host_that_does_not_wait_runs_ahead(tmp_path: Path) -> None:
 
 
 def accumulating(events: list[Event], update: str = "engine::optimizer") -> list[Event]:
-    """Two passes forward and backward, and one optimizer step, of events with two steps."""
-    first = next(each for each in events if each["name"] == update)
-    steps = sorted((each for each in events if each["name"].startswith("ProfilerStep")), key=lambda each: each["ts"])
-    begin, end = steps[0]["ts"], steps[1]["ts"] + steps[1]["dur"]
-    kept = [each for each in events if each not in (first, *steps)]
-    return [*kept, step(3, begin, end)]
+    """Two passes forward and backward, and one optimizer step, of events with two steps each."""
+    updates, steps = (
+        sorted((each for each in events if each["name"].startswith(name)), key=lambda each: each["ts"])
+        for name in (update, "ProfilerStep")
+    )
+    kept = [each for each in events if each not in (*updates[::2], *steps)]
+    pairs = enumerate(zip(steps[::2], steps[1::2], strict=True))
+    return [*kept, *(step(3 + number, a["ts"], b["ts"] + b["dur"]) for number, (a, b) in pairs)]
 
 
 def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
@@ -81,6 +84,15 @@ def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
     once = run_of(tmp_path / "once", made_gpu.bucketed(), made_gpu.bucketed(), backend="nccl")
     with pytest.raises(OverlaplabError, match="no step sends its gradients in several backward passes"):
         predict_device(once, Setting(edits=(("last-pass", None),)))
+
+
+def test_copies_into_buckets_that_fall_away_may_have_been_slowed_down(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"slowdown": 1, "slow_copies": True, "steps": 8, "backward_us": (100, 100), "at_once": 2}
+    ranks = [accumulating(events, "Optimizer.step#AdamW.step") for events in ddp_ranks([MIB // 2], **how)]
+    run = run_of(tmp_path, *ranks, backend="nccl")
+    assert slowdowns(run).set_index("name").loc["mul", "slowdown"] > 0
+    recorded = replay_steps(run)["span_ns"].iloc[:4].to_numpy() / 1000
+    assert (recorded - played_us(run, "last-pass")[0] > 0).all()
 
 
 @pytest.mark.parametrize("backward_us", [200, 3])

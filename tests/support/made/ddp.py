@@ -34,12 +34,13 @@ def ddp_ranks(
     transfer: Callable[[int], int] = transfer_us,
     elements: Sequence[int] = ELEMENTS,
     slowdown: int = 0,
+    slow_copies: bool = False,
     at_once: int = 0,
     silent: int = 0,
 ) -> list[list[Event]]:
     """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`, and as much
-    and `slowdown` times that much beside an all-reduce. The first steps, `at_once`, send one bucket; of
-    the first ones, `silent`, the backward pass sends nothing, as under `no_sync`.
+    and `slowdown` times that much beside an all-reduce, with `slow_copies` also its copy into the bucket. The first
+    steps, `at_once`, send one bucket; of the first ones, `silent`, the backward pass sends nothing, as under `no_sync`.
 
     Without `copies` gradients are views of their buckets; without `shapes` their sizes are not recorded.
     """
@@ -55,6 +56,7 @@ def ddp_ranks(
             forwards=forwards,
             elements=elements,
             slowdown=slowdown,
+            slow_copies=slow_copies,
             silent=silent,
         )
         for gpu, us in zip(gpus, backward_us, strict=True)
@@ -85,6 +87,7 @@ def _rank(
     forwards: int,
     elements: Sequence[int],
     slowdown: int,
+    slow_copies: bool,
     silent: int,
 ) -> Generator[tuple[int, int], int, None]:
     """Yields start and bytes of each all-reduce, and is told when it ends. `steps`: the caps of each."""
@@ -103,7 +106,10 @@ def _rank(
                     with gpu.function("AddmmBackward0"):
                         _slowed(gpu, "gemm_backward", backward_us, slowdown, busy)
                     with gpu.function("torch::autograd::AccumulateGrad"):
-                        _accumulate(gpu, count if shapes else None, into_bucket=sends)
+                        _accumulate(gpu, count if shapes else None)
+                        if sends:
+                            with gpu.range("torch::distributed::reducer::mul_out", cat="cpu_op"):
+                                _slowed(gpu, "mul", 5, slowdown, busy) if slow_copies else gpu.run("mul", 5)
                         if not sends:
                             continue
                         held.append(count * 4)
@@ -120,13 +126,10 @@ def _rank(
                 gpu.run("adamw", 50)
 
 
-def _accumulate(gpu: Gpu, elements: int | None, *, into_bucket: bool) -> None:
+def _accumulate(gpu: Gpu, elements: int | None) -> None:
     given: dict[str, Any] = {} if elements is None else {"Input Dims": [[elements]], "Input type": ["float"]}
     with gpu.range("torch::autograd::AccumulateGrad", cat="cpu_op", **given):
         pass
-    if into_bucket:
-        with gpu.range("torch::distributed::reducer::mul_out", cat="cpu_op"):
-            gpu.run("mul", 5)
 
 
 def _slowed(gpu: Gpu, name: str, us: int, slowdown: int, busy: Sequence[tuple[int, int]]) -> None:
