@@ -4,7 +4,6 @@ A program is the order of one rank's moves over its steps: it works, launches co
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
 later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. One that does not queue starts with
 its last launch.
-
 A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
 
 [Note: shared links]
@@ -80,12 +79,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The rank goes on once the collective has ended, or another program has come to the note, and if that was not so
-    yet, its thread has woken up.
-    """
+    """The rank goes on once the collective has ended, or another program has come to the note."""
 
     key: Hashable
-    wake_ns: int = 0
+    wake_ns: int = 0  # until its thread has woken up, where that was not so yet
 
 
 @dataclass(frozen=True, slots=True)
