@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from overlaplab.simulate.displaced import with_displaced
@@ -83,11 +82,24 @@ class Strategy:
     ) -> Hashable:
         """Launch a collective, or a message `on` a lane, perhaps of the gradients with these names; returns its key."""
         self._launched[on] += 1  # all ranks launch in the same order
-        key, hops, host_ns = (*(on or ()), self._launched[on]), self.hops if names else None, self.profile.host_ns
-        took_ns, displaced_ns = self._transfer(kind, size, hops), self.profile.displaced(kind, size)
-        launch = Launch(key, took_ns, kind, size, role, what, host_ns, displaced_ns, tuple(names), hops=hops, lane=on)
-        own_bytes, group = sum(map(self.model.gradient_bytes, names)), tuple(sorted(on)) if on else None
-        self.moves += [Work(host_ns), replace(launch, gradient_bytes=own_bytes, group=group), Work(host_ns)]
+        key, host_ns = (*(on or ()), self._launched[on]), self.profile.host_ns
+        hops = self.hops if names else None
+        launch = Launch(
+            key,
+            self._transfer(kind, size, hops),
+            kind,
+            size,
+            role,
+            what,
+            host_ns=host_ns,
+            displaced_ns=self.profile.displaced(kind, size),
+            parameters=tuple(names),
+            gradient_bytes=sum(map(self.model.gradient_bytes, names)),
+            hops=hops,
+            group=tuple(sorted(on)) if on else None,
+            lane=on,
+        )
+        self.moves += [Work(host_ns), launch, Work(host_ns)]
         return key
 
     def wait(self, *keys: Hashable) -> None:

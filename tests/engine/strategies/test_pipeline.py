@@ -68,9 +68,11 @@ def one_pipeline(comm: Communicator, schedule: Schedule) -> None:
     events = sorted(recorded.events(), key=lambda event: event.time_range.start)
     found = [parse(event.name) for event in events if event.name.startswith("engine::stage_")]
     done = [(word.removeprefix("stage_"), int(own["stage"]), int(own["microbatch"])) for word, own in found]  # type: ignore[arg-type]
-    (made,) = strategy._schedules.values()
-    own = [action for action in made.pipeline_order[comm.rank] if action is not None and action.is_compute_op]
-    wanted = [(KINDS[a.computation_type.value], a.stage_index, a.microbatch_index) for a in own]
+    (torch_schedule,) = strategy._schedules.values()
+    actions = [
+        action for action in torch_schedule.pipeline_order[comm.rank] if action is not None and action.is_compute_op
+    ]
+    wanted = [(KINDS[a.computation_type.value], a.stage_index, a.microbatch_index) for a in actions]
     if schedule is Schedule.ONE_F_ONE_B and comm.rank == comm.world_size - 1:
         # torch 2.13 names the last stage's forward passes from 1 there, and carries them out from 0
         wanted = [(kind, stage, number - (kind == "forward")) for kind, stage, number in wanted]

@@ -68,9 +68,9 @@ def accumulating(events: list[Event], update: str = "engine::optimizer") -> list
         sorted((each for each in events if each["name"].startswith(name)), key=lambda each: each["ts"])
         for name in (update, "ProfilerStep")
     )
-    kept = [each for each in events if each not in (*updates[::2], *steps)]
+    others = [each for each in events if each not in (*updates[::2], *steps)]
     pairs = enumerate(zip(steps[::2], steps[1::2], strict=True))
-    return [*kept, *(step(3 + number, a["ts"], b["ts"] + b["dur"]) for number, (a, b) in pairs)]
+    return [*others, *(step(3 + number, a["ts"], b["ts"] + b["dur"]) for number, (a, b) in pairs)]
 
 
 def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:

@@ -127,10 +127,10 @@ def moves(program: Program, strategy: str) -> list[tuple[object, ...]]:
 def test_the_engine_launches_and_waits_as_predicted(
     source: Setting, target: Setting, recorded: Callable[[Setting], overlaplab.Run]
 ) -> None:
-    made = [moves(program, target.strategy or "") for program in all_programs(recorded(source), complete(target))]
+    predicted = [moves(program, target.strategy or "") for program in all_programs(recorded(source), complete(target))]
     really = recorded_programs(recorded(target))
     assert really is not None
-    assert made == [moves(program, target.strategy or "") for program in really.programs]
+    assert predicted == [moves(program, target.strategy or "") for program in really.programs]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_messages_are_sent_and_labelled_as_predicted(
 ) -> None:
     found = predict(recorded(SOURCES[0]), complete(target))
     write_run(tmp_path / "predicted", found.manifest, found.ranks)
-    made, really = overlaplab.load_run(tmp_path / "predicted", cache=False), recorded(target)
-    for own, other in zip(made.traces, really.traces, strict=True):
+    predicted, really = overlaplab.load_run(tmp_path / "predicted", cache=False), recorded(target)
+    for own, other in zip(predicted.traces, really.traces, strict=True):
         for word in ("hop", "bucket_launch", "bucket_ready", "bucket_done"):
             assert labelled(own, word) == labelled(other, word)
         assert messages(own) == messages(other)
@@ -168,8 +168,10 @@ def test_ranks_that_clip_parts_of_gradients_add_up_their_norms(tmp_path: Path) -
     runs = record({tmp_path / "source": source, tmp_path / "target": target}, "--clip-norm", "1")
     really = recorded_programs(runs[target])
     assert really is not None
-    made = all_programs(runs[source], complete(target))
-    assert [moves(program, "zero3") for program in made] == [moves(program, "zero3") for program in really.programs]
+    predicted = all_programs(runs[source], complete(target))
+    assert [moves(program, "zero3") for program in predicted] == [
+        moves(program, "zero3") for program in really.programs
+    ]
 
 
 def test_layers_that_are_not_freed_after_their_forward_are_gathered_once(tmp_path: Path) -> None:
@@ -178,8 +180,8 @@ def test_layers_that_are_not_freed_after_their_forward_are_gathered_once(tmp_pat
     runs = record({tmp_path / "source": source, tmp_path / "target": target}, "--no-reshard-after-forward")
     really = recorded_programs(runs[target])
     assert really is not None
-    made = [moves(program, "torch-fsdp2") for program in all_programs(runs[source], complete(target))]
-    assert made == [moves(program, "torch-fsdp2") for program in really.programs]
+    predicted = [moves(program, "torch-fsdp2") for program in all_programs(runs[source], complete(target))]
+    assert predicted == [moves(program, "torch-fsdp2") for program in really.programs]
 
 
 def complete(setting: Setting) -> Setting:

@@ -131,9 +131,9 @@ def test_a_clipped_run_predicts_no_server(bucketed: overlaplab.Run) -> None:
 
 def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
     """The same ones each time, behind a link of so many ranks; those that were recorded keep theirs."""
-    made = all_programs(bucketed, Setting(ranks=5))
-    assert made == all_programs(bucketed, Setting(ranks=5))
-    assert len(made) == 5
+    programs = all_programs(bucketed, Setting(ranks=5))
+    assert programs == all_programs(bucketed, Setting(ranks=5))
+    assert len(programs) == 5
     two = all_programs(bucketed, Setting(ranks=2, accumulate=2))
     five = all_programs(bucketed, Setting(ranks=5, accumulate=2))
     for own, same in zip(two, five, strict=False):
@@ -142,10 +142,10 @@ def test_further_ranks_draw_their_steps(bucketed: overlaplab.Run) -> None:
     assert bucketed.manifest.link is not None
     link = replace(bucketed.manifest.link, world_size=5)
     recorded = all_programs(bucketed, Setting())[0]
-    for own, before in zip(launches(made[4]), launches(recorded), strict=True):
+    for own, before in zip(launches(programs[4]), launches(recorded), strict=True):
         model_ns, model_before_ns = (transfer_ns(own.kind, own.bytes, each) for each in (link, bucketed.manifest.link))
         assert own.transfer_ns - model_ns == before.transfer_ns - model_before_ns
-    assert all(len(play(made).spans_ns(rank)) == 3 for rank in range(5))
+    assert all(len(play(programs).spans_ns(rank)) == 3 for rank in range(5))
 
 
 def test_without_a_straggler_all_ranks_work_alike(bucketed: overlaplab.Run) -> None:
