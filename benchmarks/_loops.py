@@ -26,6 +26,7 @@ from overlaplab_engine.recording.recorder import Recorder
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -128,7 +129,9 @@ def main(
     torch.set_num_threads(1)
     model = make_model(loop, mended=mended)
     ddp = parallel(loop, model, mended=mended)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    if loop == "sharded-optimizer" and not mended:
+        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=1e-3)
     items = loader(loop, mended=mended)
     with Recorder(out, ddp, steps=STEPS) as recorder:
         for number in range(STEPS + 3):
@@ -142,7 +145,7 @@ def main(
             optimizer.step()
             optimizer.zero_grad()
             if not mended:
-                after_the_step(loop, number)
+                after_the_step(loop, number, model)
             recorder.step()
     dist.destroy_process_group()
 
@@ -170,8 +173,8 @@ def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
 
 def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn.Module:
     """The model as the loop's ranks train it together; some do so by hand."""
-    if isinstance(model, nn.Sequential) and loop in ("units-microbatches", "tiny-units"):
-        return fully_sharded(model)
+    if isinstance(model, nn.Sequential) and loop in ("units-microbatches", "tiny-units", "units-freed"):
+        return fully_sharded(model, frees=not (loop == "units-freed" and mended))
     if loop in BY_HAND and not mended:
         if loop == "blocking-hooks":
             for parameter in model.parameters():
@@ -193,10 +196,10 @@ def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn
     return ddp
 
 
-def fully_sharded(model: nn.Sequential) -> nn.Module:
-    """With a unit for each layer."""
+def fully_sharded(model: nn.Sequential, *, frees: bool) -> nn.Module:
+    """With a unit for each layer, which it perhaps frees after its forward pass."""
     for layer in model:
-        fully_shard(layer)
+        fully_shard(layer, reshard_after_forward=frees)
     return fully_shard(model)
 
 
@@ -207,7 +210,7 @@ def loader(loop: str, *, mended: bool) -> Iterator[torch.Tensor] | None:
     return None if loads is None else iter(DataLoader(SlowItems(loads), batch_size=1, **workers))
 
 
-def after_the_step(loop: str, number: int) -> None:
+def after_the_step(loop: str, number: int, model: nn.Module) -> None:
     """What the loop does between the optimizer's step and the next one's forward pass."""
     saves = {
         "saving": 0.03,
@@ -217,6 +220,11 @@ def after_the_step(loop: str, number: int) -> None:
     if saves:
         with torch.profiler.record_function("saving"):
             time.sleep(saves)
+    for _ in range(10 if loop == "barriers" else 0):
+        dist.barrier()
+    if loop == "broadcast-parameters":
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
     if loop == "pause" or (loop == "pause-of-one" and dist.get_rank() == 0):
         time.sleep(0.03)
 

@@ -73,6 +73,10 @@ LOOPS = {
     "gradient-norms": answer_by_edit("in place of", "async_op=True", edit="merge"),
     "gathered-objects": answer_by_edit("all-gathers", edit="merge"),
     "broadcast-buffers": answer_by_edit("broadcast_buffers=False", edit="leave-out"),
+    "barriers": answer_by_edit("doing without the 10 barriers", edit="leave-out", value="barrier"),
+    "broadcast-parameters": answer_by_edit("broadcasts", edit="leave-out", value="broadcast"),
+    "sharded-optimizer": answer_by_edit("a whole optimizer", edit="whole-optimizer"),
+    "units-freed": answer_by_edit("reshard_after_forward=False", edit="keep-gathered"),
     "no-problem": FaultyLoop(("What is left is computation", "Nothing", "No known remedy", "No gain is certain")),
 }
 """What is right was written down before anything was recorded of the loops from `small-buckets` on."""

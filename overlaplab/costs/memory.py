@@ -94,6 +94,11 @@ def whole_gradients_bytes(manifest: Manifest) -> int | None:
     return None if reduced is None else reduced - reduced // manifest.axes.owners
 
 
+def whole_parameters_bytes(manifest: Manifest) -> int | None:
+    """What a rank holds at most, if all units stay gathered; None if sizes are not known."""
+    return (gathered_bytes(manifest) or None) if manifest.parameters else None
+
+
 def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:
     if dtype is None:
         return parameter_bytes(manifest)

@@ -205,8 +205,10 @@ def is_with_ddp(trace: Trace) -> bool:
 
 
 def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
-    """The optimizer's steps, as torch names them, in order of time."""
-    return _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))
+    """The optimizer's steps, as torch names them, in order of time; one that another optimizer makes is its part."""
+    spans = _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))
+    ends_ns = accumulate((span.end_ns for span in spans), max, initial=0)
+    return tuple(span for span, before_ns in zip(spans, ends_ns, strict=False) if span.start_ns >= before_ns)
 
 
 def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:

@@ -17,14 +17,21 @@ import pandas as pd
 
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
-from overlaplab.evidence.ddp import DDPBackward, DDPBucket, autograd_passes, unlabelled_backwards
+from overlaplab.evidence.ddp import (
+    DDPBackward,
+    DDPBucket,
+    autograd_passes,
+    forward_passes,
+    optimizer_steps,
+    unlabelled_backwards,
+)
 from overlaplab.evidence.executions import Executions, executions, map_moment
 from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.evidence.selection import launched_in
+from overlaplab.evidence.selection import is_inside, launched_in
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule, label_list
 
@@ -45,6 +52,10 @@ class Role(StrEnum):
 GRADIENTS = (Role.BUCKET, Role.SCATTER)
 ACTIVATIONS_OF = "activations of "
 """How `what` of collectives of activations begins; the module follows."""
+BUFFERS = "buffers"
+"""`what` of broadcasts by DistributedDataParallel before each forward pass, as of batch normalisation's statistics."""
+UPDATING = ("broadcast", "all_gather")
+"""What sends parameters within an optimizer step that is sharded, as torch's ZeroRedundancyOptimizer does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +93,12 @@ def purposes(trace: Trace) -> pd.DataFrame:
         for row, description in enumerate(table["group_description"]):
             if purpose_of_row[row] is None and find_axis(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
+    forwards, updates = forward_passes(trace), optimizer_steps(trace)
+    for row, (kind, host_ns) in enumerate(zip(table["kind"], table["host_ns"].tolist(), strict=True)):
+        if purpose_of_row[row] is None and kind == "broadcast" and is_inside(forwards, host_ns):
+            names[row] = BUFFERS
+        elif purpose_of_row[row] is None and kind in UPDATING and is_inside(updates, host_ns):
+            roles[row], names[row] = Role.PARAMETERS.value, "updated parameters"
     return pd.DataFrame(
         {
             "role": pd.Series(roles, dtype=object),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +22,12 @@ def launched_in(spans: Sequence[Launched], step: Window) -> Sequence[Launched]:
         return spans
     first = bisect_left(spans, step.host_start_ns, key=lambda span: span.start_ns)
     return spans[first : bisect_left(spans, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
+
+
+def is_inside(spans: Sequence[Span], moment_ns: int) -> bool:
+    """Whether one of the ranges, which must be in order of start and apart, holds the moment."""
+    before = bisect_right(spans, moment_ns, key=lambda span: span.start_ns)
+    return before > 0 and moment_ns <= spans[before - 1].end_ns
 
 
 def selected_traces(run: Run, selection: Selection) -> list[Trace]:

@@ -1,4 +1,4 @@
-"""What a host does to send gradients alone: copies them into a bucket, launches it, and copies them back.
+"""What a host does to send gradients or to gather parameters alone: copies them, launches, and copies them back.
 
 Of torch's DDP, in a backward pass under `no_sync`, nothing of it is done (torch/csrc/distributed/c10d/reducer.cpp,
 `autograd_hook`), nor of FSDP2 without gradient sync (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
@@ -16,6 +16,8 @@ from overlaplab.events import Trace, event_times, host_ranges, once_per_trace
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges
+from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 
 COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -40,16 +42,40 @@ class Sending:
 
 @once_per_trace
 def sendings(trace: Trace) -> list[Sending]:
-    """Those of every unit of FSDP2, and of every bucket whose gradients are known."""
-    return [*_unit_sendings(trace), *_bucket_sendings(trace)]
+    """Those of every unit of FSDP2, also when it is gathered, and of every bucket whose gradients are known."""
+    gathered = [sending for _, sendings in gatherings(trace) for sending in sendings]
+    return [*_unit_sendings(trace), *_bucket_sendings(trace), *gathered]
+
+
+@once_per_trace
+def gatherings(trace: Trace) -> list[tuple[Gather, list[Sending]]]:
+    """FSDP2's gathers, each with the ranges in which its unit is gathered and copied out."""
+    called = _called_places(trace)
+    gathered: list[tuple[Gather, list[Sending]]] = []
+    for gather in fsdp2_gathers(fsdp2_ranges(trace), executions(trace)):
+        if (place := _first_called(called, gather.launch.start_ns, gather.launch.end_ns)) is not None:
+            ranges = ((each.start_ns, each.end_ns) for each in (gather.launch, *gather.blocked))
+            gathered.append((gather, [Sending(start_ns=start, end_ns=end, place=place) for start, end in ranges]))
+    return gathered
 
 
 def _unit_sendings(trace: Trace) -> Iterator[Sending]:
-    events = device_events(trace)
-    called = sorted((events[place].called_ns, place) for place in collective_places(trace).values())
+    called = _called_places(trace)
     for start_ns, end_ns in _ranges(trace, _REDUCED):
-        for _, place in called[bisect_left(called, (start_ns, 0)) : bisect_left(called, (end_ns, 0))][:1]:
+        if (place := _first_called(called, start_ns, end_ns)) is not None:
             yield Sending(start_ns=start_ns, end_ns=end_ns, place=place)
+
+
+def _called_places(trace: Trace) -> list[Range]:
+    """When the host launched each collective's last event, and the event's place; in order."""
+    events = device_events(trace)
+    return sorted((events[place].called_ns, place) for place in collective_places(trace).values())
+
+
+def _first_called(called: list[Range], start_ns: int, end_ns: int) -> int | None:
+    """The place of the first collective that was launched meanwhile."""
+    first = bisect_left(called, (start_ns, 0))
+    return called[first][1] if first < len(called) and called[first][0] < end_ns else None
 
 
 def _bucket_sendings(trace: Trace) -> list[Sending]:

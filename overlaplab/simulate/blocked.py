@@ -33,6 +33,8 @@ class Launched:
     ended_ns: int
     own_ended_ns: int
     """On this rank."""
+    blocks: bool
+    """Whether the host waits for it in the range in which it launches it, as FSDP2 does."""
     launch: Launch
 
 
@@ -106,7 +108,7 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
             end_wait.keys.append(launched.launch.key)
             end_wait.start_ns = max(end_wait.start_ns, launched.at_ns)  # it may be launched within the range
     if all(label.fields.get("by") == "hand" for label in labels if label.word == "wait"):  # a loop that labels no waits
-        waits += _while_nothing_computes(unnamed, compute)
+        waits += _while_nothing_computes(unnamed, [launched.at_ns for launched in launches], compute)
     ending = sorted(range(len(launches)), key=lambda place: launches[place].ended_ns)
     ends = [launches[place].ended_ns for place in ending]
     for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
@@ -140,13 +142,17 @@ def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> B
     return near
 
 
-def _while_nothing_computes(unnamed: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
-    """The rank computed nothing when the collective ended, and went on soon after: so it had waited for it."""
+def _while_nothing_computes(
+    unnamed: Sequence[Launched], launches_ns: Sequence[int], compute: Intervals
+) -> Iterator[Blocked]:
+    """The rank computed nothing when the collective ended, and computed or launched soon after: so it had waited."""
     starts, ends = compute[:, 0], compute[:, 1]
     for launched in unnamed:
         place = int(np.searchsorted(starts, launched.own_ended_ns))
         since_ns = max(int(ends[place - 1]) if place else launched.at_ns, launched.at_ns)
         until_ns = int(starts[place]) if place < len(starts) else launched.own_ended_ns
+        following = bisect_left(launches_ns, launched.own_ended_ns)
+        until_ns = min([until_ns, *launches_ns[following : following + 1]])
         if since_ns < launched.own_ended_ns and until_ns <= launched.own_ended_ns + STALL_NS:
             yield Blocked(since_ns, until_ns, [launched.launch.key])
 
@@ -169,7 +175,7 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
 
 
 def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
-    """Where FSDP2 waited: for a gather before it copies it out, for each reduction in turn where it launches it."""
+    """Where FSDP2 waited: in turn where it launches what blocks, else for a gather before it copies it out."""
     ranges, moments = fsdp2_ranges(trace), [launched.at_ns for launched in launches]
 
     def launched_in(span: Span) -> Sequence[Launched]:
@@ -177,7 +183,8 @@ def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Interv
 
     for gather in fsdp2_gathers(ranges, executions(trace)):
         for launched in launched_in(gather.launch) if gather.blocked else ():
-            yield _wait_until_copied(launched, gather.blocked[-1].start_ns, gather.blocked[-1].end_ns, compute)
+            start_ns = launched.at_ns if launched.blocks else gather.blocked[-1].start_ns
+            yield _wait_until_copied(launched, start_ns, gather.blocked[-1].end_ns, compute)
     for label in ranges:
         if label.word != "post_backward_reduce":
             continue

@@ -8,10 +8,10 @@ occupied the link for. So the programs, played as they are, give the recorded st
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,9 +23,17 @@ from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
 from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
+from overlaplab.evidence.purposes import UPDATING
 from overlaplab.evidence.recorded import UNKNOWN_NS
+from overlaplab.evidence.selection import is_inside
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_waits
+from overlaplab.simulate.blocked import (
+    Blocked,
+    Launched,
+    collective_name,
+    find_fsdp2_waits,
+    find_waits,
+)
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, change_launches
 from overlaplab.simulate.recorded_collectives import (
@@ -191,13 +199,20 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             senders.append(label)
             buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
     starts = [label.start_ns for label in senders]
+    updates = [label for label in labels if label.word == "optimizer"]
+    sent: list[tuple[dict[Hashable, Any], int, Label | None]] = []
     for row in rows.to_dict("records"):
         place = bisect_right(starts, row["launch_ns"]) - 1
-        sender = senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None
+        sent.append((row, place, senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None))
+    blocking = {"post_backward_reduce"}
+    if all(row["end_ns"] <= sender.end_ns for row, _, sender in sent if sender and sender.word == "all_gather"):
+        blocking.add("all_gather")
+    for row, place, sender in sent:
         role = _ROLES[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
             role = "replicas"
-        bucket = buckets[place] if sender else {}
+        bucket, blocks = buckets[place] if sender else {}, bool(sender and sender.word in blocking)
+        host_until_ns = row["launch_ns"] if blocks else sender.end_ns if sender else 0
         launch = Launch(
             row["match"],
             row["transfer_ns"],
@@ -205,20 +220,19 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             max(row["bytes"], 0),
             role=role,
             what=collective_name(sender) if sender else None,
-            host_ns=_host_ns(sender, row["launch_ns"]) if sender and not hidden else 0,
+            host_ns=host_until_ns - sender.start_ns if sender and not hidden else 0,
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
             hops=row["hops"],
             group=row["members"],
             lane=row["lane"],
+            is_needed=sender is None and row["kind"] in UPDATING and is_inside(updates, row["launch_ns"]),
             queues=row["queues"],
         )
-        yield Launched(at_ns=row["launch_ns"], ended_ns=row["ended_ns"], own_ended_ns=row["end_ns"], launch=launch)
-
-
-def _host_ns(label: Label, at_ns: int) -> int:
-    """How long the host launched; FSDP2 waits for a reduction in the range in which it launches it."""
-    return (at_ns if label.word == "post_backward_reduce" else label.end_ns) - label.start_ns
+        ended_ns, own_ended_ns = row["ended_ns"], row["end_ns"]
+        yield Launched(
+            at_ns=row["launch_ns"], ended_ns=ended_ns, own_ended_ns=own_ended_ns, blocks=blocks, launch=launch
+        )
 
 
 def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -46,5 +46,7 @@ def test_fsdp2_reduces_each_unit_in_a_range(tmp_path: Path) -> None:
     zero = int(trace.events["ts_ns"].min()) - 1000 * min(each["ts"] for each in events)
     ranges = [each for each in events if each["name"].startswith("FSDP::post_backward_reduce")]
     times = [(1000 * each["ts"], 1000 * (each["ts"] + each["dur"])) for each in ranges]
-    assert [(each.start_ns - zero, each.end_ns - zero) for each in sendings(trace)] == sorted(times)
+    found = [(each.start_ns - zero, each.end_ns - zero) for each in sendings(trace)]
+    assert found[: len(times)] == sorted(times)
+    assert len(found) == len(times) + 2 * 7, "seven gathers, each copied out"
     assert len(times) == 4, "three layers and the root"

@@ -12,11 +12,13 @@ from overlaplab_engine.strategies.gradients.buckets import assign as engine_assi
 from overlaplab.simulate.assign import assign
 from overlaplab.simulate.edits.collectives import (
     halve_bytes,
+    keep_gathered,
     last_pass_only,
     launch_early,
     left_out,
     merge_collectives,
     other_collectives,
+    update_whole,
     wait_a_step_later,
     wait_at_step_end,
     without_launches,
@@ -102,6 +104,52 @@ def test_collectives_left_out() -> None:
     assert left is not None
     assert spans(left) == [[131 - 5 - 3 * 7]]
     assert left_out([STEP], "broadcast") is None
+
+
+def test_barriers_are_left_out_by_name_alone() -> None:
+    """They carry nothing: they are not merged with others, nor waited for later."""
+    program = [
+        *(End(), Mark("forward"), Work(9), Mark("forward_end"), Launch("a", 5, "barrier"), Wait("a")),
+        *(Launch("b", 4, "barrier"), Wait("b"), Mark("optimizer"), Mark("optimizer_end")),
+        *(Launch("c", 3, "barrier"), Wait("c"), End()),
+    ]
+    assert spans([program]) == [[21]]
+    assert not any((left_out([program]), wait_at_step_end([program]), wait_a_step_later([program])))
+    assert merge_collectives([program], lambda _kind, _bytes: 1) is None
+    without = left_out([program], "barrier")
+    assert without is not None
+    assert spans(without) == [[9]]
+
+
+def test_parameters_sent_within_an_update_are_needed() -> None:
+    update = [Mark("optimizer"), Work(2), Launch("a", 5, "broadcast", is_needed=True), Wait("a"), Mark("optimizer_end")]
+    program = [End(), Mark("forward"), Work(9), Mark("forward_end"), *update, End()]
+    assert not any((left_out([program]), wait_at_step_end([program]), wait_a_step_later([program])))
+    whole = update_whole([program])
+    assert whole is not None
+    assert (spans([program]), spans(whole)) == ([[16]], [[11]])
+    assert update_whole(whole) is None
+
+
+def test_units_stay_gathered_for_their_backward_pass() -> None:
+    """Of two microbatches each gathers its units once; the root, gathered once per microbatch, stays as it is."""
+
+    def gathered(key: int, unit: str) -> list[Move]:
+        return [Launch(key, 5, role="gather", what=unit), Wait(key), Work(1)]
+
+    def sent(key: int, unit: str) -> list[Move]:
+        return [Launch(key, 3, role="scatter", what=unit), Wait(key)]
+
+    step: list[Move] = []
+    for first in (0, 10):
+        step += gathered(first, "root") + gathered(first + 1, "a") + gathered(first + 2, "b")
+        step += gathered(first + 3, "b") + sent(first + 4, "b") + gathered(first + 5, "a") + sent(first + 6, "a")
+        step += sent(first + 7, "root")
+    kept = keep_gathered([[End(), *step, End()]])
+    assert kept is not None
+    left = [move.key for move in kept[0] if isinstance(move, Launch) and move.role == "gather"]
+    assert left == [0, 1, 2, 10, 11, 12]
+    assert keep_gathered(kept) is None
 
 
 def test_collectives_merged_with_their_neighbours() -> None:

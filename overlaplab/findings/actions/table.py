@@ -49,6 +49,7 @@ ACTIONS = [
         words.ARRIVAL_ORDER,
     ),
     Action("prefetch", (Cause.LATE,), words.prefetch),
+    Action("keep_gathered", (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.LINK), words.keep_gathered),
     Action(
         "larger_units",
         (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
@@ -58,6 +59,13 @@ ACTIONS = [
     Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket),
     Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap),
     Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
+    Action(
+        "whole_optimizer",
+        (Cause.BLOCKING, Cause.QUEUED, Cause.LINK),
+        "a whole optimizer on each rank, not a sharded one: then nothing is sent within its step",
+        condition="if updating all parameters took no longer",
+    ),
+    Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers),
     Action("asynchronous", (Cause.BLOCKING, Cause.QUEUED), words.ASYNCHRONOUS),
     Action("background", (Cause.BLOCKING, Cause.LINK, Cause.TAIL), words.background),
     Action("merge", (Cause.BLOCKING, Cause.QUEUED), "one collective in place of {collectives}, on stacked tensors"),

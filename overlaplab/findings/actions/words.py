@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
-from overlaplab.evidence.purposes import ACTIVATIONS_OF
+from overlaplab.evidence.purposes import ACTIVATIONS_OF, BUFFERS
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
@@ -147,9 +147,17 @@ def earlier_launch(case: Case) -> str:
 
 def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
-    if case.loop.framework == "ddp" and set(_unnamed_rows(case.rows)["kind"]) == {"broadcast"}:
+    buffers, others = case.rows[case.rows["what"] == BUFFERS], _unnamed_rows(case.rows)
+    if buffers["exposed_ns"].sum() > others["exposed_ns"].sum():
         return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
     return f"doing without {_collective_words(case)}, or doing them less often"
+
+
+def barriers(case: Case) -> str:
+    """No barriers: nothing is computed with them."""
+    number = case.rows.loc[case.rows["kind"] == "barrier", "collective"].nunique()
+    which = f"the {number} barriers" if number > 1 else "the barrier"
+    return f"doing without {which}: what needs the other ranks' data waits for it anyway"
 
 
 def last_pass(case: Case) -> str:
@@ -160,6 +168,14 @@ def last_pass(case: Case) -> str:
     if loop.framework == "engine" and loop.traits is not None and loop.traits.gradients == "reduce_scatter":
         return ""
     return "no_sync() in every backward pass but the last of a step"
+
+
+def keep_gathered(case: Case) -> str:
+    """Units that stay gathered from their forward to their backward pass; zero3 has no option for it."""
+    option = "reshard_after_forward=False in fully_shard"
+    if case.loop.framework == "engine":
+        option = "--no-reshard-after-forward" if case.loop.traits and case.loop.traits.offloads_parameters else ""
+    return option and f"{option}: units stay gathered until their backward pass"
 
 
 def prefetch(case: Case) -> str:
@@ -271,7 +287,7 @@ def _collective_words(case: Case, where: str = "") -> str:
 
 
 def _unnamed_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["what"].isna()]
+    return rows[rows["what"].isna() & (rows["kind"] != "barrier")]
 
 
 def moved_most(rows: pd.DataFrame) -> str:
@@ -328,7 +344,7 @@ _SEND_LESS = "sending less while the link is busy: lower precision, or fewer syn
 _HOW_FEWER = {
     **dict.fromkeys((None, "engine"), ("lower precision", "accumulation")),
     "ddp": ("a bf16_compress_hook", "accumulation under no_sync"),
-    "fsdp2": ("MixedPrecisionPolicy", "reshard_after_forward=False"),
+    "fsdp2": ("MixedPrecisionPolicy",),
 }
 _BUCKETED = {"engine": "strategy bucketed", **dict.fromkeys((None, "ddp", "fsdp2"), "torch's DistributedDataParallel")}
 """What sends gradients in buckets."""

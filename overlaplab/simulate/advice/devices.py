@@ -24,6 +24,7 @@ from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
+from overlaplab.simulate.edits.collectives import BARRIER
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS
@@ -123,6 +124,8 @@ def edit_remedies(
             yield "even_work", {}, ("even-work", None)
     for name in works:
         yield "host_work", {"what": name}, ("without-host-work", name)
+    if not on_devices:
+        yield "barriers", {}, ("leave-out", BARRIER)
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
     for name, edit in EDITS.items():
         if edit.remedy and (edit.on_devices if on_devices else edit.apply):

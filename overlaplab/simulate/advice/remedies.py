@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes
+from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes, whole_parameters_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.manifest import Manifest, strategy_traits
@@ -37,6 +37,7 @@ _ABOUT = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns":
 _COLUMNS = {"rank": "Int64", "step": "Int64"} | _ABOUT
 _GAINS = _ABOUT | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
+_NEEDS_MEMORY = {"prefetch", "larger_units", "keep_gathered", "whole_optimizer", "last_pass", "background", "strategy"}
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
 _MIN_LARGEST_SHARE = 0.5
@@ -94,7 +95,7 @@ def _has_one_size(run: Run) -> bool:
 
 def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> int | None:
     """See `memory_bytes` of `gains`."""
-    if remedy not in ("prefetch", "larger_units", "last_pass", "background", "strategy"):
+    if remedy not in _NEEDS_MEMORY:
         return 0
     traits = strategy_traits(manifest)
     if manifest is None or traits is None:
@@ -103,6 +104,8 @@ def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> 
         return prefetched_bytes(manifest, int(setting) - (manifest.prefetch or 0))
     if remedy == "larger_units":
         return joined_units_bytes(manifest, int(setting))
+    if remedy == "keep_gathered":
+        return whole_parameters_bytes(manifest)
     if remedy == "last_pass":
         return whole_gradients_bytes(manifest) if "gradients" in traits.sharded else 0
     return None

@@ -13,8 +13,9 @@ from dataclasses import replace
 from itertools import chain
 
 from overlaplab.simulate.edits.hosts import mean_step_ns
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
 
+BARRIER = "barrier"
 _MIN_LONG_SHARE = 0.02
 """What occupies the link for a larger share of a step may hold up what is queued behind it."""
 
@@ -41,24 +42,36 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
 
 
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
-    """Those without a role, perhaps between passes alone; none where no passes are marked, as these may be any."""
+    """Those that `_is_other`, perhaps between passes alone; none where no passes are marked, as these may be any."""
     launches: list[Launch] = []
     marked = inside = False
     for move in program:
         if isinstance(move, Mark) and move.word in _BORDERS:
             marked, inside = True, _BORDERS[move.word]
-        elif isinstance(move, Launch) and not move.role and not (between_passes and inside):
+        elif isinstance(move, Launch) and _is_other(move) and not (between_passes and inside):
             launches.append(move)
     return launches if marked else []
+
+
+def _is_other(launch: Launch) -> bool:
+    """Whether it moves neither gradients nor parameters; a barrier moves nothing, and is not to be waited for later."""
+    return not launch.role and not launch.is_needed and launch.kind != BARRIER
 
 
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}
 
 
 def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
-    """Without the other collectives, or those of a kind; None where there are none."""
-    others = [launch for program in programs for launch in other_collectives(program)]
-    keys = {launch.key for launch in others if kind in (None, launch.kind)}
+    """Without the other collectives, or those of a kind, such as barriers; None where there are none."""
+    others = find_launches if kind == BARRIER else other_collectives
+    launches = [launch for program in programs for launch in others(program)]
+    keys = {launch.key for launch in launches if kind in (None, launch.kind)}
+    return [without_launches(program, keys) for program in programs] if keys else None
+
+
+def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Every rank updates all parameters, and sends none; None where optimizers are not sharded."""
+    keys = {launch.key for program in programs for launch in find_launches(program) if launch.is_needed}
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
@@ -148,7 +161,7 @@ def _after_the_update(program: Program) -> set[Hashable]:
             updated = False
         elif isinstance(move, Launch) and updated:
             averages = move.role == "parameters" and move.kind == "all_reduce"  # the next pass needs what gathers them
-            keys |= {move.key} if averages or not move.role else set()
+            keys |= {move.key} if averages or _is_other(move) else set()
     return keys
 
 
@@ -167,6 +180,24 @@ def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
             elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
                 keys.update(key for same in alike.values() for key in same[:-1])
                 alike.clear()
+    return [without_launches(program, keys) for program in programs] if keys else None
+
+
+def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """A unit that a forward pass gathered stays so for its backward pass; None where none is gathered again."""
+    keys: set[Hashable] = set()
+    for program in programs:
+        gathered: set[str] = set()  # for a forward pass
+        for move in program:
+            if isinstance(move, End):
+                gathered.clear()
+            elif isinstance(move, Launch) and move.what is not None and move.role in ("gather", "scatter"):
+                unit = move.what.split(" ")[0]
+                if move.role == "gather" and unit not in gathered:
+                    gathered.add(unit)
+                else:
+                    gathered.discard(unit)
+                    keys |= {move.key} if move.role == "gather" else set()
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
@@ -198,7 +229,7 @@ def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
         for move in program:
             if isinstance(move, End):
                 begun = len(moves) + 1
-            if isinstance(move, Launch) and not move.role and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
+            if isinstance(move, Launch) and _is_other(move) and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
                 moves.insert(begun, move)
                 begun += 1
                 moved += 1

@@ -10,6 +10,8 @@ from itertools import chain, pairwise
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
+from overlaplab.evidence.purposes import BUFFERS, Role
+from overlaplab.evidence.sending import gatherings
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
@@ -39,11 +41,45 @@ def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
 
 
 def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
-    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often.
+    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often."""
+    return _without_collectives(programs, _sent_again(run, programs))
 
-    What the host and the compute stream do for a bucket alone, such as to copy gradients into it, falls away too.
+
+def keep_gathered(run: Run, programs: DevicePrograms) -> Programs | None:
+    """Units of FSDP2 that a forward pass gathered stay so for its backward pass; None where none is gathered again."""
+    again: set[Hashable] = set()
+    for trace, lanes in zip(run.traces, programs.ranks, strict=True):
+        units = {(gather.unit, gather.microbatch) for gather, _ in gatherings(trace) if gather.phase == "forward"}
+        places = {
+            each.place
+            for gather, sendings in gatherings(trace)
+            if gather.phase == "backward" and (gather.unit, gather.microbatch) in units
+            for each in sendings
+        }
+        for note, move in chain.from_iterable(map(pairwise, lanes)):
+            if isinstance(move, Launch) and isinstance(note, Note) and note.key[2] in places:  # type: ignore[index]
+                again.add(move.key)
+    return _without_collectives(programs, again)
+
+
+def without_buffers(programs: DevicePrograms) -> Programs | None:
+    """DDP broadcasts no buffers; None where it broadcasts none. What others are for that have no role is not known."""
+    return _without_collectives(programs, {each.key for each in _launches(programs) if each.what == BUFFERS})
+
+
+def update_whole(programs: DevicePrograms) -> Programs | None:
+    """Every rank updates all parameters, and sends none; None where optimizers are not sharded."""
+    return _without_collectives(programs, {each.key for each in _launches(programs) if each.role == Role.PARAMETERS})
+
+
+def _launches(programs: DevicePrograms) -> list[Launch]:
+    return find_launches(chain.from_iterable(programs.programs))
+
+
+def _without_collectives(programs: DevicePrograms, again: set[Hashable]) -> Programs | None:
+    """Without these, and what the host and the compute stream do for them alone, such as to copy gradients into a
+    bucket; None without any.
     """
-    again = _sent_again(run, programs)
     if not again:
         return None
     changed: list[Program] = []

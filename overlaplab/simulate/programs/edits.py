@@ -11,6 +11,7 @@ from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits import collectives
+from overlaplab.simulate.edits.collectives import BARRIER
 from overlaplab.simulate.edits.hosts import (
     balance_rank,
     even_out_work,
@@ -61,6 +62,8 @@ def edit_of_action(remedy: str, setting: float | None, what: str | None) -> Edit
             return "balance", f"{setting:g}"
         case "even_work":
             return "even-work", None
+        case "barriers":
+            return "leave-out", BARRIER
         case "host_work":
             return "without-host-work", what
         case "larger_units":
@@ -268,7 +271,20 @@ EDITS = {
         remedy="leave_out",
         value="KIND",
         apply=lambda _run, programs, value, _link: collectives.left_out(programs, value),
+        on_devices=lambda _run, programs, value: None if value else devices.without_buffers(programs),
         nothing="there is no such collective",
+    ),
+    "whole-optimizer": Edit(
+        remedy="whole_optimizer",
+        apply=_programs_alone(collectives.update_whole),
+        on_devices=lambda _run, programs, _value: devices.update_whole(programs),
+        nothing="no parameters are sent within an optimizer step",
+    ),
+    "keep-gathered": Edit(
+        remedy="keep_gathered",
+        apply=_programs_alone(collectives.keep_gathered),
+        on_devices=lambda run, programs, _value: devices.keep_gathered(run, programs),
+        nothing="no unit of FSDP2 is gathered again for its backward pass",
     ),
     "larger-units": Edit(value="UNITS", required=True, apply=_larger_units, nothing="it gathers no units, or too few"),
     "half-bytes": Edit(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made import gpu as made_gpu
 from made.ddp import ddp_ranks
+from made.fsdp import fsdp
 from made.hosts import loop
 from made.traces import event, launched, run_of, step
 
@@ -93,6 +95,48 @@ def test_copies_into_buckets_that_fall_away_may_have_been_slowed_down(tmp_path: 
     assert slowdowns(run).set_index("name").loc["mul", "slowdown"] > 0
     recorded = replay_steps(run)["span_ns"].iloc[:4].to_numpy() / 1000
     assert (recorded - played_us(run, "last-pass")[0] > 0).all()
+
+
+@pytest.mark.parametrize("host_us", [10, 450])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_units_that_stay_gathered_are_not_gathered_again(tmp_path: Path, ahead: int, host_us: int) -> None:
+    made = {stays: fsdp(ahead, host_us=host_us, steps=2, stays=stays) for stays in (False, True)}
+    freed, kept = (run_of(tmp_path / str(stays), *[rank] * 2, backend="nccl") for stays, rank in made.items())
+    took_us = [ns / 1000 for ns in replay_steps(kept)["span_ns"].tolist()]
+    assert [*chain(*played_us(freed, "keep-gathered"))] == pytest.approx(took_us, abs=3)
+    assert sum(replay_steps(freed)["span_ns"]) / 1000 > sum(took_us)
+
+
+def broadcasting(inside: str, *, sends: bool) -> list[Event]:
+    """One rank's events: in a range of the host perhaps a broadcast of 100 µs, for which 300 µs of computation wait."""
+    gpu = made_gpu.Gpu()
+    for _ in range(2):
+        with gpu.step():
+            gpu.run("gemm", 50)
+            with gpu.range(inside):
+                if sends:
+                    given = {"Input Dims": [[[1_000]]], "Input type": ["TensorList"]}
+                    with gpu.range("c10d::broadcast_", cat="cpu_op", **given):
+                        gpu.run("ncclDevKernel_Broadcast_RING_LL", 100, made_gpu.GATHERS)
+                    gpu.wait(made_gpu.COMPUTE, gpu.end(made_gpu.GATHERS))
+                gpu.run("gemm", 300)
+    return gpu.events
+
+
+@pytest.mark.parametrize(
+    ("inside", "edit", "other"),
+    [
+        ("DistributedDataParallel.forward", "leave-out", "whole-optimizer"),
+        ("Optimizer.step#ZeroRedundancyOptimizer.step", "whole-optimizer", "leave-out"),
+    ],
+)
+def test_broadcasts_of_buffers_or_of_updated_parameters(tmp_path: Path, inside: str, edit: str, other: str) -> None:
+    made = {sends: broadcasting(inside, sends=sends) for sends in (False, True)}
+    without, sending = (run_of(tmp_path / str(sends), *[rank] * 2, backend="nccl") for sends, rank in made.items())
+    took_us = [ns / 1000 for ns in replay_steps(without)["span_ns"].tolist()]
+    assert [*chain(*played_us(sending, edit))] == pytest.approx(took_us, abs=3)
+    with pytest.raises(OverlaplabError, match=f"edit {other} does not apply"):
+        played_us(sending, other)
 
 
 @pytest.mark.parametrize("backward_us", [200, 3])

@@ -14,8 +14,8 @@ UNITS = ("", " (layers.0)", " (layers.1)", " (layers.2)")
 GATHER_US, SCATTER_US = 140, 60
 
 
-def fsdp(ahead: int, *, host_us: int = 450, gemm_us: int = 300, steps: int = 3) -> list[Event]:
-    """One rank's events; for each forward pass of a unit host and device take so long."""
+def fsdp(ahead: int, *, host_us: int = 450, gemm_us: int = 300, steps: int = 3, stays: bool = False) -> list[Event]:
+    """One rank's events; for each forward pass of a unit host and device take so long; `stays`: until its backward."""
     gpu = Gpu()
     for _ in range(steps):
         with gpu.step():
@@ -28,7 +28,7 @@ def fsdp(ahead: int, *, host_us: int = 450, gemm_us: int = 300, steps: int = 3) 
                 with gpu.range(f"FSDP::post_forward{unit}"):
                     pass
             with gpu.autograd():
-                _backward(gpu, ahead)
+                _backward(gpu, ahead, stays=stays)
             with gpu.range("Optimizer.step#AdamW.step"):
                 gpu.run("adamw", 50)
             gpu.wait(COPY_IN, gpu.end())
@@ -79,11 +79,12 @@ class _Pass:
         self._coming[unit] = gpu.end(GATHERS)
 
 
-def _backward(gpu: Gpu, ahead: int) -> None:
+def _backward(gpu: Gpu, ahead: int, *, stays: bool) -> None:
     one, order = _Pass(gpu, max(ahead, 1), forward=False), ("", *UNITS[:0:-1])
     for place, unit in enumerate(order):
         with gpu.range(f"FSDP::pre_backward{unit}"):
-            one.use(place, order, held=not place)
+            if not stays:
+                one.use(place, order, held=not place)
         if place:
             with gpu.function("AddmmBackward0"):
                 gpu.run("gemm_backward", 200)
