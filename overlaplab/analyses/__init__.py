@@ -7,7 +7,7 @@ from overlaplab.analyses.across_runs.regression import judged, parse_condition
 from overlaplab.analyses.across_runs.settings import is_sweep, same_but_batch, same_but_cap, work_differs
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.blocking import blocking
-from overlaplab.analyses.buckets import averages_by_hand, buckets
+from overlaplab.analyses.buckets import averages_by_hand, buckets, sends_halves
 from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by

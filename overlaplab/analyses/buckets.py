@@ -13,6 +13,7 @@ from overlaplab.evidence.by_hand import averaged_by_hand
 from overlaplab.evidence.ddp import DDPBackward, autograd_passes, unlabelled_backwards
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, engine_labels
+from overlaplab.evidence.purposes import has_sent_halves
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import length_before, subtract
 from overlaplab.selection import EVERYTHING, Selection
@@ -184,6 +185,11 @@ def _times(
 def _latest_parameter(held: dict[str, tuple[int, int] | None]) -> str | None:
     numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
     return max(numbers)[1] if numbers else None
+
+
+def sends_halves(run: Run) -> bool:
+    """Whether gradients or parameters are sent in types of 16 bits, or compressed."""
+    return any(map(has_sent_halves, run.traces))
 
 
 def averages_by_hand(run: Run) -> bool:

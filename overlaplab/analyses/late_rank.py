@@ -51,9 +51,13 @@ def late_steps(run: Run) -> pd.DataFrame:
 
 
 def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
-    """Whether it is about always the same rank, in rows of `late_steps` of so many recorded steps; also of one step."""
-    often = steps["rank"].value_counts()
-    return recorded <= 1 or often.empty or int(often.max()) >= MIN_LATE_SHARE * recorded
+    """Whether about always the same rank is late, or for most of the time, in rows of `late_steps` of so many recorded
+    steps; also of one step.
+    """
+    often, waits = steps["rank"].value_counts(), steps.groupby("rank")["wait_ns"].sum()
+    if recorded <= 1 or often.empty:
+        return True
+    return bool(often.max() >= MIN_LATE_SHARE * recorded or waits.max() >= MIN_LATE_SHARE * waits.sum())
 
 
 def latest_rank(steps: pd.DataFrame) -> int | None:

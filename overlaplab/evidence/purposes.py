@@ -113,6 +113,15 @@ def purposes(trace: Trace) -> pd.DataFrame:
     )
 
 
+@once_per_trace
+def has_sent_halves(trace: Trace) -> bool:
+    """Whether gradients or parameters are sent in types of 16 bits, or compressed."""
+    table = purposes(trace)
+    moved = table["role"].isin([*GRADIENTS, Role.GATHER])
+    of_16_bits = recorded_collectives(trace)["dtype"].isin(["float16", "bfloat16", "half"])
+    return bool(table["compressed"].any() or (moved & of_16_bits).any())
+
+
 def _are_compressed(num_bytes: Integers, launch_of_row: Sequence[int], launches: Sequence[_Purpose]) -> Mask:
     """Mark collectives whose launches send fewer bytes than their gradients have."""
     sent: dict[int, int] = {}

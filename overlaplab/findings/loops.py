@@ -28,6 +28,8 @@ class Loop:
     """See `analyses.host_role`."""
     bucket_cap_mb: float | None = None
     """The recorded cap, where run.json tells."""
+    sends_halves: bool = False
+    """Whether gradients or parameters are sent in 16 bits, or compressed, already."""
     accumulates: bool = False
     """Whether some backward passes send nothing already."""
     units: int = 0

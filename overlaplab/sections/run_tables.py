@@ -158,11 +158,13 @@ class RunTables:
         sources = frozenset((*buckets["source"], *gathers["source"]))
         sources |= {"by hand"} if analyses.averages_by_hand(self.run) else set()
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
-        several = bool((buckets["passes"] > 1).any()) or self.summary["step_kind"].nunique() > 1
+        skips = 0 < self.buckets["step"].nunique() < self.summary["step"].nunique()
+        several = bool((buckets["passes"] > 1).any()) or skips
         return replace(
             loop,
             host=analyses.host_role(self.run),
             accumulates=loop.accumulates or several,
+            sends_halves=analyses.sends_halves(self.run),
             loads_in_workers=analyses.loads_in_workers(self.run),
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from overlaplab.analyses.summary import summary
+from overlaplab.analyses.worst import outlier_steps
 from overlaplab.costs import attained_steps
 from overlaplab.events import Run, Trace, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.step_kinds import kind_period, step_kinds
@@ -22,13 +24,15 @@ _MAX_LAG_SHARE = 0.02
 
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
-    """The first trace's steps that neither a busy machine nor a late link disturbed, and none of the traces has
-    damaged or cut short; of a kind of steps of which none is left, all.
+    """The first trace's steps that neither a busy machine nor a late link disturbed, none of the traces has damaged or
+    cut short, and are not `outlier_steps`: how often these come is not known. Of a kind of which none is left, all.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
     bad = disturbed(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
-    left = np.array([number not in bad for number in numbers], dtype=np.bool_)
+    unlike = set(outlier_steps(summary(run)))
+    usual = np.array([number not in bad | unlike for number in numbers], dtype=np.bool_)
+    left = usual if usual.any() else np.array([number not in bad for number in numbers], dtype=np.bool_)
     kinds = _kinds(run)
     return left | ~np.isin(kinds, kinds[left])
 

@@ -90,7 +90,7 @@ ACTIONS = [
     Action(
         "half_the_bytes",
         (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
-        "half the bytes ({fewer}) or a link twice as fast",
+        "half the bytes{fewer} or a link twice as fast",
         costs="numerics or hardware",
     ),
 ]

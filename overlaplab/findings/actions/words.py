@@ -149,7 +149,9 @@ def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
     buffers, others = case.rows[case.rows["what"] == BUFFERS], _unnamed_rows(case.rows)
     if buffers["exposed_ns"].sum() > others["exposed_ns"].sum():
-        return "broadcast_buffers=False: DistributedDataParallel broadcasts its buffers before each forward pass"
+        return (
+            "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
+        )
     return f"doing without {_collective_words(case)}, or doing them less often"
 
 
@@ -224,7 +226,7 @@ def in_general(case: Case) -> str:
         case Cause.UNKNOWN:
             return "opening all ranks' traces together, to tell waiting from transfer"
         case Cause.UNHIDEABLE | Cause.LINK:
-            return f"fewer bytes ({_how_fewer(loop)}) or a faster link"
+            return f"fewer bytes{_how_fewer(loop)} or a faster link"
         case Cause.QUEUED:
             return _SEND_LESS if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
         case Cause.LATE:
@@ -264,9 +266,10 @@ def _unblock(moved: str, case: Case) -> str:
 
 
 def _how_fewer(loop: Loop) -> str:
-    """By which options fewer bytes are sent; not by accumulating where the run does so."""
-    options = _HOW_FEWER[loop.framework]
-    return ", ".join(text for text in options if not (loop.accumulates and text.startswith("accumulation")))
+    """By which options fewer bytes are sent, in brackets; without those that the run has."""
+    done = zip(_HOW_FEWER[loop.framework], (loop.sends_halves, loop.accumulates), strict=False)
+    options = ", ".join(text for text, is_done in done if not is_done)
+    return options and f" ({options})"
 
 
 def _collective_words(case: Case, where: str = "") -> str:

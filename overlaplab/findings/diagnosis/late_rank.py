@@ -41,7 +41,7 @@ def late_reason(
         by_rank = join_names([f"rank {other} in {number}" for other, number in often.items()])
         return (
             f"Which rank is late changes from step to step (of {count(recorded, 'step')} {by_rank}): see whether their"
-            " inputs are equally long."
+            " inputs are equally long, and what their hosts do before."
         )
     of = f"in {often[rank]} of {count(recorded, 'step')}" if recorded > 1 else "in the recorded step"
     sentence = f"Rank {rank} was the latest {of}"

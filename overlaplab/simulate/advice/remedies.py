@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from overlaplab.simulate.advice.devices import Times, device_remedies, edit_reme
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
-from overlaplab.simulate.player import Program, StuckError, find_launches, play
+from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import all_programs
+from overlaplab.simulate.programs.doubts import transfers_miss_ns
 from overlaplab.simulate.programs.edits import EDITS, apply_edits, host_works
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -76,21 +78,12 @@ def gains(run: Run) -> pd.DataFrame:
         takes = mean_step_after_ns(run, after, into_the_next=name in _INTO_THE_NEXT)
         row: dict[str, Any] = {"remedy": name, "setting": np.nan, "what": None, "half_ns": gains_miss_ns(run)} | about
         row |= {"gain_ns": round(took - takes), "step_ns": round(takes)}
-        if name == "half_the_bytes" and row["half_ns"] is not None and _has_one_size(run):
-            row["half_ns"] = max(row["half_ns"], row["gain_ns"])
+        if name == "half_the_bytes" and row["half_ns"] is not None:
+            row["half_ns"] = round(hypot(row["half_ns"], transfers_miss_ns(run, [("half-bytes", None)], None)))
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
     for each in pipeline_remedies(run).to_dict("records"):
         rows.append({name: each[name] for name in ("remedy", "gain_ns", "step_ns")} | {"what": each["setting"]})
     return _table(rows, _GAINS)
-
-
-def _has_one_size(run: Run) -> bool:
-    """Whether T of half the bytes is only known to lie between half of T and all of it."""
-    recorded = plain_programs(run)
-    if recorded is None or (run.manifest is not None and run.manifest.link is not None):
-        return False
-    launches = [launch for program in recorded.programs for launch in find_launches(program) if launch.role]
-    return len({(launch.kind, launch.bytes) for launch in launches}) == len({launch.kind for launch in launches})
 
 
 def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> int | None:

@@ -20,7 +20,8 @@ from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs import all_programs, made_programs
-from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
+from overlaplab.simulate.programs.doubts import units_apart_ns
+from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import plain_programs

@@ -219,17 +219,18 @@ def halve_bytes(
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Other collectives that take long, launched when the step begins; None without any."""
+    """Other collectives between passes that take long, launched when the step begins; None without any."""
     changed: list[list[Move]] = []
     moved = 0
     for program in programs:
         step_ns = mean_step_ns(program)
+        between = {launch.key for launch in other_collectives(program, between_passes=True)}
         moves: list[Move] = []
         begun = 0
         for move in program:
             if isinstance(move, End):
                 begun = len(moves) + 1
-            if isinstance(move, Launch) and _is_other(move) and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
+            if isinstance(move, Launch) and move.key in between and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
                 moves.insert(begun, move)
                 begun += 1
                 moved += 1

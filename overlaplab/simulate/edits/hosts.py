@@ -29,11 +29,11 @@ def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
 
 
 def even_out_work(programs: Sequence[Program]) -> list[Program]:
-    """Every rank works as long in each step as all do in the mean, as with inputs of equal length."""
-    works = np.array([work_by_step(program) for program in programs], dtype=np.float64)
+    """Every rank computes as long in each step as all do in the mean, as with inputs of equal length."""
+    works = np.array([work_by_step(program, idle=False) for program in programs], dtype=np.float64)
     factors = works.mean(axis=0) / np.maximum(works, 1)
     factors[:, 0] = 1  # before the first step
-    return [_scale_steps(program, by_step) for program, by_step in zip(programs, factors, strict=True)]
+    return [_scale_steps(program, by_step, idle=False) for program, by_step in zip(programs, factors, strict=True)]
 
 
 def without_pauses(program: Program) -> list[Move]:
@@ -75,14 +75,16 @@ def without_device_waits(program: Program) -> list[Move]:
     ]
 
 
-def _scale_steps(program: Program, factors: npt.NDArray[np.float64]) -> list[Move]:
-    """With so many times the work before the first step, and in each."""
+def _scale_steps(program: Program, factors: npt.NDArray[np.float64], *, idle: bool = True) -> list[Move]:
+    """With so many times the work before the first step, and in each; perhaps without what is idle."""
     moves: list[Move] = []
     step = 0
     for move in program:
         step += isinstance(move, End)
         if isinstance(move, Work):
-            move = Work(*(int(ns * factors[step]) for ns in (move.ns, move.paused_ns, move.idle_ns)))
+            times = (move.ns, move.paused_ns, move.idle_ns) if idle else (move.ns - move.idle_ns, 0, 0)
+            scaled = Work(*(int(ns * factors[step]) for ns in times))
+            move = scaled if idle else Work(scaled.ns + move.idle_ns, move.paused_ns, move.idle_ns)
         moves.append(move)
     return moves
 
@@ -121,14 +123,14 @@ def _shape(program: Program) -> list[Move]:
     return shape
 
 
-def work_by_step(program: Program) -> list[int]:
-    """The work before the first step, and in each."""
+def work_by_step(program: Program, *, idle: bool = True) -> list[int]:
+    """The work before the first step, and in each; perhaps without what is idle."""
     works = [0]
     for move in program:
         if isinstance(move, End):
             works.append(0)
         elif isinstance(move, Work):
-            works[-1] += move.ns
+            works[-1] += move.ns - (0 if idle else move.idle_ns)
     return works
 
 

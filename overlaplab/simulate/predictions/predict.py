@@ -26,7 +26,8 @@ from overlaplab.simulate.predictions.error import Interval, extrapolations, pred
 from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.programs import all_programs
-from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
+from overlaplab.simulate.programs.doubts import transfers_miss_ns
+from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting

@@ -20,7 +20,8 @@ from overlaplab.simulate.predictions.answer import Answer, Question, lane_table,
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
-from overlaplab.simulate.programs.edits import move_into_the_next, transfers_miss_ns
+from overlaplab.simulate.programs.doubts import transfers_miss_ns
+from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
 from overlaplab.simulate.refusal import refusal

@@ -24,7 +24,7 @@ from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.player import Mark, Move, Program, Work, find_launches
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
-from overlaplab.simulate.programs.larger_units import join_units, units_apart_ns
+from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import takes_ns, transfers
 
@@ -74,12 +74,6 @@ def edit_of_action(remedy: str, setting: float | None, what: str | None) -> Edit
 def move_into_the_next(edits: Sequence[EditChoice]) -> bool:
     """Whether any of these edits moves time from a step into the next one."""
     return any(name in EDITS and EDITS[name].into_the_next for name, _ in edits)
-
-
-def transfers_miss_ns(run: Run, edits: Sequence[EditChoice], link: Link | None) -> int:
-    """By how much the mean step with these edits of a run on CPUs may be off, as T of other sizes is unknown."""
-    link = link or (run.manifest.link if run.manifest else None)
-    return sum(units_apart_ns(run, int(value), link) for name, value in edits if name == "larger-units" and value)
 
 
 def apply_edits(run: Run, programs: Programs, edits: Sequence[EditChoice], link: Link | None) -> tuple[Program, ...]:

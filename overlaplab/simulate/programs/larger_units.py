@@ -6,14 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from overlaplab.events import Run, missing_ranks, once_per_run
+from overlaplab.events import Run, missing_ranks
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.manifest import Link
 from overlaplab.simulate.edits.collectives import Takes
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
-from overlaplab.simulate.recorded import plain_programs
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches
 from overlaplab.simulate.transfers import takes_ns, transfers
-from overlaplab.simulate.undisturbed import mean_step_ns
 
 
 def join_units(
@@ -23,22 +21,6 @@ def join_units(
     if missing_ranks(run) or not all(fsdp2_ranges(trace) for trace in run.traces):
         return None
     return larger_units(programs, together, partial(takes_ns, transfers(run, run.traces[0], link)), unknown)
-
-
-@once_per_run
-def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
-    """By how much the mean step with so many as one may be off: half of what the least and the longest T give."""
-    recorded, times = plain_programs(run), transfers(run, run.traces[0], link)
-    if recorded is None or all(times.times_by_size(kind) is not None for kind in ("all_gather", "reduce_scatter")):
-        return 0
-    ends_ns = []
-    for unknown in (0.0, 1.0):
-        joined = join_units(run, recorded.programs, together, link, unknown)
-        try:
-            ends_ns.append(0.0 if joined is None else mean_step_ns(run, play(joined).all_spans_ns()))
-        except StuckError:
-            return 0
-    return round(abs(ends_ns[1] - ends_ns[0]) / 2)
 
 
 def unit_order(program: Program) -> list[str]:
