@@ -30,6 +30,8 @@ _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
 _EVALUATE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_MAKES, _ADDS = "aten::detach", "aten::add_"
+"""What `AccumulateGrad` does with a parameter's first gradient, and with further ones."""
 _UPDATE = "Optimizer.step#"
 
 
@@ -52,7 +54,9 @@ class DDPBucket:
     """One bucket in one backward pass."""
 
     index: int
-    """Its number in the order of launches; of `unlabelled_backwards` after those of the labels."""
+    """Its number in the order of launches; of `unlabelled_backwards` after those of the labels. Where a pass makes its
+    gradients anew, after those of the passes since the last update: it is another model's.
+    """
     launch: LaunchSpan
     ready_ns: int | None
     """When its last gradient was added, in absolute host ns; None if an earlier bucket held it up."""
@@ -87,6 +91,8 @@ class _Accumulation(Span):
     accumulated_ns: int
     shape: tuple[int, ...] | None
     launched: tuple[LaunchSpan, ...]
+    is_first: bool
+    """Whether the parameter had no gradient before."""
 
     def gradient(self, number: int) -> Gradient:
         return Gradient(number=number, at_ns=self.accumulated_ns, shape=self.shape, hooks_end_ns=self.end_ns)
@@ -138,7 +144,7 @@ def _gradient_launches(trace: Trace, ran: Executions) -> list[LaunchSpan]:
 def _backward_passes(
     trace: Trace, accumulations: Iterable[_Accumulation], *, first_index: int
 ) -> tuple[DDPBackward, ...]:
-    """The passes of these accumulations, which are in order of time; the first bucket of each has this index."""
+    """The passes of these accumulations, which are in order of time; the first bucket of a model has this index."""
     accumulations = list(accumulations)
     if not accumulations:
         return ()
@@ -148,8 +154,10 @@ def _backward_passes(
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
     updates = [update.start_ns for update in optimizer_steps(trace)]
     labelled = [label for label in engine_labels(trace) if label.word == "bucket_launch"]
-    backwards = []
-    seen = 0
+    steps = [window.host_start_ns for window in step_windows(trace)]
+    backwards: list[DDPBackward] = []
+    seen = index = 0
+    models: tuple[int, int] | None = None
     for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
         of_pass = list(group)
         before, seen = seen, bisect_right(begun, of_pass[0].start_ns)
@@ -160,12 +168,17 @@ def _backward_passes(
         launched = [launch.start_ns for accumulation in of_pass for launch in accumulation.launched]
         updated = bisect_right(updates, launched[0]) < bisect_right(updates, launched[-1])
         indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
+        before_models, models = models, (bisect_right(steps, start), bisect_right(updates, start))
+        if before_models != models or not any(accumulation.is_first for accumulation in of_pass):
+            index = first_index
+        buckets = tuple(_buckets(of_pass, index))
+        index += len(buckets)
         backwards.append(
             DDPBackward(
                 start_ns=start,
                 end_ns=end,
                 thread=thread,
-                buckets=tuple(_buckets(of_pass, first_index)),
+                buckets=buckets,
                 gradients=len(of_pass),
                 forwards=seen - before,
                 repeated=updated or len(set(indices)) < len(indices),
@@ -267,6 +280,9 @@ def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterato
     absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # parameters without a gradient
     columns = (both[name].tolist() for name in ("start_ns", "end_ns", "thread", "at_ns", "event_in"))
     by_thread = Ordered(launches, lambda launch: launch.thread)
+    makes, adds = (
+        Ordered(_spans(_named_ranges(trace, name.__eq__)), lambda span: span.thread) for name in (_MAKES, _ADDS)
+    )
     for (start, end, thread, at, event), has_inner in zip(zip(*columns, strict=True), within.tolist(), strict=True):
         if has_inner and event in absent:
             continue
@@ -280,6 +296,8 @@ def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterato
             accumulated_ns=accumulated,
             shape=_shape(shapes.get(int(event))) if has_inner else None,
             launched=launched,
+            is_first=bool(makes.starting_in(thread, start, accumulated))
+            and not adds.starting_in(thread, start, accumulated),
         )
 
 

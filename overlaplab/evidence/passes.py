@@ -16,6 +16,7 @@ from overlaplab.evidence.ddp import (
     forward_passes,
     gradient_name,
     optimizer_steps,
+    unlabelled_backwards,
 )
 from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, engine_labels
@@ -30,8 +31,8 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
 
     A trace without a label `forward` gets those of DDP, by torch's own ranges: a forward pass is a range
     `DistributedDataParallel.forward`. A backward pass lasts from the first of autograd's functions after it to the end
-    of the last one and of the buckets launched by the Recorder's labels within, for which DDP waits before it returns.
-    It sends gradients (`sync=1`) if there are such buckets. Without the Recorder's labels they are `bucket_labels`.
+    of the last one and of the buckets launched within, by the Recorder's labels and `bucket_labels`, for which DDP
+    waits before it returns. It sends gradients (`sync=1`) if there are such buckets.
     Where a loop averages gradients by hand they are `hand_passes`. Empty without either.
     """
     labels = engine_labels(trace)
@@ -39,7 +40,7 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
         return tuple(label for label in labels if label.word in PASSES)
     if by_hand := [*hand_passes(trace)]:
         return _in_order((*by_hand, *update_labels(trace)))
-    launches = [label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch"]
+    launches = _in_order(label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch")
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
         return ()
@@ -52,15 +53,18 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
 @once_per_trace
 def bucket_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels `gradient_ready`, `bucket_ready` and `bucket_launch` that the Recorder would have written for DDP on a
-    CPU, in order of start; or `hand_buckets`. Empty where anybody labelled buckets.
+    CPU, in order of start; or `hand_buckets`. Where some buckets have labels, those of the other models alone.
 
-    Gradients are called by their order of arrival (see `ddp_gradients`), and have no labels where passes differ in it.
+    Gradients are called by their order of arrival (see `ddp_gradients`), and have no labels where passes differ in it,
+    or other buckets have labels.
     """
-    if rule_of(trace) is not Rule.CPU or any(label.word == "bucket_launch" for label in engine_labels(trace)):
+    if rule_of(trace) is not Rule.CPU:
         return ()
-    names = {number: quote(name) for number, name in enumerate(ddp_gradients(trace), start=1)}
-    labels = [*hand_buckets(trace)]
-    for backward in ddp_backwards(trace, executions(trace)):
+    are_labelled = any(label.word == "bucket_launch" for label in engine_labels(trace))
+    elements = {} if are_labelled else ddp_gradients(trace)
+    names = {number: quote(name) for number, name in enumerate(elements, start=1)}
+    labels = [] if are_labelled else [*hand_buckets(trace)]
+    for backward in unlabelled_backwards(trace, executions(trace)):
         for bucket in backward.buckets:
             index, named = str(bucket.index), [gradient for gradient in bucket.gradients if names]
             for gradient in named:

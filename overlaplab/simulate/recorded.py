@@ -7,7 +7,7 @@ occupied the link for. So the programs, played as they are, give the recorded st
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -252,14 +252,20 @@ def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator
 
 
 def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
-    """Borders of passes, units and updates, and gradients; `kept_…` where the pass only accumulates them."""
+    """Borders of passes, units and updates, and gradients; `kept_…` where the pass sends none of those with names."""
     passes = Ordered((label for label in labels if label.word == "backward"), lambda label: label.word)
+    named = [label.start_ns for label in labels if label.word == "bucket_ready" and label.fields["parameters"]]
+
+    def sends(backward: Label) -> bool:
+        among = bisect_left(named, backward.start_ns) < bisect_right(named, backward.end_ns)
+        return backward.fields["sync"] == "1" and (among or not named)
+
     for label in labels:
         match label.word:
             case "gradient_ready":
                 backward = passes.range_around("backward", label.start_ns)
                 if backward is not None and label.start_ns < backward.end_ns:
-                    word = "gradient" if backward.fields["sync"] == "1" else "kept_gradient"
+                    word = "gradient" if sends(backward) else "kept_gradient"
                     yield from ((label.start_ns, Mark(word, name)) for name in label_list(label.fields["parameter"]))
             case "first_use" | "last_use":
                 yield label.start_ns, Mark(label.word.replace("first_", ""), collective_name(label))
@@ -268,7 +274,7 @@ def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
                 yield label.end_ns, Mark("forward_end")
             case "backward":
                 yield label.start_ns, Mark("backward", collective_name(label))
-                yield label.end_ns, Mark("backward_end" if label.fields["sync"] == "1" else "kept_end")
+                yield label.end_ns, Mark("backward_end" if sends(label) else "kept_end")
             case "optimizer" | "update" | "host":
                 name = label.fields.get("unit", label.fields.get("name", ""))
                 yield label.start_ns, Mark(label.word, name)

@@ -403,6 +403,23 @@ def test_a_second_backward_pass_takes_no_gradients_of_the_first(tmp_path: Path) 
     assert table["ready_ns"].tolist() == [44_000, 144_000]
 
 
+def test_a_pass_that_makes_gradients_anew_before_an_update_is_another_models(tmp_path: Path) -> None:
+    """It is the same model's if it adds to gradients, or nothing tells."""
+    passes = [event for at in (0, 100) for event in (forward(at + 10), *accumulate(at + 40, 4, sends=1))]
+    made = [op("detach", at + 41.2, at + 41.5) for at in (0, 100)]
+    update = event("Optimizer.step#SGD.step", 70, 80, cat="user_annotation")
+    results = [sent(46, 50, 4), sent(146, 150, 4)]
+    for name, ops, indices in (
+        ("anew", made, [0, 1]),
+        ("added", [made[0], op("add_", 141.2, 141.5)], [0, 0]),
+        ("updated", [*made, update], [0, 0]),
+        ("unknown", [], [0, 0]),
+    ):
+        (trace,) = run_of(tmp_path / name, [step(3, 0, 1000), *passes, *ops, *results]).traces
+        found = ddp_backwards(trace, executions(trace))
+        assert [bucket.index for backward in found for bucket in backward.buckets] == indices, name
+
+
 def test_no_cutting_is_of_the_gradients_of_two_backward_passes(tmp_path: Path) -> None:
     """An optimizer's step tells them apart, after one forward pass."""
     one = [*accumulate(30, 8), *accumulate(40, 8, sends=1), sent(46, 50, 16)]

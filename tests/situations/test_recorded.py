@@ -17,11 +17,15 @@ from overlaplab.events import Run
 from overlaplab.findings import Advised
 from overlaplab.manifest import strategy_traits
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.simulate.player import find_launches
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.recorded import recorded_programs
+from overlaplab.simulate.replayed import replay_steps
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -65,6 +69,8 @@ ANSWERS = {
     "after-backward": Answer(
         advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=38.7, misses_ms=7.8
     ),
+    # three models, each in DDP of its own, of which the Recorder is given the first
+    "further-models": Answer(advice="No gain is certain. Most promising: half the bytes"),
     "blocking-hooks": Answer(advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=41.9),
     # a limit, and recorded launches take longer: the recorded remedy, a CUDA graph, gained 27.8 ms
     "gpu-launches": Answer(advice="fewer launches: CUDA graphs", gained_ms=14.4, misses_ms=12.6),
@@ -105,6 +111,23 @@ def test_it_gains_what_was_recorded(name: str) -> None:
     missed_ms = abs(best.gain_ns / 1e6 - answer.gained_ms)
     assert missed_ms == pytest.approx(answer.misses_ms, abs=0.1) if answer.misses_ms else missed_ms <= allowed_ms
     assert answer.misses_ms is None or answer.misses_ms > allowed_ms, "it is no miss"
+
+
+def test_gradients_of_models_without_labels_are_no_other_collectives() -> None:
+    """The last two models are alike, and each has its own backward pass before the optimizers' steps."""
+    run, found = tables("further-models").run, tables("further-models").diagnosis
+    assert found is not None
+    assert not {"earlier", "leave_out", "merge", "asynchronous", "background", "last_pass"} & {
+        advised.action.name for advised in found.actions
+    }
+    recorded, cut = recorded_programs(run), find_recutting(run)
+    assert recorded is not None
+    assert cut is not None
+    for programs, buckets in ((recorded.programs, "0123"), (cut.programs(cut.cut(1)), "014523")):
+        each_step = zip(*[iter(find_launches(programs[0]))] * len(buckets), strict=True)
+        assert [[launch.what for launch in step] for step in each_step] == [list(buckets)] * 2
+        assert {launch.role for launch in find_launches(programs[0])} == {"bucket"}
+    assert replay_steps(run)["replayed_ns"].tolist() == replay_steps(run)["span_ns"].tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)

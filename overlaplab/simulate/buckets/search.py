@@ -151,7 +151,7 @@ class BucketSearch:
                     arrived[move.name] = at_ns
                 elif isinstance(move, Mark) and move.word == "backward_end":
                     passes += 1
-                elif isinstance(move, Launch) and move.role == "bucket":
+                elif isinstance(move, Launch) and move.role == "bucket" and move.parameters:
                     launches.append(move)
                 elif isinstance(move, End):
                     if passes == 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from math import inf
 from statistics import fmean
 
@@ -100,7 +101,9 @@ class Recutting:
         """All ranks' programs with these buckets; as recorded with the recorded ones."""
         if tuple(map(tuple, buckets)) == self.buckets:
             return list(self.recorded.programs)
-        launches = [self._launch(number, names) for number, names in enumerate(buckets)]
+        others = {launch.what for each in self.alone for launch in find_launches(each.moves, "bucket")}
+        numbers = (number for number in count() if str(number) not in others)
+        launches = [self._launch(number, names) for number, names in zip(numbers, buckets, strict=False)]
         changed = (each.add(launches, host_ns=self.host_ns, wake_ns=self.wake_ns) for each in self.alone)
         return [with_displaced(program) for program in changed]
 
@@ -137,7 +140,7 @@ def find_recutting(run: Run) -> Recutting | None:
         takes(0)
     except (StuckError, OverlaplabError):  # collectives of several groups; transfers that follow no line
         return None
-    launches = [launch for program in recorded.programs for launch in find_launches(program, "bucket")]
+    launches = [launch for program in recorded.programs for launch in _named_buckets(program)]
     sizes = [launch.bytes for launch in launches]
     return Recutting(
         recorded=recorded,
@@ -196,12 +199,17 @@ def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
     """None where they differ from one backward pass to another."""
     passes: list[list[tuple[str, ...]]] = [[]]
     for move in recorded.programs[0]:
-        if isinstance(move, Launch) and move.role == "bucket":
+        if isinstance(move, Launch) and move.role == "bucket" and move.parameters:
             passes[-1].append(move.parameters)
         elif isinstance(move, Mark) and move.word == "backward" and passes[-1]:
             passes.append([])
     sent = {tuple(buckets) for buckets in passes if buckets}
     return sent.pop() if len(sent) == 1 else None
+
+
+def _named_buckets(program: Program) -> list[Launch]:
+    """Those whose gradients have names; others are sent by models that the Recorder does not label."""
+    return [launch for launch in find_launches(program, "bucket") if launch.parameters]
 
 
 def without_buckets(programs: Sequence[Program]) -> tuple[WithoutBuckets, ...]:
@@ -213,7 +221,7 @@ class WithoutBuckets:
     """One rank's program without its buckets: what is the same whatever they are."""
 
     def __init__(self, program: Program) -> None:
-        self.moves = tuple(without_launches(program, {launch.key for launch in find_launches(program, "bucket")}))
+        self.moves = tuple(without_launches(program, {launch.key for launch in _named_buckets(program)}))
         self._unused = _unused_by_pass(program)
         words = ("gradient", "backward_end")
         self._marks = [place for place, move in enumerate(self.moves) if isinstance(move, Mark) and move.word in words]

@@ -25,7 +25,7 @@ def recut(program: Sequence[Move], buckets: Sequence[Launch], host_ns: int = 0, 
 BACKWARD: list[Move] = [
     *(End(), Work(10)),  # forward
     *(Work(20), Mark("gradient", "c"), Work(20), Mark("gradient", "b"), Work(20), Mark("gradient", "a"), Work(3)),
-    *(Launch("all", 60, role="bucket", host_ns=1), Mark("backward_end")),
+    *(Launch("all", 60, role="bucket", host_ns=1, parameters=("c", "b", "a")), Mark("backward_end")),
     *(Wait("all", 2), Work(5), End()),
 ]
 """It takes 10 + 60 + 3 + 60 + 2 + 5."""
@@ -46,7 +46,8 @@ def test_smaller_buckets_leave_as_soon_as_they_are_full() -> None:
 
 def test_a_bucket_on_its_way_displaces_computation() -> None:
     """Half of its T of 20 each, of the last 2 before the wait. The recorded one displaced 1 of the last 3."""
-    program = [*BACKWARD[:8], Launch("all", 60, role="bucket", displaced_ns=20), BACKWARD[8], *BACKWARD[10:]]
+    sent = Launch("all", 60, role="bucket", displaced_ns=20, parameters=("c", "b", "a"))
+    program = [*BACKWARD[:8], sent, BACKWARD[8], *BACKWARD[10:]]
     buckets = [bucket((name,), 20, displaced_ns=10) for name in "cba"]
     moves = with_displaced(recut(without_displaced(program), buckets))
     assert sum(move.ns for move in moves if isinstance(move, Work)) == 10 + 20 + 2 * 30 + 2 * 2 + 5
@@ -57,7 +58,7 @@ def test_a_launch_that_was_waited_for_at_once_saves_its_range_alone() -> None:
     """Of the 3 after each launch; as much again would come out of the work on gradients."""
     blocking: list[Move] = [End(), Work(10)]
     for name in "ba":
-        launch = Launch(name, 60, role="bucket", host_ns=3)
+        launch = Launch(name, 60, role="bucket", host_ns=3, parameters=(name,))
         blocking += [Work(20), Mark("gradient", name), launch, Work(3), Wait(name, 2)]
     blocking += [Mark("backward_end"), Work(30), End()]
     buckets = [bucket(("b", "a"), 60)]
@@ -79,6 +80,13 @@ def test_what_a_pass_does_not_use_holds_no_bucket_up() -> None:
     moves = recut([*program, End()], buckets)
     assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), "flags"]
     assert spans([moves]) == [[10 + 40]]
+
+
+def test_a_bucket_without_names_is_another_models_and_stays() -> None:
+    other = [Work(7), Launch("other", 50, role="bucket"), Mark("kept_end"), Wait("other")]
+    moves = recut([*BACKWARD[:-1], *other, End()], [bucket(("c", "b", "a"), 60)])
+    assert [move.key for move in moves if isinstance(move, Launch)] == [("bucket", 0, 0), "other"]
+    assert spans([moves]) == [[10 + 60 + 60 + (5 - 2) + 7 + 50]]
 
 
 def test_each_pass_has_buckets_of_its_own() -> None:
