@@ -24,7 +24,7 @@ from overlaplab_engine.network import process_group
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.recorder import Recorder
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -193,7 +193,16 @@ def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn
     )
     if loop == "full-precision" and mended:
         ddp.register_comm_hook(None, fp16_compress_hook)
+    if loop == "waiting-hook":
+        ddp.register_comm_hook(None, allreduce_hook if mended else all_reduced)
     return ddp
+
+
+def all_reduced(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook that waits for its all-reduce."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(allreduce_hook(state, bucket).wait())
+    return future
 
 
 def fully_sharded(model: nn.Sequential, *, frees: bool) -> nn.Module:

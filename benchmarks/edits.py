@@ -74,6 +74,7 @@ LOOPS = {
     "gathered-objects": answer_by_edit("all-gathers", edit="merge"),
     "broadcast-buffers": answer_by_edit("broadcast_buffers=False", edit="leave-out"),
     "barriers": answer_by_edit("doing without the 10 barriers", edit="leave-out", value="barrier"),
+    "waiting-hook": answer_by_edit("returns its all-reduce's future", edit="wait-at-pass-end"),
     "broadcast-parameters": answer_by_edit("broadcasts", edit="leave-out", value="broadcast"),
     "sharded-optimizer": answer_by_edit("a whole optimizer", edit="whole-optimizer"),
     "units-freed": answer_by_edit("reshard_after_forward=False", edit="keep-gathered"),

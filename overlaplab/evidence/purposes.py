@@ -7,7 +7,7 @@ trace may have all three. Where none exists, the purpose is unknown.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from urllib.parse import unquote
@@ -30,6 +30,7 @@ from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
+from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.selection import is_inside, launched_in
 from overlaplab.intervals import Integers, Mask
@@ -54,8 +55,6 @@ ACTIVATIONS_OF = "activations of "
 """How `what` of collectives of activations begins; the module follows."""
 BUFFERS = "buffers"
 """`what` of broadcasts by DistributedDataParallel before each forward pass, as of batch normalisation's statistics."""
-UPDATING = ("broadcast", "all_gather")
-"""What sends parameters within an optimizer step that is sharded, as torch's ZeroRedundancyOptimizer does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +92,11 @@ def purposes(trace: Trace) -> pd.DataFrame:
         for row, description in enumerate(table["group_description"]):
             if purpose_of_row[row] is None and find_axis(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
-    forwards, updates = forward_passes(trace), optimizer_steps(trace)
-    for row, (kind, host_ns) in enumerate(zip(table["kind"], table["host_ns"].tolist(), strict=True)):
-        if purpose_of_row[row] is None and kind == "broadcast" and is_inside(forwards, host_ns):
-            names[row] = BUFFERS
-        elif purpose_of_row[row] is None and kind in UPDATING and is_inside(updates, host_ns):
-            roles[row], names[row] = Role.PARAMETERS.value, "updated parameters"
+    by_place = _purposes_by_place(trace, table, roles)
+    unknown = [row for row, (role, name) in enumerate(zip(roles, names, strict=True)) if not role and name is None]
+    for row in unknown:
+        role, names[row] = by_place(row)
+        roles[row] = role.value
     return pd.DataFrame(
         {
             "role": pd.Series(roles, dtype=object),
@@ -111,6 +109,34 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), launch_of_row, launches),
         }
     )
+
+
+def _purposes_by_place(
+    trace: Trace, table: pd.DataFrame, roles: Sequence[str]
+) -> Callable[[int], tuple[Role, str | None]]:
+    """A function that tells what a row without a launch of known purpose moves, by where it was launched.
+
+    Within passes, in a group of its own beside the gradients', or as an all-to-all, it moves activations; within an
+    optimizer step, or after gradients were scattered by hand, parameters that were updated.
+    """
+    forwards, updates = forward_passes(trace), optimizer_steps(trace)
+    passes = [label for label in pass_labels(trace) if label.word in ("forward", "backward")]
+    kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
+    sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
+    scatters = any(kind == "reduce_scatter" and not role for kind, role in zip(kinds, roles, strict=True))
+
+    def tell(row: int) -> tuple[Role, str | None]:
+        kind, host_ns = kinds[row], hosts_ns[row]
+        if kind == "broadcast" and is_inside(forwards, host_ns):
+            return Role.OTHER, BUFFERS
+        if kind in ("broadcast", "all_gather") and is_inside(updates, host_ns):
+            return Role.PARAMETERS, "updated parameters"
+        if is_inside(passes, host_ns):
+            is_of_layers = kind == "all_to_all" or (sending and groups[row] not in sending)
+            return (Role.ACTIVATIONS, f"{ACTIVATIONS_OF}a layer") if is_of_layers else (Role.OTHER, None)
+        return (Role.PARAMETERS, "updated parameters") if scatters and kind == "all_gather" else (Role.OTHER, None)
+
+    return tell
 
 
 @once_per_trace

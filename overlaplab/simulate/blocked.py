@@ -21,6 +21,8 @@ from overlaplab.vocabulary import DONE_WORDS, WAIT_WORDS
 
 _WAITS = {"wait": None} | {word: role for role, word in WAIT_WORDS.items()}
 _DONE = {word: role for role, word in DONE_WORDS.items()}
+_STALLS = 4
+"""A rank that waited for long may go on later than another: by a fourth of that time."""
 _IN_TURN = ("activations", "replicas")
 """Roles whose collectives are waited for in the order of their launches, each alone, while no label names them."""
 
@@ -68,7 +70,9 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
         while pending and pending[0].at_ns < at_ns:
             launched = pending.popleft()
             launch = launched.launch
-            if launch.what is None or launch.role in _IN_TURN or launch.lane is not None:
+            if launched.blocks:
+                waits.append(Blocked(launched.at_ns, launched.own_ended_ns, [launch.key]))
+            elif launch.what is None or launch.role in _IN_TURN or launch.lane is not None:
                 unnamed.append(launched)
             else:
                 earlier = flying.get((launch.role, launch.what))
@@ -153,7 +157,8 @@ def _while_nothing_computes(
         until_ns = int(starts[place]) if place < len(starts) else launched.own_ended_ns
         following = bisect_left(launches_ns, launched.own_ended_ns)
         until_ns = min([until_ns, *launches_ns[following : following + 1]])
-        if since_ns < launched.own_ended_ns and until_ns <= launched.own_ended_ns + STALL_NS:
+        stalls_ns = max(STALL_NS, (launched.own_ended_ns - since_ns) // _STALLS)
+        if since_ns < launched.own_ended_ns and until_ns <= launched.own_ended_ns + stalls_ns:
             yield Blocked(since_ns, until_ns, [launched.launch.key])
 
 

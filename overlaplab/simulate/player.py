@@ -66,8 +66,8 @@ class Launch:
     """The ranks that take part, where not all do; groups share the link, unless this is None."""
     lane: tuple[int, int] | None = None
     """The sender and receiver of a message; None for collectives, which all queue up."""
-    is_needed: bool = False
-    """Whether what follows needs its result, though it has no role: it sends updated parameters."""
+    carries: str = ""
+    """What follows needs of it, where it has no role: `parameters`, `activations` or `gradients`."""
     queues: bool = True
     """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
 

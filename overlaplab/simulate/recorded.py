@@ -8,7 +8,7 @@ occupied the link for. So the programs, played as they are, give the recorded st
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, cast
@@ -23,9 +23,8 @@ from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
 from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
-from overlaplab.evidence.purposes import UPDATING
+from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.evidence.selection import is_inside
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.blocked import (
     Blocked,
@@ -49,6 +48,8 @@ _ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
 _ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
 _PAUSE_SHARE = 0.01
 """The host pauses where the rank computes nothing, and waits for nothing, for longer than this share of a step."""
+_MOST_LAUNCHING_NS = 1_000_000
+"""What takes longer in the range of a launch is no launching: a hook that computes, or pauses."""
 _GAP_NS = 1_000_000
 """Longer stretches without computation are works of their own."""
 MOST_RANKS = 64
@@ -134,7 +135,9 @@ def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int
     rows = rows.assign(**{name: rows[name] + offset for name in ("launch_ns", "end_ns", "ended_ns")})
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
     hidden = run.manifest is not None and run.manifest.hides_host
-    return labels, list(_launches(rows, labels, hidden=hidden))
+    roles = enumerate(purposes(trace)["role"])
+    carried = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
+    return labels, list(_launches(rows, labels, carried, hidden=hidden))
 
 
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
@@ -187,8 +190,10 @@ def _works(start_ns: int, end_ns: int, computing: tuple[list[int], list[int]], p
         yield Work(end_ns - begun, paused_ns, idle_ns)
 
 
-def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> Iterator[Launched]:
-    """`hidden`: what they took the host made no step longer."""
+def _launches(
+    rows: pd.DataFrame, labels: Sequence[Label], carried: Mapping[int, str], *, hidden: bool
+) -> Iterator[Launched]:
+    """`carried`: what collectives without a label move, by row; `hidden`: launching them made no step longer."""
     senders: list[Label] = []
     buckets: list[dict[str, str]] = []  # by sender, of the bucket that was ready last under its index
     ready: dict[str, dict[str, str]] = {}
@@ -199,14 +204,14 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             senders.append(label)
             buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
     starts = [label.start_ns for label in senders]
-    updates = [label for label in labels if label.word == "optimizer"]
     sent: list[tuple[dict[Hashable, Any], int, Label | None]] = []
     for row in rows.to_dict("records"):
         place = bisect_right(starts, row["launch_ns"]) - 1
         sent.append((row, place, senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None))
-    blocking = {"post_backward_reduce"}
-    if all(row["end_ns"] <= sender.end_ns for row, _, sender in sent if sender and sender.word == "all_gather"):
-        blocking.add("all_gather")
+    asynchronous = {sender.word for row, _, sender in sent if sender and row["end_ns"] > sender.end_ns}
+    blocking = {"post_backward_reduce", "all_gather", "bucket_launch"} - (asynchronous - {"post_backward_reduce"})
+    if any(label.word == "bucket_done" for label in labels):  # the engine's, whose waits have labels
+        blocking.discard("bucket_launch")
     for row, place, sender in sent:
         role = _ROLES[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
@@ -220,13 +225,13 @@ def _launches(rows: pd.DataFrame, labels: Sequence[Label], *, hidden: bool) -> I
             max(row["bytes"], 0),
             role=role,
             what=collective_name(sender) if sender else None,
-            host_ns=host_until_ns - sender.start_ns if sender and not hidden else 0,
+            host_ns=min(host_until_ns - sender.start_ns, _MOST_LAUNCHING_NS) if sender and not hidden else 0,
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
             hops=row["hops"],
             group=row["members"],
             lane=row["lane"],
-            is_needed=sender is None and row["kind"] in UPDATING and is_inside(updates, row["launch_ns"]),
+            carries="" if sender else carried.get(row.get("row", -1), "gradients" * (row["kind"] == "reduce_scatter")),
             queues=row["queues"],
         )
         ended_ns, own_ended_ns = row["ended_ns"], row["end_ns"]

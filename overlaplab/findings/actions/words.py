@@ -149,10 +149,15 @@ def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
     buffers, others = case.rows[case.rows["what"] == BUFFERS], _unnamed_rows(case.rows)
     if buffers["exposed_ns"].sum() > others["exposed_ns"].sum():
-        return (
-            "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
-        )
+        return "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
     return f"doing without {_collective_words(case)}, or doing them less often"
+
+
+def asynchronous_hook(case: Case) -> str:
+    """Buckets that are not waited for where they are launched; the engine has other strategies for that."""
+    if case.loop.framework == "ddp":
+        return "a communication hook that returns its all-reduce's future (async_op=True) and does not wait for it"
+    return "async_op=True in the hooks, and waiting after the backward pass" if case.loop.by_hand else ""
 
 
 def barriers(case: Case) -> str:
@@ -201,7 +206,7 @@ def in_general(case: Case) -> str:
     """What helps against one cause, where no play tells by how much."""
     loop, moved = case.loop, moved_most(case.rows)
     if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
-        return _FEWER_TENSOR_RANKS
+        return _FEWER_TOKENS if (case.rows["kind"] == "all_to_all").any() else _FEWER_TENSOR_RANKS
     if loop.traits is not None and loop.traits.gradients == "server" and case.cause in _SENT_TO_A_SERVER:
         return _ALL_REDUCE
     if is_undivided(loop, case.cause):
@@ -337,6 +342,10 @@ _UNTOLD_PIPELINE = (
 _FEWER_TENSOR_RANKS = (
     "fewer ranks per tensor-parallel group, or a faster link within it: the layer's next operation needs these results,"
     " so nothing can hide them"
+)
+_FEWER_TOKENS = (
+    "fewer or smaller tokens for other ranks' experts, or a faster link: the layer's next operation needs them, so"
+    " nothing of the same layer can hide them"
 )
 _UNITS = (
     "fully_shard on each block, not on the root alone: a single unit is gathered before all computation and reduced"

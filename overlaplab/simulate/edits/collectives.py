@@ -55,7 +55,7 @@ def other_collectives(program: Program, *, between_passes: bool = False) -> list
 
 def _is_other(launch: Launch) -> bool:
     """Whether it moves neither gradients nor parameters; a barrier moves nothing, and is not to be waited for later."""
-    return not launch.role and not launch.is_needed and launch.kind != BARRIER
+    return not launch.role and not launch.carries and launch.kind != BARRIER
 
 
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}
@@ -70,9 +70,36 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
 
 
 def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Every rank updates all parameters, and sends none; None where optimizers are not sharded."""
-    keys = {launch.key for program in programs for launch in find_launches(program) if launch.is_needed}
-    return [without_launches(program, keys) for program in programs] if keys else None
+    """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
+    launches = [launch for program in programs for launch in find_launches(program)]
+    keys = {launch.key for launch in launches if launch.carries == "parameters"}
+    if not keys or any(launch.carries == "gradients" for launch in launches):
+        return None
+    return [without_launches(program, keys) for program in programs]
+
+
+def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Buckets that the host waits for before it launches the next one, waited for when their backward pass ends; None
+    where it waits for none so.
+    """
+    changed: list[list[Move]] = []
+    for program in programs:
+        moves: list[Move] = []
+        late: list[Move] = []
+        last: Launch | None = None
+        waited: int | None = None  # the place of the wait for the last bucket
+        for move in program:
+            if isinstance(move, Mark) and move.word == "backward_end":
+                moves += late
+                late, last, waited = [], None, None
+            if isinstance(move, Launch) and move.role == "bucket":
+                late += [] if waited is None else [moves.pop(waited)]
+                last, waited = move, None
+            elif isinstance(move, Wait) and last is not None:
+                last, waited = None, len(moves) if move.key == last.key else None
+            moves.append(move)
+        changed.append(moves)
+    return changed if changed != [list(program) for program in programs] else None
 
 
 Takes = Callable[[str, int], int | None]

@@ -28,7 +28,7 @@ from overlaplab.evidence.passes import ddp_gradients
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
-from overlaplab.simulate.edits.collectives import without_launches
+from overlaplab.simulate.edits.collectives import wait_at_pass_end, without_launches
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
@@ -132,6 +132,8 @@ def find_recutting(run: Run) -> Recutting | None:
     if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
         return None
     if (order := _order(run, recorded)) is None:
+        return None
+    if traits.buckets and wait_at_pass_end(recorded.programs) is not None:  # a hook would wait for other buckets, too
         return None
     link = run.manifest.link if run.manifest else None
     takes = takes_behind(run, recorded, link)

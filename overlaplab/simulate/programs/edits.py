@@ -268,6 +268,11 @@ EDITS = {
         on_devices=lambda _run, programs, value: None if value else devices.without_buffers(programs),
         nothing="there is no such collective",
     ),
+    "wait-at-pass-end": Edit(
+        remedy="asynchronous_hook",
+        apply=_programs_alone(collectives.wait_at_pass_end),
+        nothing="no bucket is waited for within its backward pass",
+    ),
     "whole-optimizer": Edit(
         remedy="whole_optimizer",
         apply=_programs_alone(collectives.update_whole),
