@@ -158,7 +158,8 @@ class RunTables:
         sources = frozenset((*buckets["source"], *gathers["source"]))
         sources |= {"by hand"} if analyses.averages_by_hand(self.run) else set()
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
-        skips = 0 < self.buckets["step"].nunique() < self.summary["step"].nunique()
+        sending = analyses.buckets(self.run, replace(selection, steps=None))["step"].nunique()
+        skips = 0 < sending < self.summary["step"].nunique()
         several = bool((buckets["passes"] > 1).any()) or skips
         return replace(
             loop,

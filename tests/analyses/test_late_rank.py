@@ -146,6 +146,6 @@ def test_where_the_late_rank_changes_no_rank_is_blamed() -> None:
     said = late_reason(late(1, 0, 1, 0, 1), LOADS, 5, 160 * MS)
     assert said == (
         "Which rank is late changes from step to step (of 5 steps rank 1 in 3 and rank 0 in 2): see whether their"
-        " inputs are equally long."
+        " inputs are equally long, and what their hosts do before."
     )
     assert late_reason(late(), LOADS, 5, 160 * MS) is None

@@ -20,6 +20,7 @@ from overlaplab.simulate.edits.collectives import (
     other_collectives,
     update_whole,
     wait_a_step_later,
+    wait_at_pass_end,
     wait_at_step_end,
     without_launches,
 )
@@ -42,15 +43,18 @@ def test_buckets_close_as_the_engines(sizes: list[int], first: int, cap: int) ->
 
 
 def test_a_gather_that_others_queue_behind_goes_first() -> None:
+    passes = [Mark("forward"), Mark("forward_end")]
     program = [
-        *(End(), Work(30), Launch("flags", 1), Launch("features", 40)),
+        *(End(), *passes, Work(30), Launch("flags", 1), Launch("features", 40)),
         *(Work(10), Launch("w", 10, role="bucket"), Work(10), Wait("w"), Wait("features"), End()),
     ]
     moves = launch_early([program])
     assert moves is not None
-    assert moves[0][:3] == [End(), Launch("features", 40), Work(30)]
+    assert moves[0][:5] == [End(), Launch("features", 40), *passes, Work(30)]
     assert (spans([program]), spans(moves)) == ([[81]], [[51]])
-    assert launch_early([[End(), Work(30), Launch("flags", 0), End()]]) is None
+    assert launch_early([[End(), *passes, Work(30), Launch("flags", 0), End()]]) is None
+    within = [End(), passes[0], Launch("activations", 40), Wait("activations"), passes[1], End()]
+    assert launch_early([within]) is None
 
 
 def test_a_late_rank_works_as_long_as_the_others() -> None:
@@ -122,13 +126,33 @@ def test_barriers_are_left_out_by_name_alone() -> None:
 
 
 def test_parameters_sent_within_an_update_are_needed() -> None:
-    update = [Mark("optimizer"), Work(2), Launch("a", 5, "broadcast", is_needed=True), Wait("a"), Mark("optimizer_end")]
+    update = [
+        Mark("optimizer"),
+        Work(2),
+        Launch("a", 5, "broadcast", carries="parameters"),
+        Wait("a"),
+        Mark("optimizer_end"),
+    ]
     program = [End(), Mark("forward"), Work(9), Mark("forward_end"), *update, End()]
     assert not any((left_out([program]), wait_at_step_end([program]), wait_a_step_later([program])))
     whole = update_whole([program])
     assert whole is not None
     assert (spans([program]), spans(whole)) == ([[16]], [[11]])
     assert update_whole(whole) is None
+    assert update_whole([[*program, Launch("b", 5, "reduce_scatter", carries="gradients")]]) is None
+
+
+def test_buckets_that_a_hook_waits_for_are_waited_for_at_the_end() -> None:
+    def bucket(key: str) -> Launch:
+        return Launch(key, 30, role="bucket")
+
+    head, tail = [End(), Mark("backward"), Work(10)], [Mark("backward_end"), End()]
+    waiting = [*head, bucket("a"), Wait("a"), Work(20), bucket("b"), Work(1), Wait("b"), *tail]
+    changed = wait_at_pass_end([waiting])
+    assert changed == [[*head, bucket("a"), Work(20), bucket("b"), Work(1), Wait("b"), Wait("a"), *tail]]
+    assert (spans([waiting]), spans(changed or [])) == ([[90]], [[70]])
+    assert wait_at_pass_end(changed or []) is None
+    assert wait_at_pass_end([[*head, bucket("a"), Wait("a"), *tail]]) is None, "it is waited for at the end"
 
 
 def test_units_stay_gathered_for_their_backward_pass() -> None:
@@ -261,13 +285,13 @@ def test_units_that_follow_each_other_are_one() -> None:
 
 
 def test_all_ranks_work_as_long_in_each_step_as_in_the_mean() -> None:
-    """What is before the first step, and what others than work take, stays."""
+    """What is before the first step, is idle, or is no work stays."""
     meet = [Launch("a", 10), Wait("a")]
     programs: list[list[Move]] = [
         [Work(5), End(), Work(100, idle_ns=40), *meet, End(), Work(300), End()],
         [Work(5), End(), Work(200), *meet, End(), Work(100), End()],
     ]
     even = even_out_work(programs)
-    assert even[0] == [Work(5), End(), Work(150, idle_ns=60), *meet, End(), Work(200), End()]
-    assert even[1] == [Work(5), End(), Work(150), *meet, End(), Work(200), End()]
-    assert (spans(programs), spans(even)) == ([[210, 300], [210, 100]], [[160, 200]] * 2)
+    assert even[0] == [Work(5), End(), Work(170, idle_ns=40), *meet, End(), Work(200), End()]
+    assert even[1] == [Work(5), End(), Work(130), *meet, End(), Work(200), End()]
+    assert (spans(programs), spans(even)) == ([[210, 300], [210, 100]], [[180, 200]] * 2)
