@@ -194,14 +194,14 @@ def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn
     if loop == "full-precision" and mended:
         ddp.register_comm_hook(None, fp16_compress_hook)
     if loop == "waiting-hook":
-        ddp.register_comm_hook(None, allreduce_hook if mended else all_reduced)
+        ddp.register_comm_hook(None, allreduce_hook if mended else lambda _, bucket: all_reduced(bucket))
     return ddp
 
 
-def all_reduced(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook that waits for its all-reduce."""
+def all_reduced(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What a communication hook returns that waits for its all-reduce."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(allreduce_hook(state, bucket).wait())
+    future.set_result(allreduce_hook(dist.group.WORLD, bucket).wait())
     return future
 
 

@@ -153,9 +153,9 @@ def _while_nothing_computes(
     starts, ends = compute[:, 0], compute[:, 1]
     for launched in unnamed:
         place = int(np.searchsorted(starts, launched.own_ended_ns))
-        since_ns = max(int(ends[place - 1]) if place else launched.at_ns, launched.at_ns)
-        until_ns = int(starts[place]) if place < len(starts) else launched.own_ended_ns
         following = bisect_left(launches_ns, launched.own_ended_ns)
+        since_ns = max(int(ends[place - 1]) if place else launched.at_ns, launches_ns[following - 1])
+        until_ns = int(starts[place]) if place < len(starts) else launched.own_ended_ns
         until_ns = min([until_ns, *launches_ns[following : following + 1]])
         stalls_ns = max(STALL_NS, (launched.own_ended_ns - since_ns) // _STALLS)
         if since_ns < launched.own_ended_ns and until_ns <= launched.own_ended_ns + stalls_ns:

@@ -67,11 +67,15 @@ ANSWERS = {
     "late-rank-changes": Answer(advice="inputs of equal length on all ranks", gained_ms=16.4),
     "19-syncbn": Answer(advice="doing without the 12 all-reduces that wait", gained_ms=87),
     "after-backward": Answer(
-        advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=38.7, misses_ms=7.8
+        advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=38.7, misses_ms=8.2
     ),
     # three models, each in DDP of its own, of which the Recorder is given the first
     "further-models": Answer(advice="No gain is certain. Most promising: half the bytes"),
     "blocking-hooks": Answer(advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=41.9),
+    "units-freed": Answer(advice="reshard_after_forward=False in fully_shard", gained_ms=39.4),
+    "sharded-optimizer": Answer(advice="a whole optimizer on each rank", gained_ms=53.7),
+    "barriers": Answer(advice="doing without the 10 barriers", gained_ms=14.6),
+    "waiting-hook": Answer(advice="a communication hook that returns its all-reduce's future", gained_ms=35.3),
     # a limit, and recorded launches take longer: the recorded remedy, a CUDA graph, gained 27.8 ms
     "gpu-launches": Answer(advice="fewer launches: CUDA graphs", gained_ms=14.4, misses_ms=12.6),
     "gpu-loader": Answer(advice="loading data in the background", gained_ms=14.5),

@@ -89,7 +89,7 @@ def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
         last: Launch | None = None
         waited: int | None = None  # the place of the wait for the last bucket
         for move in program:
-            if isinstance(move, Mark) and move.word == "backward_end":
+            if isinstance(move, Mark) and move.word in ("backward_end", "kept_end"):
                 moves += late
                 late, last, waited = [], None, None
             if isinstance(move, Launch) and move.role == "bucket":
