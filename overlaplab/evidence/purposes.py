@@ -30,7 +30,6 @@ from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
-from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.selection import is_inside, launched_in
 from overlaplab.intervals import Integers, Mask
@@ -120,7 +119,7 @@ def _purposes_by_place(
     optimizer step, or after gradients were scattered by hand, parameters that were updated.
     """
     forwards, updates = forward_passes(trace), optimizer_steps(trace)
-    passes = [label for label in pass_labels(trace) if label.word in ("forward", "backward")]
+    passes = sorted((*forwards, *autograd_passes(trace)), key=lambda span: span.start_ns)
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     scatters = any(kind == "reduce_scatter" and not role for kind, role in zip(kinds, roles, strict=True))

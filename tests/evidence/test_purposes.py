@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from made.ddp import ddp_ranks
 from made.traces import event, launched, run_of, step
 
 import overlaplab
 from overlaplab.axes import find_axis
+from overlaplab.evidence.purposes import purposes
+from overlaplab.evidence.recorded import recorded_collectives
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,31 @@ def test_a_strangers_group_tells(description: str, what: str | None, tmp_path: P
     ]
     rows = overlaplab.exposed(run_of(tmp_path, events, backend="nccl"))
     assert rows["what"].tolist() == [what]
+
+
+@pytest.mark.parametrize(
+    ("within", "kind", "group", "what"),
+    [
+        ("DistributedDataParallel.forward", "allreduce", "9", "activations of a layer"),
+        ("DistributedDataParallel.forward", "all_to_all", "", "activations of a layer"),
+        ("DistributedDataParallel.forward", "allreduce", "", None),
+        ("DistributedDataParallel.forward", "broadcast", "", "buffers"),
+        ("Optimizer.step#AdamW.step", "broadcast", "", "updated parameters"),
+    ],
+)
+def test_where_it_is_launched_tells(within: str, kind: str, group: str, what: str | None, tmp_path: Path) -> None:
+    """Of what has no range of its own; with the gradients' group it may be SyncBatchNorm's."""
+    events = [*ddp_ranks([1 << 19])[0]]
+    before = next(each for each in events if each["name"] == "DistributedDataParallel.forward")
+    start = before["ts"] + 2
+    if within.startswith("Optimizer"):
+        start = max(each["ts"] + each.get("dur", 0) for each in events if each["name"].startswith("autograd::")) + 1
+        events.append(event(within, start - 1, start + 20, cat="user_annotation", tid=before["tid"]))
+    args = {"Process Group Name": group, "Process Group Description": "undefined", "Collective name": kind}
+    call = event("cudaLaunchKernel", start, start + 1, cat="cuda_runtime", tid=before["tid"], correlation=9999)
+    kernel = event("ncclDevKernel_X", start + 3, start + 9, cat="kernel", tid=99, stream=99, device=0, **args)
+    kernel["args"]["correlation"] = 9999
+    trace = run_of(tmp_path, [*events, call, kernel], backend="nccl").traces[0]
+    table = recorded_collectives(trace)
+    named = purposes(trace)["what"][(table["kind"] == {"allreduce": "all_reduce"}.get(kind, kind)).to_numpy()]
+    assert {None if pd.isna(each) else each for each in named} - {f"bucket {number}" for number in range(4)} == {what}

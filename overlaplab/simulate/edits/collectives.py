@@ -96,7 +96,8 @@ def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
                 late += [] if waited is None else [moves.pop(waited)]
                 last, waited = move, None
             elif isinstance(move, Wait) and last is not None:
-                last, waited = None, len(moves) if move.key == last.key else None
+                waited = len(moves) if move.key == last.key else None
+                last = None
             moves.append(move)
         changed.append(moves)
     return changed if changed != [list(program) for program in programs] else None
