@@ -13,7 +13,15 @@ from overlaplab.causes import Cause
 from overlaplab.evidence.fields import int_or_none
 from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
 from overlaplab.findings.actions.table import ACTIONS
-from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_clause, cause_words, in_general, is_undivided
+from overlaplab.findings.actions.words import (
+    OPEN_ALL,
+    Case,
+    cause_clause,
+    cause_words,
+    in_general,
+    is_undivided,
+    moved_most,
+)
 from overlaplab.findings.diagnosis.bound import told_causes
 from overlaplab.findings.diagnosis.causes import CausePart, split_by_unit_kind, what_moved
 from overlaplab.findings.diagnosis.other_problems import (
@@ -247,6 +255,9 @@ def _shares(
             action, is_tried = (action if action is not None and action.is_worth_it else None), False
         else:
             is_tried = _is_played(tried, name) and not is_undivided(loop, name)
+        of_layers = name not in (Cause.STRAGGLER, Cause.GAP) and moved_most(rows) == "activations"
+        if of_layers and not (action is not None and action.is_certain):  # fewer ranks per layer cannot be played
+            action, is_tried = None, False
         played = action is not None or is_tried
         much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
