@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,8 @@ from overlaplab.vocabulary import LAUNCH_WORDS, Rule, label_list
 
 _ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
 _ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
+_CARRIES = {"reduce_scatter": "gradients"}
+"""What collectives without a label or another sign move, by kind."""
 _PAUSE_SHARE = 0.01
 """The host pauses where the rank computes nothing, and waits for nothing, for longer than this share of a step."""
 _MOST_LAUNCHING_NS = 1_000_000
@@ -54,6 +56,9 @@ _GAP_NS = 1_000_000
 """Longer stretches without computation are works of their own."""
 MOST_RANKS = 64
 """Runs of more ranks are not played: their tables would all have to be in one process."""
+
+
+Row: TypeAlias = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,14 +209,11 @@ def _launches(
             senders.append(label)
             buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
     starts = [label.start_ns for label in senders]
-    sent: list[tuple[dict[Hashable, Any], int, Label | None]] = []
+    sent: list[tuple[Row, int, Label | None]] = []
     for row in rows.to_dict("records"):
         place = bisect_right(starts, row["launch_ns"]) - 1
         sent.append((row, place, senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None))
-    asynchronous = {sender.word for row, _, sender in sent if sender and row["end_ns"] > sender.end_ns}
-    blocking = {"post_backward_reduce", "all_gather", "bucket_launch"} - (asynchronous - {"post_backward_reduce"})
-    if any(label.word == "bucket_done" for label in labels):  # the engine's, whose waits have labels
-        blocking.discard("bucket_launch")
+    blocking = _blocking_words(labels, sent)
     for row, place, sender in sent:
         role = _ROLES[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
@@ -231,13 +233,24 @@ def _launches(
             hops=row["hops"],
             group=row["members"],
             lane=row["lane"],
-            carries="" if sender else carried.get(row.get("row", -1), "gradients" * (row["kind"] == "reduce_scatter")),
+            carries="" if sender else carried.get(row.get("row", -1), _CARRIES.get(row["kind"], "")),
             queues=row["queues"],
         )
-        ended_ns, own_ended_ns = row["ended_ns"], row["end_ns"]
-        yield Launched(
-            at_ns=row["launch_ns"], ended_ns=ended_ns, own_ended_ns=own_ended_ns, blocks=blocks, launch=launch
-        )
+        at_ns, ended_ns, own_ended_ns = (row[name] for name in ("launch_ns", "ended_ns", "end_ns"))
+        yield Launched(at_ns=at_ns, ended_ns=ended_ns, own_ended_ns=own_ended_ns, blocks=blocks, launch=launch)
+
+
+def _blocking_words(labels: Sequence[Label], sent: Sequence[tuple[Row, int, Label | None]]) -> set[str]:
+    """In which ranges the host waits for what it launches: those within which all their collectives end.
+
+    FSDP2's gathers do on CPUs, unless they are asynchronous, and DDP's communication hooks that wait. FSDP2's
+    reductions always do. The engine's waits for buckets have labels of their own.
+    """
+    words = {sender.word for _, _, sender in sent if sender} & {"all_gather", "bucket_launch"}
+    words -= {sender.word for row, _, sender in sent if sender and row["end_ns"] > sender.end_ns}
+    if any(label.word == "bucket_done" for label in labels):
+        words.discard("bucket_launch")
+    return words | {"post_backward_reduce"}
 
 
 def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:
