@@ -197,7 +197,9 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
         if "buckets" in worth and worth["buckets"]["buckets"] > 1:
             caps = ", ".join(f"{cap:.12g}" for cap in worth["buckets"]["caps_mb"])
             yield f"DistributedDataParallel(model, bucket_cap_mb_list=[{caps}])"
-    if loop.framework == "fsdp2" and loop.roots < 2 and _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns:
+    ahead = not any(each.is_certain and each.action.name != "prefetch" for each in diagnosis.actions[:1])
+    waits = _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns
+    if loop.framework == "fsdp2" and loop.roots < 2 and ahead and waits:
         yield from _AHEAD
 
 
