@@ -137,9 +137,12 @@ def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFram
 def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
     """The largest cause of these rows that an action answers, or the idle time, if that is longer.
 
-    A gain is of a mean step, so it may be more than this step has.
+    A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle.
     """
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
+        waits = rows[rows["cause"] == Cause.STRAGGLER]
+        if gain_ns > idle_ns and len(waits):
+            return _answered_words(action, waits, 0, gain_ns)
         return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
         return ""
