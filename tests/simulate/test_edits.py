@@ -25,6 +25,7 @@ from overlaplab.simulate.edits.collectives import (
     without_launches,
 )
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
+from overlaplab.simulate.edits.unused import unused_parameters, without_unused
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.programs.larger_units import larger_units, unit_order
 
@@ -153,6 +154,25 @@ def test_buckets_that_a_hook_waits_for_are_waited_for_at_the_end() -> None:
     assert (spans([waiting]), spans(changed or [])) == ([[90]], [[70]])
     assert wait_at_pass_end(changed or []) is None
     assert wait_at_pass_end([[*head, bucket("a"), Wait("a"), *tail]]) is None, "it is waited for at the end"
+
+
+def test_parameters_without_a_gradient_are_not_sent() -> None:
+    """A bucket of such alone is gone, another one is smaller; without marks of gradients nothing is known."""
+    sizes = dict.fromkeys("abcd", (40, 40))
+
+    def bucket(key: int, *names: str) -> Launch:
+        return Launch(key, 10 * len(names), "all_reduce", 40 * len(names), role="bucket", parameters=names)
+
+    arrives = [Mark("gradient", "a"), Mark("gradient", "b")]
+    head, waits = [End(), Mark("backward")], [Wait(0), Wait(1), Mark("backward_end"), End()]
+    program = [*head, bucket(0, "c"), *arrives, bucket(1, "a", "b", "d"), *waits]
+    assert unused_parameters([program]) == ["c", "d"]
+    left = without_unused([program], sizes, lambda _kind, size: size // 4)
+    assert left is not None
+    assert [(move.key, move.bytes) for move in left[0] if isinstance(move, Launch)] == [(1, 80)]
+    assert (spans([program]), spans(left)) == ([[40]], [[20]])
+    assert without_unused([program], sizes, lambda _kind, _size: None) is None
+    assert unused_parameters([[move for move in program if move not in arrives]]) == []
 
 
 def test_units_stay_gathered_for_their_backward_pass() -> None:

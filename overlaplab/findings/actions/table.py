@@ -59,6 +59,11 @@ ACTIONS = [
     Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket),
     Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap),
     Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
+    Action(
+        "unused_parameters",
+        (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
+        "requires_grad_(False) on what gets no gradient, but is sent: {what}",
+    ),
     Action("asynchronous_hook", (Cause.BLOCKING, Cause.GAP), words.asynchronous_hook),
     Action(
         "whole_optimizer",

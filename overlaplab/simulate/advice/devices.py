@@ -25,14 +25,17 @@ from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.edits.collectives import BARRIER
+from overlaplab.simulate.edits.hosts import host_works
+from overlaplab.simulate.edits.unused import unused_parameters
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, option_or_why
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
-from overlaplab.simulate.programs.edits import EDITS, EditChoice, host_works, late_rank
+from overlaplab.simulate.programs.edits import EDITS, EditChoice, late_rank
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
@@ -127,6 +130,8 @@ def edit_remedies(
     if not on_devices:
         yield "barriers", {}, ("leave-out", BARRIER)
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
+    if (recorded := plain_programs(run)) is not None and (unused := unused_parameters(recorded.programs)):
+        about["unused_parameters"] = {"what": ", ".join(unused)}
     for name, edit in EDITS.items():
         if edit.remedy and (edit.on_devices if on_devices else edit.apply):
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)

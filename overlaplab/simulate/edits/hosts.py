@@ -49,6 +49,21 @@ def without_host_work(program: Program, name: str) -> list[Move]:
     return [move for move, inside in between_marks(program, "host", {name}) if not (inside and isinstance(move, Work))]
 
 
+def host_works(programs: Sequence[Program]) -> dict[str, int]:
+    """By name how long the host worked between the passes, in ns: of the rank that did so longest."""
+    longest: dict[str, int] = {}
+    for program in programs:
+        works: dict[str, int] = {}
+        inside = None
+        for move in program:
+            if isinstance(move, Mark) and move.word in ("host", "host_end"):
+                inside = move.name if move.word == "host" else None
+            elif isinstance(move, Work) and inside:
+                works[inside] = works.get(inside, 0) + move.ns
+        longest |= {name: max(ns, longest.get(name, 0)) for name, ns in works.items()}
+    return longest
+
+
 def without_launch_overhead(program: Program) -> list[Move]:
     """The host of a GPU launches in no time; what it does between passes by name, and its pauses, stay."""
     return [

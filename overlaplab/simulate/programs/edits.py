@@ -15,16 +15,19 @@ from overlaplab.simulate.edits.collectives import BARRIER
 from overlaplab.simulate.edits.hosts import (
     balance_rank,
     even_out_work,
+    host_works,
     without_device_waits,
     without_host_work,
     without_launch_overhead,
     without_pauses,
 )
+from overlaplab.simulate.edits.unused import without_unused
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.player import Mark, Move, Program, Work, find_launches
+from overlaplab.simulate.player import Move, Program, Work, find_launches
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units
+from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import takes_ns, transfers
 
@@ -121,21 +124,6 @@ def late_rank(run: Run) -> int | None:
     return next((place for place, trace in enumerate(run.traces) if trace.rank == late), None)
 
 
-def host_works(programs: Programs) -> dict[str, int]:
-    """By name how long the host worked between the passes, in ns: of the rank that did so longest."""
-    longest: dict[str, int] = {}
-    for program in programs:
-        works: dict[str, int] = {}
-        inside = None
-        for move in program:
-            if isinstance(move, Mark) and move.word in ("host", "host_end"):
-                inside = move.name if move.word == "host" else None
-            elif isinstance(move, Work) and inside:
-                works[inside] = works.get(inside, 0) + move.ns
-        longest |= {name: max(ns, longest.get(name, 0)) for name, ns in works.items()}
-    return longest
-
-
 def _asked_rank(run: Run, value: str | None) -> int | None:
     """The place of the rank that an edit names, or else of the late one."""
     if value is None:
@@ -174,6 +162,13 @@ def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[
 def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     took = None if missing_ranks(run) else transfers(run, run.traces[0], link)
     return collectives.merge_collectives(programs, partial(takes_ns, took) if took else lambda _kind, _bytes: None)
+
+
+def _without_unused(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:
+    recorded = plain_programs(run)
+    if recorded is None or missing_ranks(run):
+        return None
+    return without_unused(programs, recorded.gradients, partial(takes_ns, transfers(run, run.traces[0], link)))
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
@@ -272,6 +267,11 @@ EDITS = {
         remedy="asynchronous_hook",
         apply=_programs_alone(collectives.wait_at_pass_end),
         nothing="no bucket is waited for within its backward pass",
+    ),
+    "without-unused": Edit(
+        remedy="unused_parameters",
+        apply=_without_unused,
+        nothing="a gradient of every parameter arrives, or T of smaller buckets is unknown",
     ),
     "whole-optimizer": Edit(
         remedy="whole_optimizer",
