@@ -39,6 +39,8 @@ PICTURES = {
     "half_the_bytes": ("12-zero1-one-bucket", Setting(edits=(("half-bytes", None),))),
 }
 """By action the recording and what is changed."""
+_PADDING = {"left": 24, "right": 120, "top": 5, "bottom": 5}
+"""A reader's font may be wider than that of this machine."""
 ROOMS = (ROOT / "tests" / "situations" / "recorded", ROOT / "traces" / "h100" / "loops", ROOT / "traces")
 """Where recordings are."""
 
@@ -52,7 +54,7 @@ def main(actions: list[str], folder: Path = ROOT / "docs" / "actions") -> None:
         assert run.manifest is not None
         seen = recorded_caps(run.manifest, ())
         parts = what_if_parts(run, Question(setting=setting), seen, None)
-        parts.lanes.draw().properties(width=560).save(folder / f"{action}.svg")
+        parts.lanes.draw().properties(width=560, padding=_PADDING).save(folder / f"{action}.svg")
 
 
 if __name__ == "__main__":
