@@ -72,7 +72,7 @@ LOOPS = {
     "saving-each-third": answer_by_edit(*SAVING, edit="without-host-work", value="saving"),
     "gradient-norms": answer_by_edit("in place of", "async_op=True", edit="merge"),
     "gathered-objects": answer_by_edit("all-gathers", edit="merge"),
-    "broadcast-buffers": answer_by_edit("broadcast_buffers=False", edit="leave-out"),
+    "broadcast-buffers": answer_by_edit("broadcast_buffers=False", edit="without-buffers"),
     "barriers": answer_by_edit("doing without the 10 barriers", edit="leave-out", value="barrier"),
     "waiting-hook": answer_by_edit("returns its all-reduce's future", edit="wait-at-pass-end"),
     "broadcast-parameters": answer_by_edit("broadcasts", edit="leave-out", value="broadcast"),

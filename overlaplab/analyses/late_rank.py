@@ -51,13 +51,16 @@ def late_steps(run: Run) -> pd.DataFrame:
 
 
 def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
-    """Whether about always the same rank is late, or for most of the time, in rows of `late_steps` of so many recorded
-    steps; also of one step.
+    """Whether about always the same rank is late, or for most of the time, its longest wait left out, in rows of
+    `late_steps` of so many recorded steps; also of one step.
     """
-    often, waits = steps["rank"].value_counts(), steps.groupby("rank")["wait_ns"].sum()
-    if recorded <= 1 or often.empty:
+    often = steps["rank"].value_counts()
+    if recorded <= 1 or often.empty or often.max() >= MIN_LATE_SHARE * recorded:
         return True
-    return bool(often.max() >= MIN_LATE_SHARE * recorded or waits.max() >= MIN_LATE_SHARE * waits.sum())
+    of_rank = steps.loc[steps["rank"] == latest_rank(steps), "wait_ns"]
+    total, longest = int(steps["wait_ns"].sum()), int(of_rank.max())
+    left = int(of_rank.sum()) - longest
+    return left + longest >= MIN_LATE_SHARE * total and 0 < total - longest <= 2 * left
 
 
 def latest_rank(steps: pd.DataFrame) -> int | None:

@@ -6,7 +6,7 @@ trace may have all three. Where none exists, the purpose is unknown.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -52,6 +52,9 @@ class Role(StrEnum):
 GRADIENTS = (Role.BUCKET, Role.SCATTER)
 ACTIVATIONS_OF = "activations of "
 """How `what` of collectives of activations begins; the module follows."""
+_OF_LAYERS = ("all_reduce", "all_gather", "reduce_scatter")
+UPDATED = "updated parameters"
+"""`what` of parameters that are sent within an optimizer step, or after one of scattered gradients."""
 BUFFERS = "buffers"
 """`what` of broadcasts by DistributedDataParallel before each forward pass, as of batch normalisation's statistics."""
 
@@ -122,18 +125,26 @@ def _purposes_by_place(
     passes = sorted((*forwards, *autograd_passes(trace)), key=lambda span: span.start_ns)
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
-    scatters = any(kind == "reduce_scatter" and not role for kind, role in zip(kinds, roles, strict=True))
+    steps = [window.host_start_ns for window in step_windows(trace)]
+    scattered = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] == "reduce_scatter")
 
     def tell(row: int) -> tuple[Role, str | None]:
         kind, host_ns = kinds[row], hosts_ns[row]
         if kind == "broadcast" and is_inside(forwards, host_ns):
             return Role.OTHER, BUFFERS
         if kind in ("broadcast", "all_gather") and is_inside(updates, host_ns):
-            return Role.PARAMETERS, "updated parameters"
+            return Role.PARAMETERS, UPDATED
         if is_inside(passes, host_ns):
-            is_of_layers = kind == "all_to_all" or (sending and groups[row] not in sending)
+            is_of_layers = kind == "all_to_all" or (kind in _OF_LAYERS and sending and groups[row] not in sending)
             return (Role.ACTIVATIONS, f"{ACTIVATIONS_OF}a layer") if is_of_layers else (Role.OTHER, None)
-        return (Role.PARAMETERS, "updated parameters") if scatters and kind == "all_gather" else (Role.OTHER, None)
+        return (Role.PARAMETERS, UPDATED) if kind == "all_gather" and follows_update(host_ns) else (Role.OTHER, None)
+
+    def follows_update(host_ns: int) -> bool:
+        """Whether an update in the same step precedes it, and scattered gradients the update."""
+        begun = bisect_right(steps, host_ns)
+        update = bisect_right(updates, host_ns, key=lambda span: span.end_ns)
+        scatter = bisect_left(scattered, updates[update - 1].start_ns) if update else 0
+        return bool(begun and scatter and scattered[scatter - 1] >= steps[begun - 1])
 
     return tell
 

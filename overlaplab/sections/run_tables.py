@@ -160,6 +160,7 @@ class RunTables:
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
         sending = analyses.buckets(self.run, replace(selection, steps=None))["step"].nunique()
         skips = 0 < sending < self.summary["step"].nunique()
+        skips = skips or (loop.traits is not None and loop.traits.averages_parameters)
         several = bool((buckets["passes"] > 1).any()) or skips
         return replace(
             loop,

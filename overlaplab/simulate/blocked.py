@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from overlaplab.events import Trace
 from overlaplab.evidence.executions import executions
@@ -17,7 +19,7 @@ from overlaplab.evidence.labels import Label, Span
 from overlaplab.evidence.moments import GRAIN_NS, STALL_NS
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
-from overlaplab.vocabulary import DONE_WORDS, WAIT_WORDS
+from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, WAIT_WORDS, label_list
 
 _WAITS = {"wait": None} | {word: role for role, word in WAIT_WORDS.items()}
 _DONE = {word: role for role, word in DONE_WORDS.items()}
@@ -25,6 +27,13 @@ _STALLS = 4
 """A rank that waited for long may go on later than another: by a fourth of that time."""
 _IN_TURN = ("activations", "replicas")
 """Roles whose collectives are waited for in the order of their launches, each alone, while no label names them."""
+
+
+_ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
+_ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
+_CARRIES = {"reduce_scatter": "gradients"}
+"""What collectives without a label or another sign move, by kind."""
+Row: TypeAlias = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,73 @@ def collective_name(label: Label) -> str:
     """What a launch, a wait and an instant at the end of the same collective have in common."""
     keys = ("bucket", "unit", "module", "microbatch", "phase")
     return " ".join(label.fields[key] for key in keys if key in label.fields)
+
+
+def find_launched(
+    rows: pd.DataFrame,
+    labels: Sequence[Label],
+    carried: Mapping[int, str],
+    worked_ns: Callable[[int, int], int],
+    *,
+    hidden: bool,
+) -> Iterator[Launched]:
+    """The launches, in the order of rows.
+
+    `carried`: what collectives without a label move, by row; `worked_ns`: how long the host worked between two times,
+    its pauses left out; `hidden`: launching made no step longer.
+    """
+    senders: list[Label] = []
+    buckets: list[dict[str, str]] = []  # by sender, of the bucket that was ready last under its index
+    ready: dict[str, dict[str, str]] = {}
+    for label in labels:
+        if label.word == "bucket_ready":
+            ready[label.fields["bucket"]] = label.fields
+        elif label.word in _ROLES:
+            senders.append(label)
+            buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
+    starts = [label.start_ns for label in senders]
+    sent: list[tuple[Row, int, Label | None]] = []
+    for row in rows.to_dict("records"):
+        place = bisect_right(starts, row["launch_ns"]) - 1
+        sent.append((row, place, senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None))
+    blocking = _blocking_words(labels, sent)
+    for row, place, sender in sent:
+        role = _ROLES[sender.word] if sender else ""
+        if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
+            role = "replicas"
+        bucket, blocks = buckets[place] if sender else {}, bool(sender and sender.word in blocking)
+        host_until_ns = row["launch_ns"] if blocks else sender.end_ns if sender else 0
+        launch = Launch(
+            row["match"],
+            row["transfer_ns"],
+            row["kind"],
+            max(row["bytes"], 0),
+            role=role,
+            what=collective_name(sender) if sender else None,
+            host_ns=worked_ns(sender.start_ns, host_until_ns) if sender and not hidden else 0,
+            parameters=label_list(bucket.get("parameters", "")),
+            gradient_bytes=int(bucket.get("bytes", 0)),
+            hops=row["hops"],
+            group=row["members"],
+            lane=row["lane"],
+            carries="" if sender else carried.get(row.get("row", -1), _CARRIES.get(row["kind"], "")),
+            queues=row["queues"],
+        )
+        at_ns, ended_ns, own_ended_ns = (row[name] for name in ("launch_ns", "ended_ns", "end_ns"))
+        yield Launched(at_ns=at_ns, ended_ns=ended_ns, own_ended_ns=own_ended_ns, blocks=blocks, launch=launch)
+
+
+def _blocking_words(labels: Sequence[Label], sent: Sequence[tuple[Row, int, Label | None]]) -> set[str]:
+    """In which ranges the host waits for what it launches: those within which all their collectives end.
+
+    FSDP2's gathers do on CPUs, unless they are asynchronous, and DDP's communication hooks that wait. FSDP2's
+    reductions always do. The engine's waits for buckets have labels of their own.
+    """
+    words = {sender.word for _, _, sender in sent if sender} & {"all_gather", "bucket_launch"}
+    words -= {sender.word for row, _, sender in sent if sender and row["end_ns"] > sender.end_ns}
+    if any(label.word == "bucket_done" for label in labels):
+        words.discard("bucket_launch")
+    return words | {"post_backward_reduce"}
 
 
 def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:

@@ -67,7 +67,7 @@ class Launch:
     lane: tuple[int, int] | None = None
     """The sender and receiver of a message; None for collectives, which all queue up."""
     carries: str = ""
-    """What follows needs of it, where it has no role: `parameters`, `activations` or `gradients`."""
+    """What it moves, where it has no role: `parameters`, `activations`, `gradients` or `buffers`."""
     queues: bool = True
     """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
 

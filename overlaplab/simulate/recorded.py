@@ -8,10 +8,10 @@ occupied the link for. So the programs, played as they are, give the recorded st
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -23,18 +23,12 @@ from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
 from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
-from overlaplab.evidence.purposes import Role, purposes
+from overlaplab.evidence.purposes import BUFFERS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.blocked import (
-    Blocked,
-    Launched,
-    collective_name,
-    find_fsdp2_waits,
-    find_waits,
-)
+from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_launched, find_waits
 from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
-from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, change_launches
+from overlaplab.simulate.player import End, Mark, Move, Wait, Work, change_launches
 from overlaplab.simulate.recorded_collectives import (
     carried_collectives,
     end_in_order,
@@ -42,23 +36,14 @@ from overlaplab.simulate.recorded_collectives import (
     with_seen_ends,
     with_times,
 )
-from overlaplab.vocabulary import LAUNCH_WORDS, Rule, label_list
+from overlaplab.vocabulary import Rule, label_list
 
-_ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
-_ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
-_CARRIES = {"reduce_scatter": "gradients"}
-"""What collectives without a label or another sign move, by kind."""
 _PAUSE_SHARE = 0.01
 """The host pauses where the rank computes nothing, and waits for nothing, for longer than this share of a step."""
-_MOST_LAUNCHING_NS = 1_000_000
-"""What takes longer in the range of a launch is no launching: a hook that computes, or pauses."""
 _GAP_NS = 1_000_000
 """Longer stretches without computation are works of their own."""
 MOST_RANKS = 64
 """Runs of more ranks are not played: their tables would all have to be in one process."""
-
-
-Row: TypeAlias = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +127,25 @@ def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int
     hidden = run.manifest is not None and run.manifest.hides_host
     roles = enumerate(purposes(trace)["role"])
     carried = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
-    return labels, list(_launches(rows, labels, carried, hidden=hidden))
+    carried |= dict.fromkeys(np.flatnonzero(purposes(trace)["what"] == BUFFERS).tolist(), BUFFERS)
+    computing, pause_ns = _computing(trace)
+
+    def worked_ns(start_ns: int, end_ns: int) -> int:
+        return sum(work.ns - work.paused_ns for work in _works(start_ns, end_ns, computing, pause_ns))
+
+    return labels, list(find_launched(rows, labels, carried, worked_ns, hidden=hidden))
+
+
+def _computing(trace: Trace) -> tuple[tuple[list[int], list[int]], int]:
+    """When the rank began to compute and ended, and what is a pause."""
+    pause_ns = _PAUSE_SHARE * np.median([window.end_ns - window.start_ns for window in step_windows(trace)])
+    return cast(tuple[list[int], list[int]], tuple(activity(trace).compute.T.tolist())), int(pause_ns)
 
 
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
     """One rank's program; `zero` is its start, by the rank's own clock."""
     windows, compute = step_windows(trace), activity(trace).compute
-    computing = cast(tuple[list[int], list[int]], tuple(compute.T.tolist()))
-    pause_ns = int(_PAUSE_SHARE * np.median([window.end_ns - window.start_ns for window in windows]))
+    computing, pause_ns = _computing(trace)
     ended = {launched.launch.key: launched.ended_ns for launched in launches}
     points: list[tuple[int, int, Move | Blocked]] = [(launched.at_ns, 1, launched.launch) for launched in launches]
     points += [(at, 2, mark) for at, mark in _marks(labels)]
@@ -193,64 +189,6 @@ def _works(start_ns: int, end_ns: int, computing: tuple[list[int], list[int]], p
         place += 1
     if end_ns > begun:
         yield Work(end_ns - begun, paused_ns, idle_ns)
-
-
-def _launches(
-    rows: pd.DataFrame, labels: Sequence[Label], carried: Mapping[int, str], *, hidden: bool
-) -> Iterator[Launched]:
-    """`carried`: what collectives without a label move, by row; `hidden`: launching them made no step longer."""
-    senders: list[Label] = []
-    buckets: list[dict[str, str]] = []  # by sender, of the bucket that was ready last under its index
-    ready: dict[str, dict[str, str]] = {}
-    for label in labels:
-        if label.word == "bucket_ready":
-            ready[label.fields["bucket"]] = label.fields
-        elif label.word in _ROLES:
-            senders.append(label)
-            buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
-    starts = [label.start_ns for label in senders]
-    sent: list[tuple[Row, int, Label | None]] = []
-    for row in rows.to_dict("records"):
-        place = bisect_right(starts, row["launch_ns"]) - 1
-        sent.append((row, place, senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None))
-    blocking = _blocking_words(labels, sent)
-    for row, place, sender in sent:
-        role = _ROLES[sender.word] if sender else ""
-        if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
-            role = "replicas"
-        bucket, blocks = buckets[place] if sender else {}, bool(sender and sender.word in blocking)
-        host_until_ns = row["launch_ns"] if blocks else sender.end_ns if sender else 0
-        launch = Launch(
-            row["match"],
-            row["transfer_ns"],
-            row["kind"],
-            max(row["bytes"], 0),
-            role=role,
-            what=collective_name(sender) if sender else None,
-            host_ns=min(host_until_ns - sender.start_ns, _MOST_LAUNCHING_NS) if sender and not hidden else 0,
-            parameters=label_list(bucket.get("parameters", "")),
-            gradient_bytes=int(bucket.get("bytes", 0)),
-            hops=row["hops"],
-            group=row["members"],
-            lane=row["lane"],
-            carries="" if sender else carried.get(row.get("row", -1), _CARRIES.get(row["kind"], "")),
-            queues=row["queues"],
-        )
-        at_ns, ended_ns, own_ended_ns = (row[name] for name in ("launch_ns", "ended_ns", "end_ns"))
-        yield Launched(at_ns=at_ns, ended_ns=ended_ns, own_ended_ns=own_ended_ns, blocks=blocks, launch=launch)
-
-
-def _blocking_words(labels: Sequence[Label], sent: Sequence[tuple[Row, int, Label | None]]) -> set[str]:
-    """In which ranges the host waits for what it launches: those within which all their collectives end.
-
-    FSDP2's gathers do on CPUs, unless they are asynchronous, and DDP's communication hooks that wait. FSDP2's
-    reductions always do. The engine's waits for buckets have labels of their own.
-    """
-    words = {sender.word for _, _, sender in sent if sender} & {"all_gather", "bucket_launch"}
-    words -= {sender.word for row, _, sender in sent if sender and row["end_ns"] > sender.end_ns}
-    if any(label.word == "bucket_done" for label in labels):
-        words.discard("bucket_launch")
-    return words | {"post_backward_reduce"}
 
 
 def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,12 +27,15 @@ _MAX_LAG_SHARE = 0.02
 @once_per_run
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """The first trace's steps that neither a busy machine nor a late link disturbed, none of the traces has damaged or
-    cut short, and are not `outlier_steps`: how often these come is not known. Of a kind of which none is left, all.
+    cut short, and are not the only one of `outlier_steps` of their kind: how often that comes is not known. Of a kind
+    of which none is left, all.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
     bad = disturbed(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
-    unlike = set(outlier_steps(summary(run)))
+    outliers, kind_of_step = outlier_steps(summary(run)), step_kinds(run)
+    of_kind = Counter(kind_of_step.get(step) for step in outliers)
+    unlike = {step for step in outliers if of_kind[kind_of_step.get(step)] == 1}
     usual = np.array([number not in bad | unlike for number in numbers], dtype=np.bool_)
     left = usual if usual.any() else np.array([number not in bad for number in numbers], dtype=np.bool_)
     kinds = _kinds(run)

@@ -91,6 +91,7 @@ ACTIONS = [
         shortens_overhead=True,
         condition="if launching, and recording that, took no time",
     ),
+    Action("buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware"),
     Action("leave_out", (Cause.BLOCKING, Cause.QUEUED), words.leave_out, costs="numerics or hardware"),
     Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.ONE_GRADIENT_LESS),
     Action(

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
-from overlaplab.evidence.purposes import ACTIVATIONS_OF, BUFFERS
+from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
@@ -147,9 +147,6 @@ def earlier_launch(case: Case) -> str:
 
 def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
-    buffers, others = case.rows[case.rows["what"] == BUFFERS], _unnamed_rows(case.rows)
-    if buffers["exposed_ns"].sum() > others["exposed_ns"].sum():
-        return "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
     return f"doing without {_collective_words(case)}, or doing them less often"
 
 
@@ -178,11 +175,10 @@ def last_pass(case: Case) -> str:
 
 
 def keep_gathered(case: Case) -> str:
-    """Units that stay gathered from their forward to their backward pass; zero3 has no option for it."""
-    option = "reshard_after_forward=False in fully_shard"
-    if case.loop.framework == "engine":
-        option = "--no-reshard-after-forward" if case.loop.traits and case.loop.traits.offloads_parameters else ""
-    return option and f"{option}: units stay gathered until their backward pass"
+    """Units of FSDP2 that stay gathered from their forward to their backward pass."""
+    of_engine = case.loop.framework == "engine"
+    option = "--no-reshard-after-forward" if of_engine else "reshard_after_forward=False in fully_shard"
+    return f"{option}: units stay gathered until their backward pass"
 
 
 def prefetch(case: Case) -> str:
@@ -327,6 +323,7 @@ OPEN_ALL = (
     " part of it may be waiting for other ranks"
 )
 DEVICE_WAITS = "no synchronisation within the step: the host waits for its device in {what}"
+BUFFERS_STAY = "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
 ASYNCHRONOUS = "launching {collectives} with async_op=True, and waiting when the step ends"
 ONE_GRADIENT_LESS = "freezing {what} or making its gradient sparse: it has most of the bytes"
 IN_THE_BACKGROUND = "averaging in the background (--background), waited for a step later"

@@ -19,6 +19,7 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
+from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.simulate.advice.tried import SettingPlayed, best_setting
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
@@ -132,8 +133,11 @@ def edit_remedies(
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
     if (recorded := plain_programs(run)) is not None and (unused := unused_parameters(recorded.programs)):
         about["unused_parameters"] = {"what": ", ".join(unused)}
+    without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
+    if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
+        without_option.add("asynchronous_hook")  # the engine has other strategies for that
     for name, edit in EDITS.items():
-        if edit.remedy and (edit.on_devices if on_devices else edit.apply):
+        if edit.remedy and edit.remedy not in without_option and (edit.on_devices if on_devices else edit.apply):
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)
 
 

@@ -62,10 +62,21 @@ _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_e
 
 
 def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
-    """Without the other collectives, or those of a kind, such as barriers; None where there are none."""
-    others = find_launches if kind == BARRIER else other_collectives
-    launches = [launch for program in programs for launch in others(program)]
-    keys = {launch.key for launch in launches if kind in (None, launch.kind)}
+    """Without the other collectives, or those of a kind, such as barriers or buffers' broadcasts; None without any."""
+    launches = [launch for program in programs for launch in other_collectives(program)]
+    if kind is not None:
+        unnamed = (launch for program in programs for launch in find_launches(program, ""))
+        launches += (launch for launch in unnamed if launch.kind == BARRIER or launch.carries == "buffers")
+    return _without(programs, {launch.key for launch in launches if kind in (None, launch.kind)})
+
+
+def without_buffers(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """DDP broadcasts no buffers; None where it broadcasts none."""
+    launches = (launch for program in programs for launch in find_launches(program))
+    return _without(programs, {launch.key for launch in launches if launch.carries == "buffers"})
+
+
+def _without(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
@@ -75,7 +86,7 @@ def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
     keys = {launch.key for launch in launches if launch.carries == "parameters"}
     if not keys or any(launch.carries == "gradients" for launch in launches):
         return None
-    return [without_launches(program, keys) for program in programs]
+    return _without(programs, keys)
 
 
 def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
@@ -88,18 +99,19 @@ def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
         late: list[Move] = []
         last: Launch | None = None
         waited: int | None = None  # the place of the wait for the last bucket
+        inside = False
         for move in program:
-            if isinstance(move, Mark) and move.word in ("backward_end", "kept_end"):
+            if isinstance(move, Mark) and move.word in ("backward", "backward_end", "kept_end"):
                 moves += late
-                late, last, waited = [], None, None
-            if isinstance(move, Launch) and move.role == "bucket":
+                late, last, waited, inside = [], None, None, move.word == "backward"
+            if inside and isinstance(move, Launch) and move.role == "bucket":
                 late += [] if waited is None else [moves.pop(waited)]
                 last, waited = move, None
             elif isinstance(move, Wait) and last is not None:
                 waited = len(moves) if move.key == last.key else None
                 last = None
             moves.append(move)
-        changed.append(moves)
+        changed.append([*moves, *late])
     return changed if changed != [list(program) for program in programs] else None
 
 

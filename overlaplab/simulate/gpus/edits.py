@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
-from overlaplab.evidence.purposes import BUFFERS, Role
+from overlaplab.evidence.purposes import BUFFERS, UPDATED
 from overlaplab.evidence.sending import gatherings
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
@@ -68,8 +68,10 @@ def without_buffers(programs: DevicePrograms) -> Programs | None:
 
 
 def update_whole(programs: DevicePrograms) -> Programs | None:
-    """Every rank updates all parameters, and sends none; None where optimizers are not sharded."""
-    return _without_collectives(programs, {each.key for each in _launches(programs) if each.role == Role.PARAMETERS})
+    """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
+    launches = _launches(programs)
+    updated = {each.key for each in launches if each.what == UPDATED}
+    return None if any(each.kind == "reduce_scatter" for each in launches) else _without_collectives(programs, updated)
 
 
 def _launches(programs: DevicePrograms) -> list[Launch]:

@@ -260,7 +260,6 @@ EDITS = {
         remedy="leave_out",
         value="KIND",
         apply=lambda _run, programs, value, _link: collectives.left_out(programs, value),
-        on_devices=lambda _run, programs, value: None if value else devices.without_buffers(programs),
         nothing="there is no such collective",
     ),
     "wait-at-pass-end": Edit(
@@ -272,6 +271,12 @@ EDITS = {
         remedy="unused_parameters",
         apply=_without_unused,
         nothing="a gradient of every parameter arrives, or T of smaller buckets is unknown",
+    ),
+    "without-buffers": Edit(
+        remedy="buffers",
+        apply=_programs_alone(collectives.without_buffers),
+        on_devices=lambda _run, programs, _value: devices.without_buffers(programs),
+        nothing="DDP broadcasts no buffers",
     ),
     "whole-optimizer": Edit(
         remedy="whole_optimizer",
