@@ -19,6 +19,7 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
+from overlaplab.evidence.host_work import pauses_within
 from overlaplab.simulate.advice.tried import SettingPlayed, best_setting
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
@@ -127,6 +128,7 @@ def edit_remedies(
     if not on_devices:
         yield "barriers", {}, ("leave-out", BARRIER)
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
+    about["no_pause"] = {"what": pauses_within(run)}
     for name, edit in EDITS.items():
         if edit.remedy and (edit.on_devices if on_devices else edit.apply):
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)
