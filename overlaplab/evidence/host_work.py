@@ -1,31 +1,46 @@
 """What a training loop's host does between its passes, as far as ranges name it: data loading, saving, logging; and
-when it does nothing that is recorded.
+when it does nothing that is recorded, and within which range.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Trace, event_times, host_ranges, launchers, matching, once_per_trace, step_windows
+from overlaplab.events import (
+    NEXT_STEP,
+    Run,
+    Trace,
+    activity,
+    event_times,
+    host_ranges,
+    launchers,
+    matching,
+    once_per_run,
+    once_per_trace,
+    rule_of,
+    step_windows,
+    window_bounds,
+)
+from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
-from overlaplab.intervals import Intervals, Mask, subtract, union
-from overlaplab.vocabulary import DATA_LOADING, is_runtime_category
+from overlaplab.intervals import EMPTY, Intervals, Mask, intersect, lengths_within, subtract, total, union
+from overlaplab.vocabulary import DATA_LOADING, Rule, is_runtime_category
 
-_OTHERS = (
-    "engine::",
-    "ProfilerStep#",
-    "PyTorch Profiler",
-    "DistributedDataParallel.forward",
-    "Optimizer.",
-    "gloo:",
-    "nccl:",
-)
+_STEP = "ProfilerStep#"
+_NO_WORK = ("engine::", _STEP, "PyTorch Profiler", "gloo:", "nccl:")
+_OTHERS = (*_NO_WORK, "DistributedDataParallel.forward", "Optimizer.")
+_COMMUNICATES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms", "FSDP::")
+_AUTOGRAD = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
+_WHOLE_STEP = 0.9
+"""Ranges that last for more of the steps with pauses do not tell where in them the host pauses."""
 _MIN_PAUSE_SHARE = 0.01
 """Pauses shorter than 1 % of a step are what launching operators takes."""
 _MIN_WORK_SHARE = 0.001
@@ -58,7 +73,7 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
         name = str(names.iloc[event])
         if start_ns >= until_ns and not meets_a_pass and not name.startswith(_OTHERS):
             until_ns = end_ns
-            fields = {"name": name.split("#")[0] or name}
+            fields = {"name": _range_name(name)}
             works.append(Label(start_ns=start_ns, end_ns=end_ns, thread=thread, word="host", fields=fields))
     return tuple(works)
 
@@ -80,17 +95,54 @@ def _launches_nothing(trace: Trace, rows: pd.DataFrame) -> Mask:
 
 @once_per_trace
 def host_pauses(trace: Trace) -> Intervals:
-    """When no thread of the host has an operator, a call to its device or `host_work`, for long at a stretch, in
-    absolute ns.
+    """When the host does nothing for long at a stretch, in absolute ns.
+
+    On a CPU the rank computes nothing then, and neither communicates nor waits. Elsewhere no thread has an operator, a
+    call to its device or `host_work`.
     """
     windows = step_windows(trace)
     if not windows:
-        return union([], [])
-    events, categories = trace.events, trace.events["category"]
-    works = matching(categories, is_runtime_category) | (categories == "cpu_op").to_numpy()
+        return EMPTY
+    if rule_of(trace) is Rule.CPU:
+        busy = [activity(trace).compute, activity(trace).communication, host_waits(trace)]
+    else:
+        categories, named = trace.events["category"], host_work(trace)
+        works = matching(categories, is_runtime_category) | (categories == "cpu_op").to_numpy()
+        loading = union([label.start_ns for label in named], [label.end_ns for label in named])
+        busy = [np.column_stack(event_times(trace.events, works)), loading]
     begin, end = min(window.host_start_ns for window in windows), max(window.end_ns for window in windows)
-    named = host_work(trace)
-    loading = union([label.start_ns for label in named], [label.end_ns for label in named])
-    idle = subtract(subtract(union([begin], [end]), union(*event_times(events, works))), loading)
+    idle = subtract(union([begin], [end]), union(*np.concatenate(busy).T))
     least_ns = _MIN_PAUSE_SHARE * float(np.median([window.end_ns - window.start_ns for window in windows]))
     return idle[idle[:, 1] - idle[:, 0] > least_ns]
+
+
+@once_per_run
+def pauses_within(run: Run) -> str | None:
+    """The innermost range in which hosts pause for most of the time, by its name; None where none is known."""
+    paused_ns, steps_ns = 0, 0
+    within_ns: Counter[str] = Counter()
+    took_ns: Counter[str] = Counter()
+    for trace in run.traces:
+        pauses, names = host_pauses(trace), trace.events["name"]
+        paused_ns += total(pauses)
+        starts, ends = window_bounds(step_windows(trace), of_host=True)
+        steps_ns += int((ends - starts)[lengths_within(pauses, starts, ends) > 0].sum())
+        meets_a_pause = lengths_within(pauses, *event_times(trace.events)) > 0
+        spans = event_spans(trace, host_ranges(trace.events) & meets_a_pause)
+        spans["name"] = names.iloc[spans["event"]].astype(str).to_numpy()
+        steps = spans["name"].str.startswith(_STEP)
+        if steps.any():  # what other threads do, such as a loader's, does not hold up the step
+            spans = spans[spans["thread"].isin(spans["thread"][steps])]
+        spans = spans[~spans["name"].str.startswith((*_NO_WORK, NEXT_STEP, *_COMMUNICATES))]
+        for name, each in spans.groupby(spans["name"].map(_range_name)):
+            ranges = union(each["start_ns"], each["end_ns"])
+            within_ns[str(name)] += total(intersect(ranges, pauses))
+            took_ns[str(name)] += total(ranges)
+    most = [name for name, ns in within_ns.items() if 2 * ns > paused_ns and took_ns[name] < _WHOLE_STEP * steps_ns]
+    return min(most, key=lambda name: took_ns[name], default=None)
+
+
+def _range_name(name: str) -> str:
+    """A name without autograd's words around it, up to its first `#`; an optimizer's class is kept."""
+    name = _AUTOGRAD.sub("", name)
+    return name if name.startswith("Optimizer.") else name.split("#")[0] or name

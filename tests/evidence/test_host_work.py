@@ -7,11 +7,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made.traces import event, launched, run_of, step
+from made.hosts import loop
+from made.traces import event, launched, op, run_of, step
 from samples import sample_run
 
 from overlaplab.analyses import loads_in_workers
-from overlaplab.evidence.host_work import host_work
+from overlaplab.evidence.host_work import host_work, pauses_within
 from overlaplab.findings.actions.words import Case
 from overlaplab.findings.actions.words import host_work as host_work_words
 from overlaplab.findings.loops import Loop
@@ -77,3 +78,50 @@ def test_a_loader_with_workers_is_not_advised_to_have_some(tmp_path: Path, itera
     run = run_of(tmp_path, [step(3, 0, 1000), loading])
     loop = Loop(loads_in_workers=loads_in_workers(run))
     assert host_work_words(Case(loop=loop, rows=pd.DataFrame(), what=DATA_LOADING)) == advice
+
+
+@pytest.mark.parametrize(
+    ("ranges", "place"),
+    [
+        ([named("Optimizer.step#SlowSGD.step", 490, 910)], "Optimizer.step#SlowSGD.step"),
+        (
+            [
+                event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 480, 920),
+                event("torch::autograd::AccumulateGrad", 490, 910),
+                event("engine::bucket_launch bucket=0", 500, 900),
+                event("c10d::allreduce_", 500, 900),
+            ],
+            "AccumulateGrad",
+        ),
+        ([named("DistributedDataParallel.forward", 200, 910), named("tokenize#7", 500, 800)], "tokenize"),
+        (
+            [named("DistributedDataParallel.forward", 200, 910), named("tokenize#7", 500, 600)],
+            "DistributedDataParallel.forward",
+        ),
+        ([named("saving", 0, 490), named("logging", 500, 600)], None),
+        ([named("train", 0, 1000), named("writer", 490, 910, tid=5)], None),
+    ],
+    ids=[
+        "named",
+        "innermost of torch's",
+        "innermost",
+        "around most",
+        "outside",
+        "around the step, or on another thread",
+    ],
+)
+def test_the_range_in_which_most_of_the_pauses_are(
+    tmp_path: Path, ranges: list[dict[str, Any]], place: str | None
+) -> None:
+    """The host of a CPU pauses from 500 to 900 µs; the other rank does not."""
+    paused = [step(3, 0, 1000), op("mm", 0, 500), *ranges, op("mm", 900, 1000)]
+    assert pauses_within(run_of(tmp_path, paused, [step(3, 0, 1000), op("mm", 0, 1000)])) == place
+
+
+def test_the_range_in_which_a_host_of_a_gpu_pauses(tmp_path: Path) -> None:
+    """From 0 to 500 µs and from 800 to 1300."""
+    updates = [named("Optimizer.step#SGD.step", start, start + 510) for start in (0, 800)]
+    assert pauses_within(run_of(tmp_path / "in", [*loop(pause_us=500), *updates], backend="nccl")) == updates[0]["name"]
+    assert pauses_within(run_of(tmp_path / "half", [*loop(pause_us=500), updates[0]], backend="nccl")) is None
+    assert pauses_within(run_of(tmp_path / "out", loop(pause_us=500), backend="nccl")) is None
+    assert pauses_within(run_of(tmp_path / "none", loop(), backend="nccl")) is None

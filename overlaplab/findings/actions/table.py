@@ -81,7 +81,7 @@ ACTIONS = [
     Action("balance", (Cause.STRAGGLER,), words.balance),
     Action("even_work", (Cause.STRAGGLER,), words.EVEN_WORK),
     Action("earlier", (Cause.QUEUED,), words.earlier_launch),
-    Action("no_pause", (Cause.GAP,), words.FIND_PAUSE, costs="a search", fills_idle_time=True),
+    Action("no_pause", (Cause.GAP,), words.find_pause, costs="a search", fills_idle_time=True),
     Action(
         "launch_overhead",
         (Cause.GAP,),

@@ -114,6 +114,12 @@ def host_work(case: Case) -> str:
     return f"less of “{shorten(str(case.what), 40)}” between the passes"
 
 
+def find_pause(case: Case) -> str:
+    """No pause of the host: the range in which it is, where that is known."""
+    where = f"in {shorten(case.what, 40)}" if case.what else "during the gap"
+    return f"finding what blocks the host {where}: the timeline shows it"
+
+
 def launch_overhead(case: Case) -> str:
     """A host that launches in no time; CUDA graphs that leave gaps do so already."""
     if case.loop.host == "launches graphs":
@@ -223,7 +229,7 @@ def in_general(case: Case) -> str:
         case Cause.STRAGGLER:
             return balance(case)
         case Cause.GAP:
-            return FIND_PAUSE
+            return find_pause(case)
         case Cause.UNKNOWN:
             return "opening all ranks' traces together, to tell waiting from transfer"
         case Cause.UNHIDEABLE | Cause.LINK:
@@ -317,7 +323,6 @@ def _word(name: str) -> str:
     return "bucket" if _BUCKET.match(name) else "unit"
 
 
-FIND_PAUSE = "finding what blocks the host during the gap: the timeline shows it"
 OPEN_ALL = (
     "opening all ranks' traces together: how long these collectives took does not follow from their bytes, so"
     " part of it may be waiting for other ranks"

@@ -108,6 +108,15 @@ def test_what_costs_numerics_or_a_search_comes_first_only_for_twice_the_gain() -
         assert first_words(("cap", 2.0, 10), (costly, None, 25)).startswith(words)
 
 
+def test_the_range_in_which_the_host_pauses_is_named() -> None:
+    rows = exposed_rows((0, 1, "tail", 30, None))
+    inside = diagnosed(rows, gains=gains(("no_pause", None, 30)).assign(what="Optimizer.step#SlowSGD.step"))
+    words = "Try finding what blocks the host in Optimizer.step#SlowSGD.step: the timeline shows it."
+    assert inside.advice.startswith(words)
+    outside = diagnosed(rows, gains=gains(("no_pause", None, 30)))
+    assert outside.advice.startswith("Try finding what blocks the host during the gap: the timeline shows it.")
+
+
 def test_what_cannot_be_told_from_nothing_comes_last() -> None:
     assert first_words(("cap", 2.0, 12, 13), ("balance", 1.0, 5, 4)).startswith("making rank 1")
     found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 12, 13)))

@@ -198,7 +198,10 @@ def test_every_screen_says_that_ranks_are_missing(tmp_path: Path) -> None:
 
 def test_the_gains_are_the_edits(tmp_path: Path) -> None:
     """What `gains` tells is what `predict --edit` plays, to the digit."""
-    run = run_of(tmp_path, loop(op_us=8, item=True, load_us=200, pause_us=500), backend="nccl")
+    events = loop(op_us=8, item=True, load_us=200, pause_us=500)
+    begun = [each["ts"] for each in events if each["name"].startswith("ProfilerStep#")]
+    update = (event("Optimizer.step#SGD.step", at + 200, at + 700, cat="user_annotation") for at in begun)
+    run = run_of(tmp_path, [*events, *update], backend="nccl")
     edits = {
         "launch_overhead": ("no-launch-overhead", None),
         "no_pause": ("no-pause", None),
@@ -211,6 +214,7 @@ def test_the_gains_are_the_edits(tmp_path: Path) -> None:
         assert to_ms(table.loc[remedy, "step_ns"]) == pytest.approx(sum(spans) / len(spans) / 1000)
     assert table.loc["device_waits", "what"] == "aten::item"
     assert table.loc["host_work", "what"] == "enumerate(DataLoader)"
+    assert table.loc["no_pause", "what"] == "Optimizer.step#SGD.step"
 
 
 def test_what_is_not_played_of_gpus_is_one_line(tmp_path: Path) -> None:
