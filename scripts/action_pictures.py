@@ -54,7 +54,7 @@ def main(actions: list[str], folder: Path = ROOT / "docs" / "actions") -> None:
         assert run.manifest is not None
         seen = recorded_caps(run.manifest, ())
         parts = what_if_parts(run, Question(setting=setting), seen, None)
-        parts.lanes.draw().properties(width=560, padding=_PADDING).save(folder / f"{action}.svg")
+        parts.lanes.draw().properties(width=720, padding=_PADDING).save(folder / f"{action}.svg")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from made.traces import run_of
 from samples import sample_run
 
 from overlaplab.analyses import late_rank_names, late_rank_phases, late_steps, latest_rank
+from overlaplab.analyses.late_rank import is_chronic
 from overlaplab.events import step_windows
 from overlaplab.findings import late_reason
 from overlaplab.vocabulary import DATA_LOADING
@@ -92,6 +93,16 @@ def late(*ranks: int) -> pd.DataFrame:
 
 
 LOADS = pd.DataFrame({"phase": ["before"], "what": ["loading"], "own_ns": [41 * MS], "others_ns": [MS]})
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "chronic"),
+    [([40, 1, 1, 38, 1, 1], True), ([40, 1, 1, 2, 1, 1], False), ([40, 9, 9, 2, 1, 1], False)],
+)
+def test_a_rank_that_causes_most_of_the_waiting_is_late_as_such(waits_ms: list[int], chronic: bool) -> None:
+    """Not by its longest wait alone."""
+    steps = pd.DataFrame({"step": range(6), "rank": [0, 1, 2, 0, 1, 2], "wait_ns": [ms * MS for ms in waits_ms]})
+    assert is_chronic(steps, 6) is chronic
 
 
 def test_the_sentence_says_how_often_and_by_how_much() -> None:

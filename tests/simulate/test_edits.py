@@ -154,6 +154,8 @@ def test_buckets_that_a_hook_waits_for_are_waited_for_at_the_end() -> None:
     assert (spans([waiting]), spans(changed or [])) == ([[90]], [[70]])
     assert wait_at_pass_end(changed or []) is None
     assert wait_at_pass_end([[*head, bucket("a"), Wait("a"), *tail]]) is None, "it is waited for at the end"
+    after = [Mark("backward_end"), bucket("a"), Wait("a"), Work(1), bucket("b"), Wait("b"), End()]
+    assert wait_at_pass_end([[*head, *after]]) is None, "nothing is left to hide them"
 
 
 def test_parameters_without_a_gradient_are_not_sent() -> None:

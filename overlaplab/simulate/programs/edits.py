@@ -54,7 +54,7 @@ class Edit:
     """The same of runs on GPUs; None where it is not known of these."""
     into_the_next: bool = False
     """Whether it moves time from a step into the next one."""
-    nothing: str
+    nothing: str = ""
     """Why it changes nothing."""
 
 
@@ -218,12 +218,10 @@ EDITS = {
         required=True,
         apply=lambda run, programs, value, _link: _without_host_work(run, programs, value),
         on_devices=lambda run, programs, value: _without_host_work(run, programs.programs, value),
-        nothing="",
     ),
     "no-launch-overhead": Edit(
         remedy="launch_overhead",
         on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_launch_overhead),
-        nothing="",
     ),
     "no-device-waits": Edit(
         remedy="device_waits",

@@ -126,8 +126,8 @@ def broadcasting(inside: str, *, sends: bool) -> list[Event]:
 @pytest.mark.parametrize(
     ("inside", "edit", "other"),
     [
-        ("DistributedDataParallel.forward", "leave-out", "whole-optimizer"),
-        ("Optimizer.step#ZeroRedundancyOptimizer.step", "whole-optimizer", "leave-out"),
+        ("DistributedDataParallel.forward", "without-buffers", "whole-optimizer"),
+        ("Optimizer.step#ZeroRedundancyOptimizer.step", "whole-optimizer", "without-buffers"),
     ],
 )
 def test_broadcasts_of_buffers_or_of_updated_parameters(tmp_path: Path, inside: str, edit: str, other: str) -> None:
