@@ -128,7 +128,7 @@ def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int
     roles = enumerate(purposes(trace)["role"])
     carried = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
     carried |= dict.fromkeys(np.flatnonzero(purposes(trace)["what"] == BUFFERS).tolist(), BUFFERS)
-    computing, pause_ns = _computing(trace)
+    computing, pause_ns = _compute_times(trace)
 
     def worked_ns(start_ns: int, end_ns: int) -> int:
         return sum(work.ns - work.paused_ns for work in _works(start_ns, end_ns, computing, pause_ns))
@@ -136,7 +136,7 @@ def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int
     return labels, list(find_launched(rows, labels, carried, worked_ns, hidden=hidden))
 
 
-def _computing(trace: Trace) -> tuple[tuple[list[int], list[int]], int]:
+def _compute_times(trace: Trace) -> tuple[tuple[list[int], list[int]], int]:
     """When the rank began to compute and ended, and what is a pause."""
     pause_ns = _PAUSE_SHARE * np.median([window.end_ns - window.start_ns for window in step_windows(trace)])
     return cast(tuple[list[int], list[int]], tuple(activity(trace).compute.T.tolist())), int(pause_ns)
@@ -145,7 +145,7 @@ def _computing(trace: Trace) -> tuple[tuple[list[int], list[int]], int]:
 def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
     """One rank's program; `zero` is its start, by the rank's own clock."""
     windows, compute = step_windows(trace), activity(trace).compute
-    computing, pause_ns = _computing(trace)
+    computing, pause_ns = _compute_times(trace)
     ended = {launched.launch.key: launched.ended_ns for launched in launches}
     points: list[tuple[int, int, Move | Blocked]] = [(launched.at_ns, 1, launched.launch) for launched in launches]
     points += [(at, 2, mark) for at, mark in _marks(labels)]

@@ -67,16 +67,16 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
     if kind is not None:
         unnamed = (launch for program in programs for launch in find_launches(program, ""))
         launches += (launch for launch in unnamed if launch.kind == BARRIER or launch.carries == "buffers")
-    return _without(programs, {launch.key for launch in launches if kind in (None, launch.kind)})
+    return _drop_launches(programs, {launch.key for launch in launches if kind in (None, launch.kind)})
 
 
 def without_buffers(programs: Sequence[Program]) -> list[list[Move]] | None:
     """DDP broadcasts no buffers; None where it broadcasts none."""
     launches = (launch for program in programs for launch in find_launches(program))
-    return _without(programs, {launch.key for launch in launches if launch.carries == "buffers"})
+    return _drop_launches(programs, {launch.key for launch in launches if launch.carries == "buffers"})
 
 
-def _without(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
+def _drop_launches(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
@@ -86,7 +86,7 @@ def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
     keys = {launch.key for launch in launches if launch.carries == "parameters"}
     if not keys or any(launch.carries == "gradients" for launch in launches):
         return None
-    return _without(programs, keys)
+    return _drop_launches(programs, keys)
 
 
 def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
