@@ -20,7 +20,6 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
-from overlaplab.evidence.host_work import pauses_within
 from overlaplab.simulate.advice.tried import SettingPlayed, best_setting
 from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
@@ -137,7 +136,6 @@ def edit_remedies(
     without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
     if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
         without_option.add("asynchronous_hook")  # the engine has other strategies for that
-    about["no_pause"] = {"what": pauses_within(run)}
     for name, edit in EDITS.items():
         if edit.remedy and edit.remedy not in without_option and (edit.on_devices if on_devices else edit.apply):
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)

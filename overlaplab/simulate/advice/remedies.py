@@ -23,6 +23,7 @@ import pandas as pd
 from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes, whole_parameters_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
@@ -44,6 +45,8 @@ _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
 _NEEDS_MEMORY = {"prefetch", "larger_units", "keep_gathered", "whole_optimizer", "last_pass", "background", "strategy"}
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
+_MIN_PAUSE_SHARE = 0.02
+"""Where pauses take a smaller share of a step, the range of the host in which they lie is not looked up."""
 _MIN_LARGEST_SHARE = 0.5
 """Where one gradient has a larger share of all gradients' bytes, doing without it is tried."""
 
@@ -82,6 +85,8 @@ def gains(run: Run) -> pd.DataFrame:
         row |= {"gain_ns": round(took - takes), "step_ns": round(takes)}
         if name == "half_the_bytes" and row["half_ns"] is not None:
             row["half_ns"] = round(hypot(row["half_ns"], transfers_miss_ns(run, [("half-bytes", None)], None)))
+        if name == "no_pause" and row["gain_ns"] > _MIN_PAUSE_SHARE * took:  # it looks at all events
+            row["what"] = pauses_within(run)
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
     for each in pipeline_remedies(run).to_dict("records"):
         rows.append({name: each[name] for name in ("remedy", "gain_ns", "step_ns")} | {"what": each["setting"]})
