@@ -169,7 +169,7 @@ def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
     run = sample_run("bucketed")
     measured_ns, half_ns = fmean(measured_steps(run)), gains_miss_ns(run)
     assert set(advise(run)["half_ns"]) == {half_ns}
-    assert half_ns == pytest.approx(1.96 * 0.031 * measured_ns, rel=1e-3)
+    assert half_ns == pytest.approx(1.96 * 0.033 * measured_ns, rel=1e-3)
     predicted = predict(run, Setting(bucket_cap_mb=2.0))
     assert gain_half_ns(predicted.recorded_step_ns, predicted.interval) == pytest.approx(half_ns, rel=1e-3)
     answer = what_if.answer(run, Question(setting=Setting(bucket_cap_mb=2.0)))
