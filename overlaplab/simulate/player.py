@@ -48,8 +48,7 @@ class Launch:
     kind: str = ""
     bytes: int = 0
     """Those sent."""
-    role: str = ""
-    """A `Role`'s value: what it moves."""
+    role: str = ""  # a `Role`'s value
     what: str | None = None
     """The bucket or unit that it moves."""
     host_ns: int = 0
@@ -66,8 +65,7 @@ class Launch:
     """The ranks that take part, where not all do; groups share the link, unless this is None."""
     lane: tuple[int, int] | None = None
     """The sender and receiver of a message; None for collectives, which all queue up."""
-    carries: str = ""
-    """What it moves, where it has no role: `parameters`, `activations`, `gradients` or `buffers`."""
+    carries: str = ""  # without a role: parameters, activations, gradients or buffers
     queues: bool = True
     """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
 
