@@ -206,7 +206,7 @@ def names(out: Path) -> set[str]:
 @pytest.mark.timeout(1200)
 def test_every_sample_is_recorded_on_a_cpu(tmp_path: Path) -> None:
     line = [sys.executable, "scripts/record_gpu_samples.py", str(tmp_path), "--device", "cpu", "--seconds", "1000"]
-    subprocess.run(line, cwd=ROOT, check=True)
+    subprocess.run([*line, "--run-seconds", "600"], cwd=ROOT, check=True)  # on a busy CPU each is recorded five times
     assert names(tmp_path) == {*MAIN, *SWEEP}
     for name in names(tmp_path):
         manifest = json.loads((tmp_path / name / "run.json").read_text())
