@@ -94,11 +94,12 @@ def purposes(trace: Trace) -> pd.DataFrame:
         for row, description in enumerate(table["group_description"]):
             if purpose_of_row[row] is None and find_axis(description) == TENSOR:
                 roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
-    by_place = _purposes_by_place(trace, table, roles)
     unknown = [row for row, (role, name) in enumerate(zip(roles, names, strict=True)) if not role and name is None]
-    for row in unknown:
-        role, names[row] = by_place(row)
-        roles[row] = role.value
+    if unknown:  # else nobody need look for passes
+        by_place = _purposes_by_place(trace, table, roles)
+        for row in unknown:
+            role, names[row] = by_place(row)
+            roles[row] = role.value
     return pd.DataFrame(
         {
             "role": pd.Series(roles, dtype=object),

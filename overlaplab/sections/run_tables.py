@@ -154,12 +154,12 @@ class RunTables:
 
     def _loop_in(self, selection: Selection) -> Loop:
         gathers = analyses.schedule(self.run, selection)
-        buckets = analyses.buckets(self.run, selection)
+        of_all_steps = analyses.buckets(self.run, replace(selection, steps=None))
+        buckets = of_all_steps[of_all_steps["step"].isin(selection.steps)] if selection.steps else of_all_steps
         sources = frozenset((*buckets["source"], *gathers["source"]))
         sources |= {"by hand"} if analyses.averages_by_hand(self.run) else set()
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
-        sending = analyses.buckets(self.run, replace(selection, steps=None))["step"].nunique()
-        skips = 0 < sending < self.summary["step"].nunique()
+        skips = 0 < of_all_steps["step"].nunique() < self.summary["step"].nunique()
         skips = skips or (loop.traits is not None and loop.traits.averages_parameters)
         several = bool((buckets["passes"] > 1).any()) or skips
         return replace(

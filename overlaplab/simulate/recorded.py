@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import pandas as pd
@@ -44,6 +44,10 @@ _GAP_NS = 1_000_000
 """Longer stretches without computation are works of their own."""
 MOST_RANKS = 64
 """Runs of more ranks are not played: their tables would all have to be in one process."""
+
+
+ComputeTimes: TypeAlias = tuple[tuple[list[int], list[int]], int]
+"""When a rank begins to compute and ends, and how long a pause is at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +101,9 @@ def recorded_programs(run: Run) -> Recorded | None:
     gradients: dict[str, tuple[int, int]] = {}
     programs: list[tuple[Move, ...]] = []
     for place, trace in enumerate(run.traces):
-        labels, launches = _labels_and_launches(run, trace, rows[rows["trace"] == place], int(offsets[place]))
-        programs.append(tuple(_moves(trace, labels, launches, int(offsets[place]) + min(starts))))
+        own_rows, offset, computing = rows[rows["trace"] == place], int(offsets[place]), _compute_times(trace)
+        labels, launches = _labels_and_launches(run, trace, own_rows, offset, computing)
+        programs.append(tuple(_moves(trace, labels, launches, offset + min(starts), computing)))
         gradients |= dict(_gradients(run, trace, launches))
     used = used_by(run.manifest)
     factor = displaced_over_used(run, [_with_displaced_ns(program, used) for program in programs])
@@ -114,7 +119,9 @@ def _with_displaced_ns(program: Sequence[Move], displaced: Displaced) -> tuple[M
     return change_launches(program, lambda launch: replace(launch, displaced_ns=displaced(launch.kind, launch.bytes)))
 
 
-def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int) -> tuple[list[Label], list[Launched]]:
+def _labels_and_launches(
+    run: Run, trace: Trace, rows: pd.DataFrame, offset: int, computing: ComputeTimes
+) -> tuple[list[Label], list[Launched]]:
     """The labels in its steps, and the launches with their times by its own clock, both in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
@@ -128,24 +135,23 @@ def _labels_and_launches(run: Run, trace: Trace, rows: pd.DataFrame, offset: int
     roles = enumerate(purposes(trace)["role"])
     carried = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
     carried |= dict.fromkeys(np.flatnonzero(purposes(trace)["what"] == BUFFERS).tolist(), BUFFERS)
-    computing, pause_ns = _compute_times(trace)
 
     def worked_ns(start_ns: int, end_ns: int) -> int:
-        return sum(work.ns - work.paused_ns for work in _works(start_ns, end_ns, computing, pause_ns))
+        return sum(work.ns - work.paused_ns for work in _works(start_ns, end_ns, *computing))
 
     return labels, list(find_launched(rows, labels, carried, worked_ns, hidden=hidden))
 
 
-def _compute_times(trace: Trace) -> tuple[tuple[list[int], list[int]], int]:
-    """When the rank began to compute and ended, and what is a pause."""
+def _compute_times(trace: Trace) -> ComputeTimes:
     pause_ns = _PAUSE_SHARE * np.median([window.end_ns - window.start_ns for window in step_windows(trace)])
     return cast(tuple[list[int], list[int]], tuple(activity(trace).compute.T.tolist())), int(pause_ns)
 
 
-def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int) -> Iterator[Move]:
+def _moves(
+    trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int, computing: ComputeTimes
+) -> Iterator[Move]:
     """One rank's program; `zero` is its start, by the rank's own clock."""
     windows, compute = step_windows(trace), activity(trace).compute
-    computing, pause_ns = _compute_times(trace)
     ended = {launched.launch.key: launched.ended_ns for launched in launches}
     points: list[tuple[int, int, Move | Blocked]] = [(launched.at_ns, 1, launched.launch) for launched in launches]
     points += [(at, 2, mark) for at, mark in _marks(labels)]
@@ -155,7 +161,7 @@ def _moves(trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], 
     now = zero
     for at, _, point in sorted(points, key=lambda point: point[:2]):
         if at > now:
-            yield from _works(now, at, computing, pause_ns)
+            yield from _works(now, at, *computing)
             now = at
         if isinstance(point, Blocked):
             keys = sorted(point.keys, key=lambda key: ended[key])

@@ -55,7 +55,7 @@ def test_a_strangers_group_tells(description: str, what: str | None, tmp_path: P
     ],
 )
 def test_where_it_is_launched_tells(within: str, kind: str, group: str, what: str | None, tmp_path: Path) -> None:
-    """Of what has no range of its own; with the gradients' group it may be SyncBatchNorm's."""
+    """What has no range of its own; with the gradients' group it may be SyncBatchNorm's."""
     events = [*ddp_ranks([1 << 19])[0]]
     before = next(each for each in events if each["name"] == "DistributedDataParallel.forward")
     start = before["ts"] + 2

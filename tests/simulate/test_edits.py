@@ -178,7 +178,7 @@ def test_parameters_without_a_gradient_are_not_sent() -> None:
 
 
 def test_units_stay_gathered_for_their_backward_pass() -> None:
-    """Of two microbatches each gathers its units once; the root, gathered once per microbatch, stays as it is."""
+    """Each of two microbatches gathers its units once; the root, gathered once per microbatch, stays as it is."""
 
     def gathered(key: int, unit: str) -> list[Move]:
         return [Launch(key, 5, role="gather", what=unit), Wait(key), Work(1)]

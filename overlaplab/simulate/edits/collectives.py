@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import replace
 from itertools import chain
 
+from overlaplab.evidence.purposes import BUFFERS, Role
 from overlaplab.simulate.edits.hosts import mean_step_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
 
@@ -41,6 +42,10 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
     return moves
 
 
+def _drop_launches(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
+    return [without_launches(program, keys) for program in programs] if keys else None
+
+
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
     """Those that `_is_other`, perhaps between passes alone; none where no passes are marked, as these may be any."""
     launches: list[Launch] = []
@@ -66,27 +71,21 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
     launches = [launch for program in programs for launch in other_collectives(program)]
     if kind is not None:
         unnamed = (launch for program in programs for launch in find_launches(program, ""))
-        launches += (launch for launch in unnamed if launch.kind == BARRIER or launch.carries == "buffers")
+        launches += (launch for launch in unnamed if launch.kind == BARRIER or launch.carries == BUFFERS)
     return _drop_launches(programs, {launch.key for launch in launches if kind in (None, launch.kind)})
 
 
 def without_buffers(programs: Sequence[Program]) -> list[list[Move]] | None:
     """DDP broadcasts no buffers; None where it broadcasts none."""
     launches = (launch for program in programs for launch in find_launches(program))
-    return _drop_launches(programs, {launch.key for launch in launches if launch.carries == "buffers"})
-
-
-def _drop_launches(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
-    return [without_launches(program, keys) for program in programs] if keys else None
+    return _drop_launches(programs, {launch.key for launch in launches if launch.carries == BUFFERS})
 
 
 def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
     launches = [launch for program in programs for launch in find_launches(program)]
-    keys = {launch.key for launch in launches if launch.carries == "parameters"}
-    if not keys or any(launch.carries == "gradients" for launch in launches):
-        return None
-    return _drop_launches(programs, keys)
+    keys = {launch.key for launch in launches if launch.carries == Role.PARAMETERS}
+    return None if any(launch.carries == "gradients" for launch in launches) else _drop_launches(programs, keys)
 
 
 def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
@@ -220,7 +219,7 @@ def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
             elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
                 keys.update(key for same in alike.values() for key in same[:-1])
                 alike.clear()
-    return [without_launches(program, keys) for program in programs] if keys else None
+    return _drop_launches(programs, keys)
 
 
 def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
@@ -238,7 +237,7 @@ def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
                 else:
                     gathered.discard(unit)
                     keys |= {move.key} if move.role == "gather" else set()
-    return [without_launches(program, keys) for program in programs] if keys else None
+    return _drop_launches(programs, keys)
 
 
 def halve_bytes(

@@ -26,6 +26,8 @@ def without_unused(
     `sizes`: the bytes of each gradient, alone and as it is sent.
     """
     unused = set(unused_parameters(programs))
+    if not unused:
+        return None
     launches = {launch.key: launch for program in programs for launch in find_launches(program, "bucket")}
     gone = {key for key, launch in launches.items() if launch.parameters and unused.issuperset(launch.parameters)}
     smaller: dict[object, Launch] = {}
@@ -37,5 +39,4 @@ def without_unused(
                 return None
             smaller[key] = replace(launch, bytes=launch.bytes - less, transfer_ns=min(took_ns, launch.transfer_ns))
     left = [without_launches(program, gone) for program in programs]
-    changed = [list(change_launches(program, lambda launch: smaller.get(launch.key, launch))) for program in left]
-    return changed if unused else None
+    return [list(change_launches(program, lambda launch: smaller.get(launch.key, launch))) for program in left]

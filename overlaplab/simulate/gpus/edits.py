@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain, pairwise
 
 from overlaplab.events import Run, step_windows
@@ -56,9 +56,7 @@ def keep_gathered(run: Run, programs: DevicePrograms) -> Programs | None:
             if gather.phase == "backward" and (gather.unit, gather.microbatch) in units
             for each in sendings
         }
-        for note, move in chain.from_iterable(map(pairwise, lanes)):
-            if isinstance(move, Launch) and isinstance(note, Note) and note.key[2] in places:  # type: ignore[index]
-                again.add(move.key)
+        again |= {launch.key for place, launch in chain.from_iterable(map(_placed_launches, lanes)) if place in places}
     return _without_collectives(programs, again)
 
 
@@ -74,6 +72,13 @@ def update_whole(programs: DevicePrograms) -> Programs | None:
     return None if any(each.kind == "reduce_scatter" for each in launches) else _without_collectives(programs, updated)
 
 
+def _placed_launches(lane: Program) -> Iterator[tuple[int, Launch]]:
+    """The collectives of a lane, each with the place of its event in `device_events`."""
+    for note, move in pairwise(lane):
+        if isinstance(note, Note) and isinstance(move, Launch):
+            yield note.key[2], move  # type: ignore[index]
+
+
 def _launches(programs: DevicePrograms) -> list[Launch]:
     return find_launches(chain.from_iterable(programs.programs))
 
@@ -86,12 +91,8 @@ def _without_collectives(programs: DevicePrograms, again: set[Hashable]) -> Prog
         return None
     changed: list[Program] = []
     for host, *streams in programs.ranks:
-        places = {
-            str(note.key[2])  # type: ignore[index]
-            for stream in streams
-            for note, move in pairwise(stream)
-            if isinstance(note, Note) and isinstance(move, Launch) and move.key in again
-        }
+        launched_at = chain.from_iterable(map(_placed_launches, streams))
+        places = {str(place) for place, launch in launched_at if launch.key in again}
         spared, launched = _without_sending(host, places)
         changed += [spared, *(_without_events(stream, again, launched) for stream in streams)]
     return changed
@@ -123,14 +124,13 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
         events, steps = device_events(trace), [window.start_ns for window in step_windows(trace)]
         updates = [label.start_ns for label in update_labels(trace)]
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
-        for note, move in chain.from_iterable(map(pairwise, lanes)):
-            if isinstance(move, Launch) and isinstance(note, Note) and move.role in GRADIENTS and move.what:
-                place: int = note.key[2]  # type: ignore[index]
+        for place, launch in chain.from_iterable(map(_placed_launches, lanes)):
+            if launch.role in GRADIENTS and launch.what:
                 if place >= len(events):
                     raise refusal(run, "with other buckets, fewer passes that send are not played")
                 event = events[place]
                 since = bisect_right(steps, event.start_ns), bisect_right(updates, event.called_ns)
-                alike[since, move.role, move.what, move.bytes].append(move.key)
+                alike[since, launch.role, launch.what, launch.bytes].append(launch.key)
         repeated.update(key for keys in alike.values() for key in keys[:-1])
     return repeated
 
