@@ -43,6 +43,8 @@ const GUTTER = 150; // css pixels, as all that follow
 const AXIS = 24;
 const BAR = 12; // the lanes' scroll bar
 const OVERVIEW = 46;
+const CAPTION = 24; // what a picture is of, above it
+const FINE = 2; // a picture's pixels per css pixel
 const HEIGHTS = { steps: 18, phases: 14, labels: 13, folded: 14, host: 14, stream: 20, exposed: 18 };
 const NESTED = 13; // a row of a lane that has several
 const FOLDED = { kind: "folded", first: 0, end: 0, depth: 1 }; // a host whose lanes are not shown
@@ -290,14 +292,14 @@ class TimelineView {
     this.view = Math.min(this.content, room);
   }
 
-  resize() {
+  resize(ratio = globalThis.devicePixelRatio || 1) {
     if (this.run === null) return;
     const width = this.root.clientWidth;
     if (width < GUTTER + 100) return;
     if (width !== this.width) this.legendRoom = 0;
     this.width = width;
     this.layout();
-    this.ratio = globalThis.devicePixelRatio || 1;
+    this.ratio = ratio;
     this.scrolls = this.content > this.view + 1;
     this.plot = width - GUTTER - (this.scrolls ? BAR : 0);
     for (const canvas of [this.marks, this.above]) fitCanvas(canvas, width, this.view + AXIS, this.ratio);
@@ -731,6 +733,61 @@ class TimelineView {
     context.strokeRect(low + 0.75, 0.75, Math.max(high - low - 1.5, 1.5), OVERVIEW - 1.5);
   }
 
+  // What is in view as a file, with the page's title, as other pages' pictures have it, and the legend.
+  savePicture() {
+    const [page] = document.title.split(" – ");
+    const title = this.data.predicted ? `${page} (predicted)` : page;
+    this.resize(FINE);
+    const legend = this.child("legend");
+    const box = legend.getBoundingClientRect();
+    const top = CAPTION + box.height + 6;
+    const canvas = element("canvas");
+    fitCanvas(canvas, this.width, top + OVERVIEW + this.view + AXIS, this.ratio);
+    const context = canvas.getContext("2d");
+    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    context.fillStyle = css(this.ground);
+    context.fillRect(0, 0, this.width, canvas.height);
+    context.textBaseline = "middle";
+    context.font = FONT;
+    context.fillStyle = this.tones.soft;
+    context.textAlign = "right";
+    context.fillText(this.child("said").textContent, this.width - 4, CAPTION / 2);
+    context.textAlign = "left";
+    context.fillStyle = this.tones.ink;
+    context.font = `bold ${FONT}`;
+    context.fillText(title, 4, CAPTION / 2);
+    context.font = FONT.replace("11px", "13px"); // as on the page
+    for (const part of legend.querySelectorAll("div, span")) this.drawKey(context, part, box);
+    for (const part of [this.overview, this.marks, this.above]) {
+      const y = top + (part === this.overview ? 0 : OVERVIEW);
+      context.drawImage(part, 0, y, part.width / this.ratio, part.height / this.ratio);
+    }
+    this.resize();
+    const name = page.split(" · ").map((part) => part.replaceAll(/[^\w.+-]+/g, "-"));
+    canvas.toBlob((blob) => {
+      const link = Object.assign(element("a"), { href: URL.createObjectURL(blob), download: `${name.join("_")}.png` });
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
+  }
+
+  // An entry or the head of a group of the legend, where it stands on the page.
+  drawKey(context, part, box) {
+    const patch = part.querySelector(":scope > i");
+    const words = [...part.childNodes].find((node) => node instanceof Text);
+    if (words === undefined) return;
+    const range = document.createRange();
+    range.selectNode(words);
+    const at = range.getBoundingClientRect();
+    context.fillText(words.textContent, at.left - box.left, CAPTION + at.top - box.top + at.height / 2);
+    if (patch === null) return;
+    const { left, top, width, height } = patch.getBoundingClientRect();
+    context.save();
+    context.fillStyle = patch.style.background;
+    context.fillRect(left - box.left, CAPTION + top - box.top, width, height);
+    context.restore();
+  }
+
   // -- Input
 
   listen() {
@@ -770,6 +827,7 @@ class TimelineView {
     press("longest", () => this.longest(false));
     press("worst", () => this.longest(true));
     press("host", () => this.toggleHost(this.hostInFocus()));
+    press("png", () => this.savePicture());
     on(document, "click", (event) => leads(event.target) && this.hush(), { capture: true });
     on(globalThis, "popstate", () => this.hush());
     this.resized = new ResizeObserver(() => this.root.clientWidth !== this.width && this.resize());

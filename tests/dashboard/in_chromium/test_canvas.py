@@ -12,8 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 from browsing.browser import app_on, pick, rerun, settle, visit, watched
-from browsing.canvas import FIND, GUTTER, at, gpu_rank, hexed, open_timeline, pixels, plot, share_of, told, window
+from browsing.canvas import AXIS, FIND, GUTTER, at, gpu_rank, hexed, open_timeline, pixels, plot, share_of, told, window
 from made.traces import event, op, run_of, step
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 import overlaplab
@@ -241,6 +242,26 @@ def test_marks_stand_where_the_events_are(page_of_gpu: Page, folder: Path) -> No
         ["compute", "all-reduce"],
         ["exposed:", "nothing left to overlap (tail)", "waited for at once (blocking)", "waited for other ranks"],
     ]
+
+
+def test_a_picture_of_what_is_seen_is_taken_away(page_of_gpu: Page) -> None:
+    """It has the page's marks at twice their size, below the legend with its colours and the overview."""
+    before = pixels(page_of_gpu)
+    with page_of_gpu.expect_download() as waited:
+        page_of_gpu.get_by_role("button", name="PNG").click()
+    assert waited.value.suggested_filename == "gpu_Timeline.png"
+    with Image.open(waited.value.path()) as picture:
+        raw = np.asarray(picture.convert("RGB")).astype(np.int64)
+    image = (raw[..., 0] << 16) | (raw[..., 1] << 8) | raw[..., 2]
+    rows, columns = before.shape
+    marks = image[-2 * rows :, -2 * columns :]
+    for colour in (LIGHT.compute, LIGHT.reduce, LIGHT.exposed):
+        seen, twice = (np.flatnonzero(share_of(each, colour)) for each in (before, marks))
+        assert abs(twice[0] - 2 * seen[0]) <= 4
+        assert abs(twice[-1] - 2 * seen[-1]) <= 4
+        assert (image[: -2 * (rows + AXIS + 46)] == hexed(colour)).sum() > 300  # the legend's patch
+    assert image[-1, 0] == hexed("#FFFFFF")
+    assert np.array_equal(pixels(page_of_gpu), before)
 
 
 def test_each_page_is_listed_once(page_of_gpu: Page) -> None:
