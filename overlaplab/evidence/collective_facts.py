@@ -18,7 +18,7 @@ from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts,
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.evidence.waits import message_kernels, numbered_arrivals
+from overlaplab.evidence.waits import called_ns, message_kernels, numbered_arrivals
 from overlaplab.intervals import Integers, lengths_within
 from overlaplab.vocabulary import Rule
 
@@ -70,15 +70,19 @@ def collective_facts(run: Run) -> tuple[Fields, ...]:
 
 def _late_ranks(run: Run, table: Fields) -> Integers:
     """The rank that arrived last at each collective; -1 where unknown, or where the clocks may differ by as much."""
-    groups, trace, arrived = Groups(table["match"]), table["trace"], table["arrived_ns"]
+    groups, trace, arrived = Groups(table["match"]), table["trace"], called_ns(table)
     ranks = np.array([-1 if source.rank is None else source.rank for source in run.traces], dtype=np.int64)[trace]
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[trace])
     latest = groups.spread(np.maximum, arrived)
     sure = latest - groups.spread(np.minimum, arrived) > error
     last = groups.spread(np.maximum, np.where(sure & (arrived == latest), ranks, -1))
-    last = np.where((table["last_ns"] != UNKNOWN_NS) & (table["last_ns"] == latest), last, -1)
+    last = np.where(table["last_ns"] != UNKNOWN_NS, last, -1)
     kernels = message_kernels(table)
-    return np.where(kernels < 0, last, Groups(kernels).spread(np.maximum, last))
+    if (kernels < 0).all():
+        return last
+    of_kernel = Groups(kernels)
+    last_of_all = of_kernel.spread(np.maximum, np.where(latest == of_kernel.spread(np.maximum, latest), last, -1))
+    return np.where(kernels < 0, last, last_of_all)
 
 
 def _trace_facts(run: Run, place: int, table: Fields) -> Fields:

@@ -56,17 +56,24 @@ def arrivals(run: Run) -> pd.DataFrame:
     _agree(table, groups)
     need_not_wait = np.isin(table["kind"], [*ROOTED, ""])
     wait_known = table["complete"] & ~table["doubtful"] & (table["message"] | ~need_not_wait)
-    last = groups.spread(np.maximum, table["arrived_ns"])
+    last, came = (groups.spread(np.maximum, each) for each in (table["arrived_ns"], called_ns(table)))
     kernels = message_kernels(table)
     if (kernels >= 0).any():  # all messages of a kernel are waited for together; skipped only for speed
         wait_known = wait_known & ~np.isin(kernels, kernels[~wait_known & (kernels >= 0)])
-        last = np.where(kernels >= 0, Groups(kernels).spread(np.maximum, last), last)
+        last, came = (np.where(kernels >= 0, Groups(kernels).spread(np.maximum, each), each) for each in (last, came))
     table["last_ns"] = np.where(wait_known, last, UNKNOWN_NS)
     arrived, ends = table["arrived_ns"], table["end_ns"]
     table["wait_ns"] = np.where(wait_known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
-    table["moves_ns"] = np.where(wait_known, np.clip(last, table["start_ns"], ends), UNKNOWN_NS)
+    table["moves_ns"] = np.where(wait_known, np.clip(came, table["start_ns"], ends), UNKNOWN_NS)
     ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
     return as_table(table | {"rank": ranks[table["trace"]]})
+
+
+def called_ns(table: Mapping[str, NDArray[Any]]) -> Integers:
+    """When each rank came to the collective in rows of `arrivals`: its arrival, or earlier where another group's
+    collective then had the rank's link, for which no other rank is to blame.
+    """
+    return np.minimum(table["arrived_ns"], table["start_ns"])
 
 
 def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> Integers:

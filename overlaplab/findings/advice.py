@@ -98,14 +98,14 @@ def option_words(row: Row) -> str:
 def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]:
     """What the advised setting and the best list of caps gain, and what no buckets gain: rows of `simulate.advise`."""
     if table.empty:
-        yield "These traces do not show what other buckets, or gathering further ahead, would gain."
+        yield "There is no bucket or prefetch setting to try in this run."
         return
     chosen = advised(table)
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
     else:
-        yield f"Best option: {_sentence(chosen)}"
+        yield f"Best of these settings: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             yield capitalise(_sentence(row))
@@ -185,7 +185,11 @@ def _is_little(row: Row) -> bool:
 
 
 def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Iterator[str]:
-    """The lines of a training script, or the options of `overlaplab record`, to change; none where none would gain."""
+    """The lines of a training script, or the options of `overlaplab record`, to change; none where none would gain, or
+    where something else is advised.
+    """
+    if any(each.is_certain and each.action.name not in _BY_LINES for each in diagnosis.actions[:1]):
+        return
     worth = {row["option"]: row for row in table[table["best"]].to_dict("records") if not _is_little(row)}
     if loop.framework == "engine" and (chosen := advised(table)) is not None:
         yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"
@@ -199,8 +203,12 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
             yield f"DistributedDataParallel(model, bucket_cap_mb_list=[{caps}])"
     ahead = not any(each.is_certain and each.action.name != "prefetch" for each in diagnosis.actions[:1])
     waits = _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns
-    if loop.framework == "fsdp2" and loop.roots < 2 and ahead and waits:
+    if loop.framework == "fsdp2" and loop.roots < 2 and loop.units != 1 and ahead and waits:
         yield from _AHEAD
+
+
+_BY_LINES = ("first_bucket", "cap", "strategy", "prefetch")
+"""The actions that these lines do."""
 
 
 def _gathers_ns(diagnosis: Diagnosis) -> int:

@@ -15,6 +15,8 @@ FEWEST_STEPS = tiers.FEWEST
 # between them: with one number, what is said of those would change.
 LITTLE_EXPOSED = 0.03
 """Share of the step time: with less exposed communication than this, communication is not what makes a run slow."""
+ALIKE_KINDS = 0.04
+"""Kinds of steps whose means differ by no larger share of a step are not told apart."""
 LITTLE_GAIN = 0.02
 """Share of the step time (on the timeline: of the window): a gain of at most this is not worth an effort."""
 IDLE_PROBLEM_SHARE = 0.1

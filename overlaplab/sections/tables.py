@@ -26,6 +26,7 @@ _SUMMARY = (
     *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
 )
 _MOST_KERNELS = 12
+_LEAST_CAUSE = 0.005
 _BUCKETS = columns(
     "buckets",
     *("index", "bytes", "last_parameter", "ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns", "held_ns"),
@@ -212,22 +213,19 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
 
 
 def causes_rows(diagnosis: findings.Diagnosis) -> TableBlock:
-    """The causes of a diagnosis."""
-    of_step = [share.exposed_ns / diagnosis.span_ns for share in diagnosis.causes]
-    frame = pd.DataFrame(
-        {
-            "cause": [share.label for share in diagnosis.causes],
-            "exposed_ns": [share.exposed_ns for share in diagnosis.causes],
-            "of_step": of_step,
-            "concerned": [share.what for share in diagnosis.causes],
-            "remedy": [share.remedy for share in diagnosis.causes],
-        }
-    )
+    """The causes of a diagnosis; several that are each less than `_LEAST_CAUSE` of the step are one row."""
+    rows = [(share.label, share.exposed_ns, share.what, share.remedy) for share in diagnosis.causes]
+    small = [row for row in rows if row[1] < _LEAST_CAUSE * diagnosis.span_ns]
+    if len(small) > 1:
+        rows = [row for row in rows if row not in small]
+        rows.append((f"{len(small)} other causes", sum(row[1] for row in small), "", ""))
+    frame = pd.DataFrame(rows, columns=["cause", "exposed_ns", "concerned", "remedy"])
+    frame["of_step"] = frame["exposed_ns"] / diagnosis.span_ns
     return TableBlock(
         key="causes_table",
         caption=f"{_place(diagnosis)}: by cause",
         frame=frame.assign(
-            terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 3), terse_of_step=_texts(frame["of_step"], "ratio", 1)
+            terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 1), terse_of_step=_texts(frame["of_step"], "ratio", 1)
         ),
         columns=columns("exposed", "cause", "exposed_ns", "of_step", "concerned", "remedy"),
         narrow=columns("exposed", "exposed_ns", "of_step", "cause", "concerned"),

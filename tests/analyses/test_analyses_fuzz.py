@@ -134,6 +134,7 @@ def check(run: Run) -> None:
     assert all(wait + transfer == exposed for wait, transfer, exposed in split if wait is not None)
     own, caused = _by_step(steps, "exposed_comm_ns"), _by_step(causes, "exposed_ns")  # two steps may have one number
     assert {key: sum(ns) for key, ns in own.items() if sum(ns)} == {key: sum(ns) for key, ns in caused.items()}
+    assert all(late != rank for late, rank in zip(causes["late_rank"], causes["rank"], strict=True))  # but for another
     kinds = _by_step(causes, "cause")
     for key, waits in _by_step(steps, "exposed_wait_ns").items():
         waited = [ns for ns, cause in zip(caused[key], kinds[key], strict=True) if cause == "straggler wait"]

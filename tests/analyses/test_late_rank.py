@@ -140,7 +140,7 @@ def names(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
         ),
         (
             [("mm", 30, 15, 8, 8), ("add", 29, 10, 4, 4), ("relu", 1, 9, 1, 9)],
-            "It computes the same, and most of that takes longer: larger inputs, or a slower processor.",
+            "It runs the same operators, and most take longer: its inputs are larger, or its processor is slower.",
         ),
         ([("mm", 30, 15, 8, 4), ("add", 29, 10, 4, 4)], "It computes in 12 calls, the others in 8."),
     ],

@@ -70,7 +70,7 @@ ANSWERS = {
         advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=38.7, misses_ms=8.2
     ),
     # three models, each in DDP of its own, of which the Recorder is given the first
-    "further-models": Answer(advice="No gain is certain. Most promising: half the bytes"),
+    "further-models": Answer(advice="No gain is certain. First to try: half the bytes"),
     "blocking-hooks": Answer(advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=41.9),
     "units-freed": Answer(advice="reshard_after_forward=False in fully_shard", gained_ms=39.4),
     "sharded-optimizer": Answer(advice="a whole optimizer on each rank", gained_ms=53.7),
@@ -83,7 +83,7 @@ ANSWERS = {
     "gpu-norms": Answer(advice="no synchronisation within the step: the host waits", gained_ms=4.6, misses_ms=2.1),
     "gpu-one-bucket": Answer(advice="bucket_cap_mb 25", gained_ms=16.0),
     "gpu-pause": Answer(advice="finding what blocks the host", gained_ms=22.3),
-    "gpu-saving": Answer(advice="less of “saving” between the passes", gained_ms=21.7),
+    "gpu-saving": Answer(advice="doing “saving” less often", gained_ms=21.7),
 }
 """By folder. `12-zero1-one-bucket` is missing, where half the bytes, which gains more, is advised before a cap."""
 

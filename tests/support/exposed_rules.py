@@ -249,7 +249,8 @@ def _over_all_ranks(run: Run, ranks: list[Rank]) -> None:
             in_time = max(one.arrived - offset - one.late for one, offset in members)
             free = max(one.arrived - offset - one.late - one.queued for one, offset in members)
             for one, offset in members:
-                one.moves = min(max(last + offset, one.start), one.end)
+                came = max(min(each.arrived, each.start) - other for each, other in members)
+                one.moves = min(max(came + offset, one.start), one.end)
                 one.late, one.queued = last - in_time, in_time - free
 
 

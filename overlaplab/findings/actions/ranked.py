@@ -20,6 +20,8 @@ from overlaplab.words import doubt_clause, ms, percent, size_exact
 Row: TypeAlias = Mapping[Any, Any]
 _COST_WEIGHT = 0.5
 """Weight, in the order, of a gain that costs more than a changed line or option."""
+_OF_ONE_STEP = 2
+"""Times what the step that speaks for the run could gain: a mean that is larger comes from another, slow step."""
 _LIMIT_WEIGHT = 0.5
 """Weight of a gain that is a limit: on an H100 launches took twice as long while they were recorded
 (docs/predictions.md)."""
@@ -87,7 +89,10 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
             rows = _answered_rows(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
             text = fill_words(action.words, Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
             if text:
-                why = _answered_words(action, rows, idle_ns, int(row["gain_ns"]))
+                most_ns = idle_ns + int(rows["exposed_ns"].sum())
+                if action.name == "launch_overhead" and row["gain_ns"] > _OF_ONE_STEP * most_ns:
+                    continue
+                why = _answered_words(action, rows, told_rows, idle_ns, int(row["gain_ns"]))
                 advised.append(_advised_action(action, text, row, why))
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
     specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
@@ -113,7 +118,7 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
     nothing; none where there is no choice.
     """
     worth = [each for each in actions if each.is_worth_it]
-    others = sorted(worth[1:], key=lambda each: (not each.is_certain, -each.gain_ns))
+    others = sorted((each for each in worth[1:] if each.why), key=lambda each: (not each.is_certain, -each.gain_ns))
     return (*worth[:1], *others)[:MOST_ACTIONS] if others else ()
 
 
@@ -121,7 +126,7 @@ def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns
     """The same actions, with what they answer of another step: such rows, and its idle time."""
     rows = [_answered_rows(each.action, each.setting, told_rows) for each in actions]
     return tuple(
-        replace(each, why=_answered_words(each.action, answered, idle_ns, each.gain_ns))
+        replace(each, why=_answered_words(each.action, answered, told_rows, idle_ns, each.gain_ns))
         for each, answered in zip(actions, rows, strict=True)
     )
 
@@ -129,20 +134,27 @@ def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns
 def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
     answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
+    if action.name in ("cap", "first_bucket"):  # against waits for barriers, buffers and metrics it does nothing
+        named = told_rows["what"].notna()
+        answers &= named | ((told_rows["cause"] != Cause.BLOCKING) | ~named.any())
     if action.name == "balance":
         answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
     return told_rows[answers]
 
 
-def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
-    """The largest cause of these rows that an action answers, or the idle time, if that is longer.
+def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
+    """The largest cause of these `rows` that an action answers, or the idle time, if that is longer.
 
-    A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle.
+    A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle. What shortens
+    each transfer also gains where the loop waits by design: then that is all of `told_rows` that moves data.
     """
+    if action.name == "half_the_bytes" and gain_ns > rows["exposed_ns"].sum():
+        moved_ns = told_rows.loc[~told_rows["cause"].isin(_NO_TRANSFERS), "exposed_ns"].sum()
+        return f"all exposed transfers, {ms(int(moved_ns))}" if moved_ns else ""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         waits = rows[rows["cause"] == Cause.STRAGGLER]
         if gain_ns > idle_ns and len(waits):
-            return _answered_words(action, waits, 0, gain_ns)
+            return _answered_words(action, waits, told_rows, 0, gain_ns)
         return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
         return ""
@@ -153,6 +165,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, idle_ns: int, gain_ns: i
     return f"{label}, {ms(int(largest['exposed_ns']))}{_AND_DELAYS if delays else ''}"
 
 
+_NO_TRANSFERS = (Cause.STRAGGLER, Cause.GAP, Cause.BUBBLE, Cause.IMBALANCE, Cause.LATE)
 _AND_DELAYS = ", and what that delays"
 """A late rank costs more than the exposed wait for it: it moves what is sent later behind the backward pass."""
 
@@ -178,15 +191,17 @@ def _weighed_ns(advised: Advised) -> float:
     return advised.gain_ns * cost * (_LIMIT_WEIGHT if advised.action.condition else 1.0)
 
 
-def predicted_words(advised: Advised) -> str:
-    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 %) ± 6.2 ms.`"""
+def predicted_words(advised: Advised, *, beside: bool = False) -> str:
+    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 %) ± 6.2 ms.`; perhaps `beside` one
+    whose gain is unknown.
+    """
     gain = f"{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
     memory = advised.memory_bytes
     takes = f" It takes up to {size_exact(memory)} more memory on each rank." if memory else ""
     if not advised.is_certain:
-        return f"No gain is certain. Most promising: {advised.text}. Predicted gain: {gain}.{takes}"
+        return f"No {'other ' * beside}gain is certain. First to try: {advised.text}. Predicted gain: {gain}.{takes}"
     condition = f" {advised.action.condition}" if advised.action.condition else ""
-    return f"Try {advised.text}. Predicted gain{condition}: {gain}.{takes}"
+    return f"{'Or try' if beside else 'Try'} {advised.text}. Predicted gain{condition}: {gain}.{takes}"
 
 
 def certainty_words(advised: Advised) -> str:

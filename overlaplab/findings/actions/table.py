@@ -68,7 +68,7 @@ ACTIONS = [
     Action(
         "whole_optimizer",
         (Cause.BLOCKING, Cause.QUEUED, Cause.LINK),
-        "a whole optimizer on each rank, not a sharded one: then nothing is sent within its step",
+        "a whole optimizer on each rank in place of ZeroRedundancyOptimizer: then nothing is sent within its step",
         condition="if updating all parameters took no longer",
     ),
     Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers),
@@ -89,7 +89,7 @@ ACTIONS = [
         costs="a search",
         fills_idle_time=True,
         shortens_overhead=True,
-        condition="if launching, and recording that, took no time",
+        condition="if launches took no time",
     ),
     Action("buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware"),
     Action("leave_out", (Cause.BLOCKING, Cause.QUEUED), words.leave_out, costs="numerics or hardware"),

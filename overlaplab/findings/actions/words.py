@@ -94,10 +94,12 @@ def cap(case: Case) -> str:
     """Another cap; for a strategy without buckets one that has them."""
     if case.setting is None or case.setting == case.loop.bucket_cap_mb:
         return ""
-    words, traits = cap_words(case.setting), case.loop.traits
+    words, traits, now = cap_words(case.setting), case.loop.traits, case.loop.bucket_cap_mb
     if traits is None or traits.buckets:
-        return words
-    return f"{_BUCKETED[case.loop.framework]} with {words}: buckets leave during the backward pass"
+        return words if now is None else f"{words} (now {now:g})"
+    at_once = case.rows.empty or case.rows["cause"].iloc[0] == Cause.BLOCKING
+    why = "buckets leave during the backward pass" if at_once else "fewer, larger messages"
+    return f"{_BUCKETED[case.loop.framework]} with {words}: {why}"
 
 
 def first_bucket(case: Case) -> str:
@@ -111,13 +113,13 @@ def host_work(case: Case) -> str:
         return "loading data faster: more num_workers of its DataLoader, or less work per sample"
     if case.what == DATA_LOADING:
         return "loading data in the background (num_workers of its DataLoader)"
-    return f"less of “{shorten(str(case.what), 40)}” between the passes"
+    return f"doing “{shorten(str(case.what), 40)}” less often, or in the background"
 
 
 def find_pause(case: Case) -> str:
     """No pause of the host: the range in which it is, where that is known."""
-    where = f"in {shorten(case.what, 40)}" if case.what else "during the gap"
-    return f"finding what blocks the host {where}: the timeline shows it"
+    where = f" in {shorten(case.what, 40)}" if case.what else ""
+    return f"finding what blocks the host{where}: the timeline shows it"
 
 
 def launch_overhead(case: Case) -> str:
@@ -167,7 +169,7 @@ def barriers(case: Case) -> str:
     """No barriers: nothing is computed with them."""
     number = case.rows.loc[case.rows["kind"] == "barrier", "collective"].nunique()
     which = f"the {number} barriers" if number > 1 else "the barrier"
-    return f"doing without {which}: what needs the other ranks' data waits for it anyway"
+    return f"doing without {which}: collectives synchronise the ranks by themselves"
 
 
 def last_pass(case: Case) -> str:
@@ -241,7 +243,7 @@ def in_general(case: Case) -> str:
                 return prefetch(case)
             return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
-            return _TAILS[moved]
+            return _TAILS[moved].format("" if loop.bucket_cap_mb is None else f" (now {loop.bucket_cap_mb:g})")
         case Cause.BLOCKING:
             return _unblock(moved, case)
     return ""
@@ -332,7 +334,7 @@ BUFFERS_STAY = "broadcast_buffers=False (forward_sync_buffers since torch 2.13):
 ASYNCHRONOUS = "launching {collectives} with async_op=True, and waiting when the step ends"
 ONE_GRADIENT_LESS = "freezing {what} or making its gradient sparse: it has most of the bytes"
 IN_THE_BACKGROUND = "averaging in the background (--background), waited for a step later"
-EVEN_WORK = "inputs of equal length on all ranks: another one is late from step to step"
+EVEN_WORK = "inputs of equal length on all ranks: the late rank changes from step to step"
 ARRIVAL_ORDER = (
     "find_unused_parameters=False, or static_graph=True: then DDP puts gradients into buckets in the order in which"
     " they arrive, which it did not here"
@@ -363,7 +365,7 @@ _HOW_FEWER = {
 _BUCKETED = {"engine": "strategy bucketed", **dict.fromkeys((None, "ddp", "fsdp2"), "torch's DistributedDataParallel")}
 """What sends gradients in buckets."""
 _TAILS = {
-    "bucket": "a lower bucket_cap_mb: a smaller last bucket",
+    "bucket": "a lower bucket_cap_mb{}: a smaller last bucket",
     "gather": "a smaller first unit, or gathering it before the step begins",
     "unit": "a smaller last unit, or something to compute until it is sent",
     "unknown": "sending the last one earlier, or making it smaller",

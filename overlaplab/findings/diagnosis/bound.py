@@ -14,11 +14,11 @@ from overlaplab.words import ms
 
 
 def bound_finding(
-    bound: Mapping[str, Any], span: int, exposed: int, ahead: tuple[int, int] | None = None
+    bound: Mapping[str, Any], span: int, exposed: int, ahead: tuple[int, int] | None = None, idle: int = 0
 ) -> str | None:
     """Say how short one rank's step could have been.
 
-    Takes a row of `overlaplab.simulate.bound`, the step's length and its exposed communication in ns.
+    Takes a row of `overlaplab.simulate.bound`, the step's length, its exposed communication and its idle time in ns.
 
     `ahead`: a prefetch that was replayed, and how long the step then takes.
 
@@ -28,31 +28,29 @@ def bound_finding(
     if exposed == 0:
         return None
     alone = span - exposed
+    idles = f", {ms(idle)} of it idle" if idle > LITTLE_GAIN * span else ""
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
         best, least, condition = int(bound["found_ns"]), int(bound["least_ns"]), ""
-        gap = f" (with any at least about {ms(least)})" if best - least > LITTLE_GAIN * span else ""
+        gap = f" (no buckets get below about {ms(least)})" if best - least > LITTLE_GAIN * span else ""
         if span - best <= LITTLE_GAIN * span:
             return (
                 f"That step takes {ms(span)}; the best buckets found gain {ms(max(span - best, 0))}{gap}. Without any"
-                f" communication it would take {ms(alone)}."
+                f" communication it would take {ms(alone)}{idles}."
             )
         how = f"{ms(best)} with the best buckets found{gap}"
     elif (gained := gains_by_buckets(bound, exposed)) is not None:
-        if gained <= LITTLE_GAIN * span:
-            return (
-                f"No bucket size can hide {ms(exposed - gained)} of it{condition}: the step takes {ms(span)}, at best"
-                f" {ms(span - gained)} with other buckets, and {ms(alone)} without any communication."
-            )
-        how = f"at best {ms(span - gained)} with other buckets"
+        how = f"at best {ms(span - gained)} with other buckets and no delays or late ranks"
     elif ahead is not None:
         how = f"at best {ms(ahead[1])} with prefetch {ahead[0]}"
     else:
         least = alone + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span - least <= LITTLE_GAIN * span:
-            return f"That step takes {ms(span)}, and would take {ms(alone)} without any communication{condition}."
-        how = f"at best {ms(least)} as its collectives were launched, without delays and late ranks"
-    return f"That step takes {ms(span)}: {how}, and {ms(alone)} without any communication{condition}."
+            return (
+                f"That step takes {ms(span)}, and would take {ms(alone)} without any communication{idles}{condition}."
+            )
+        how = f"at best {ms(least)} with the same launches and no delays or late ranks"
+    return f"That step takes {ms(span)}: {how}, and {ms(alone)} without any communication{idles}{condition}."
 
 
 def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:

@@ -72,6 +72,7 @@ class Diagnosis:
     comm_ns: int
     hidden_ns: int
     exposed_ns: int
+    idle_ns: int
     headline: str
     """What the problem is, and how large; before that, if so, that the machine was busy in the step."""
     is_problem: bool
@@ -148,11 +149,15 @@ def diagnose(
     """
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
+    is_busy = busy is not None or waits_for_cores(idled)
+    lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
     of_window = {"rank": window["rank"], "step": window["step"]}
     moments = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
     moments["overhead"] = (moments["cause"] == Cause.GAP) & (moments["exposed_ns"] < SHORT_PAUSE_NS)
     cause_rows = _sum_by_collective(moments)
     if actions is None:
+        if gains is not None and is_busy:
+            gains = gains[~gains["remedy"].isin(_OF_A_BUSY_MACHINE)]
         actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
     else:
         actions = explain_actions(actions, cause_rows, int(window["idle_ns"]))
@@ -160,12 +165,13 @@ def diagnose(
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled, loop.host)
-    lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
     best = next((action for action in actions if action.is_worth_it), None)
     if lead and other is not None:
         other, advice, gain_ns = "This step's timings are unreliable.", LEAVE_CORES, None
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
+        if lead and shares and not (best is not None and best.is_certain) and not _is_open(_largest(shares), best):
+            advice, gain_ns = LEAVE_CORES, None
     elif best is not None and not waits_for_cores(idled):
         other += _cause_of_advice(shares, best)
         advice, gain_ns = predicted_words(best), best.gain_ns
@@ -182,20 +188,21 @@ def diagnose(
         comm_ns=int(window["comm_ns"]),
         hidden_ns=int(window["overlapped_ns"]),
         exposed_ns=int(window["exposed_comm_ns"]),
+        idle_ns=int(window["idle_ns"]),
         headline=lead + (other or _headline(window, shares, best, why_idle(idled, loop.host))),
         is_problem=other is None and bool(shares),
         causes=shares,
         moments=moments,
         advice=advice,
         gain_ns=gain_ns,
-        actions=actions,
+        actions=() if advice == LEAVE_CORES else actions,
         bound=bound,
         ahead=ahead,
         late_rank=waits[0].late_rank if waits else None,
         waited_ns=waits[0].exposed_ns if waits else 0,
         outliers=outliers_finding(table),
         kinds=kinds_finding(table),
-        late_reason=late_reason,
+        late_reason=None if other is not None and advice == LEAVE_CORES else late_reason,
         blocks_nothing=None if blocking is None else _blocks_nothing(rows_of(blocking, window), int(window["span_ns"])),
     )
 
@@ -226,10 +233,10 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
     named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {numbers_named(steps, last=' and ')} differ"
     if abs(exposed - usual) * 2 >= abs(span - usual_span):
-        return f"{named}: {ms(exposed)} exposed, {ms(usual)} in others."
+        return f"{named}: {ms(exposed)} exposed, against {ms(usual)} in the others."
     if steps == (table["step"].max(),) and span < usual_span:
         return None
-    return f"{named}: {ms(span)} long, {ms(usual_span)} others."
+    return f"{named}: {ms(span)} long, against {ms(usual_span)}."
 
 
 def _shares(
@@ -264,7 +271,7 @@ def _shares(
         untold = not played and unseen.waits is not None and unexplained
         case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
         remedy = None
-        if action is not None:
+        if action is not None and (action.is_worth_it or name not in _BEYOND_PLAYS):
             remedy = action.text if action.is_worth_it else ""
         elif untold or overhead or not much or (played and name not in _BEYOND_PLAYS):
             remedy = ""
@@ -295,6 +302,8 @@ def _shares(
     return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
 
 
+_OF_A_BUSY_MACHINE = ("no_pause", "launch_overhead")
+"""Actions against what the load of a busy machine looks like."""
 _BEYOND_PLAYS = (Cause.BUBBLE, Cause.IMBALANCE)
 """Causes against which something is left to try that is not played."""
 
@@ -415,11 +424,12 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advise
     clause = _clause(shares[0], took)
     if shares[0].cause is Cause.GAP:
         pauses = shares[0].label if shares[0].overhead else "short pauses of the host"
-        return f"{sentence(pauses)[:-1]} take {took}; communication does not cause them."
+        return f"Another {took} of it passed in {pauses}, which communication did not cause."
     gain_ns = shares[0].gain_ns
     if gain_ns is not None and best is not None and gain_ns > best.gain_ns:
         return sentence(f"{clause}; {short_words(shares[0].remedy)} would gain {ms(gain_ns)}")
-    return sentence(f"{clause}; {'less is to gain there' if shares[0].remedy else 'no known remedy gains enough'}")
+    why = "what shortens that gains less" if shares[0].remedy else "no change that can be predicted gains enough"
+    return sentence(f"{clause}; {why}")
 
 
 def _advice(
@@ -437,18 +447,19 @@ def _advice(
         took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the step)"
         advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
         if best is not None:
-            advice += f" {predicted_words(best)}"
+            advice += f" {predicted_words(best, beside=True)}"
         if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
             why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
             advice += f" But some of it may be waiting for other ranks: {why}."
         return " ".join(filter(None, (late, advice))), None
     if best is None:
-        return NOTHING_GAINS, None
+        left = f" Left to try: {short_words(first.remedy)}." if first.cause in _BEYOND_PLAYS and first.remedy else ""
+        return f"{NOTHING_GAINS}{left}", None
     return " ".join(filter(None, (late, predicted_words(best)))), best.gain_ns
 
 
 _UNKNOWN_GAIN = "Its gain cannot be predicted from this recording."
-NOTHING_GAINS = f"No known remedy gains more than {percent(LITTLE_GAIN, 1)} of the step."
+NOTHING_GAINS = f"No change that can be predicted gains more than {percent(LITTLE_GAIN, 1)} of the step."
 """The advice where no action is worth an effort."""
 
 

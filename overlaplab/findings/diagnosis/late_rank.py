@@ -63,6 +63,8 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
         return ""
     first = names.iloc[0]
     if first["own_ns"] - first["others_ns"] >= MAJORITY * longer_ns:
+        if not first["others"]:
+            return f". Only it runs {shorten(str(first['name']), 60)}: {ms(first['own_ns'])}"
         alike = _is_equal(first["own"], first["others"])
         calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
@@ -70,7 +72,7 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
     longer = names[names["own_ns"] > names["others_ns"]]
     number, others = longer["own"].sum(), longer["others"].sum()
     if _is_equal(number, others):
-        return ". It computes the same, and most of that takes longer: larger inputs, or a slower processor"
+        return ". It runs the same operators, and most take longer: its inputs are larger, or its processor is slower"
     return f". It computes in {number:,.0f} calls, the others in {others:,.0f}"
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.analyses.worst import damaged_steps, without_outliers, without_steps
 from overlaplab.evidence.step_kinds import kind_period
-from overlaplab.findings.thresholds import MOST_STEPS
+from overlaplab.findings.thresholds import ALIKE_KINDS, MOST_STEPS
 from overlaplab.words import count, ms, numbers_named
 
 
@@ -30,24 +30,28 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
 
 def kinds_finding(table: pd.DataFrame) -> str | None:
     """Name the kinds of steps in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
-    steps; None where there is one.
+    steps; None where there is one, or all cost as much.
 
     Kinds of a single step that is much unlike the others are outliers, see `outliers_finding`.
     """
     rows = without_outliers(without_steps(table, damaged_steps(table)))
     if "step_kind" not in rows or rows["step_kind"].nunique() < 2:
         return None
-    parts = []
-    for _, kind_rows in rows.groupby("step_kind"):
+    means = rows.groupby("step_kind")[["span_ns", "exposed_comm_ns"]].mean()
+    if (means.max() - means.min()).max() <= ALIKE_KINDS * rows["span_ns"].mean():
+        return None
+    parts, all_known = [], True
+    for kind, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
         named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= MOST_STEPS else ""
-        span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
+        span, exposed = means.loc[kind].astype(float)
         is_known = often.startswith("one step in") or _fills(rows, kind_rows)
-        unknown = "" if is_known else ", how often they come is not known"
-        parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed{unknown}")
+        all_known &= is_known
+        parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed")
     mean = float(rows["span_ns"].mean())
-    return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}."
+    unknown = "" if all_known else " How often each kind comes is not known."
+    return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}.{unknown}"
 
 
 def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:

@@ -29,25 +29,26 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
         (
             row(600, 700, 669),
             (799, 116),
-            "That step takes 799.0 ms: at best 752.0 ms with other buckets, and 683.0 ms without any communication.",
+            "That step takes 799.0 ms: at best 752.0 ms with other buckets and no delays or late ranks, and 683.0 ms"
+            " without any communication.",
         ),
         (
             row(600, 700, 669, waits_known=False),
             (799, 116),
-            "That step takes 799.0 ms: at best 752.0 ms with other buckets, and 683.0 ms without any communication,"
-            " if none of it is waiting for other ranks.",
+            "That step takes 799.0 ms: at best 752.0 ms with other buckets and no delays or late ranks, and 683.0 ms"
+            " without any communication, if none of it is waiting for other ranks.",
         ),
         (
             row(600, 716, 710),
             (799, 116),
-            "No bucket size can hide 110.0 ms of it: the step takes 799.0 ms, at best 793.0 ms with other buckets,"
-            " and 683.0 ms without any communication.",
+            "That step takes 799.0 ms: at best 793.0 ms with other buckets and no delays or late ranks, and 683.0 ms"
+            " without any communication.",
         ),
         (
             row(600, 650, None),
             (799, 116),
-            "That step takes 799.0 ms: at best 733.0 ms as its collectives were launched, without delays and late"
-            " ranks, and 683.0 ms without any communication.",
+            "That step takes 799.0 ms: at best 733.0 ms with the same launches and no delays or late ranks, and 683.0"
+            " ms without any communication.",
         ),
         (
             row(600, 710, None),
@@ -60,6 +61,12 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
 def test_sentences(bound: dict[str, Any], measured: tuple[int, int], sentence: str | None) -> None:
     said = bound_finding(bound, *(MS * time for time in measured))
     assert (said and said.replace("\u00a0", " ")) == sentence
+
+
+def test_idle_time_stays_in_every_figure() -> None:
+    said = bound_finding(row(600, 710, None), 799 * MS, 116 * MS, idle=50 * MS)
+    assert said is not None
+    assert said.endswith("would take 683.0 ms without any communication, 50.0 ms of it idle.")
 
 
 @pytest.mark.parametrize(

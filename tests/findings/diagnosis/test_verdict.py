@@ -29,8 +29,8 @@ def test_the_verdict_has_one_denominator_and_says_which_step_it_is() -> None:
     assert verdict(table, None, found).replace("\u00a0", " ") == (
         "Foreign traces, 2 ranks, median step 100.0 ms; rank 5, step 2 (the most exposed rank, its median step by"
         " exposed time): 26 % of the step is exposed communication (26.0 ms of 100.0 ms). For 20.0 ms of it, the rank"
-        " waited for rank 3 (bucket 0). That step takes 100.0 ms: at best 78.0 ms with other buckets, and 74.0 ms"
-        " without any communication. 20.0 ms of 46.0 ms of communication is hidden."
+        " waited for rank 3 (bucket 0). That step takes 100.0 ms: at best 78.0 ms with other buckets and no delays"
+        " or late ranks, and 74.0 ms without any communication. 20.0 ms of 46.0 ms of communication is hidden."
     )
 
 

@@ -39,6 +39,7 @@ def diagnosis() -> Diagnosis:
         comm_ns=40 * MS,
         hidden_ns=10 * MS,
         exposed_ns=30 * MS,
+        idle_ns=0,
         headline="30 % of the step is exposed communication.",
         is_problem=True,
         causes=(tail,),
