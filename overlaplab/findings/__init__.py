@@ -69,8 +69,9 @@ from overlaplab.findings.costs import (
     unknown_sizes,
 )
 from overlaplab.findings.diagnosis.bound import told_causes
-from overlaplab.findings.diagnosis.causes import CausePart, collective_label, rank_and_step
+from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
+    CauseShare,
     Diagnosis,
     diagnose,
     exposed_lead,
@@ -83,7 +84,7 @@ from overlaplab.findings.diagnosis.diagnose import (
 from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.unseen import unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, how_short, verdict
-from overlaplab.findings.first_screen import about, cause_parts, causes_title, marks_note, rest_line, step_marks, tiles
+from overlaplab.findings.first_screen import about, causes_title, marks_note, rest_line, step_marks, tiles
 from overlaplab.findings.gates import CheckLine, Outcome, check_lines, gate_title
 from overlaplab.findings.loops import Loop, loop_of
 from overlaplab.findings.marks import event_facts, exposed_name, group_name, mark_name, mark_word

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
-from overlaplab.findings.diagnosis.causes import CausePart
-from overlaplab.findings.diagnosis.diagnose import Diagnosis
+from overlaplab.findings.diagnosis.diagnose import CauseShare, Diagnosis
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
+from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
@@ -109,7 +109,10 @@ def mark_words(word: str, ns: int, longest_ns: int) -> str:
 def marks_note(diagnosis: Diagnosis) -> str | None:
     """On what `step_marks` depend."""
     open_ = diagnosis.bound is not None and not diagnosis.bound["waits_known"]
-    return "if none of the exposed time is waiting for other ranks" if open_ else None
+    notes = ["if none of the exposed time is waiting for other ranks"] if open_ else []
+    if diagnosis.idle_ns > LITTLE_GAIN * diagnosis.span_ns:
+        notes.append(f"{ms(diagnosis.idle_ns)} of idle time are in each")
+    return "; ".join(notes) or None
 
 
 def causes_title(diagnosis: Diagnosis) -> str:
@@ -117,18 +120,12 @@ def causes_title(diagnosis: Diagnosis) -> str:
     return f"Where the {ms(diagnosis.exposed_ns)} of exposed communication went"
 
 
-def cause_parts(diagnosis: Diagnosis) -> list[CausePart]:
-    """What gets a bar of its own, per cause and kind of unit, the most expensive first; all add up to `exposed_ns`."""
-    return sorted((part for share in diagnosis.causes for part in share.parts), key=lambda part: -part.exposed_ns)
-
-
-def rest_line(parts: Sequence[CausePart]) -> str:
-    """What the parts without a bar took; empty where there are none."""
-    if not parts:
+def rest_line(causes: Sequence[CauseShare]) -> str:
+    """What the causes without a bar took; empty where there are none."""
+    if not causes:
         return ""
-    took = ms(sum(part.exposed_ns for part in parts))
-    causes = dict.fromkeys(part.label for part in parts)
-    return sentence(f"{took} more in smaller parts: {', '.join(causes)}")
+    took = ms(sum(share.exposed_ns for share in causes))
+    return sentence(f"{took} more of smaller causes: {', '.join(share.label for share in causes)}")
 
 
 def summary_title(table: pd.DataFrame) -> str:

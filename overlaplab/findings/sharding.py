@@ -303,5 +303,5 @@ def scatters_exposed(scatters: pd.DataFrame, exposed: pd.DataFrame) -> str | Non
     if bare == 0:
         return f"Of {ms(took)} of reduce-scatters nothing is exposed."
     worst = scatter_rows.groupby("what")["exposed_ns"].sum()
-    most = f", most of it of {worst.idxmax()} ({ms(int(worst.max()))})" if len(worst) > 1 else ""
+    most = f", the largest part of {worst.idxmax()} ({ms(int(worst.max()))})" if len(worst) > 1 else ""
     return f"Of {ms(took)} of reduce-scatters {ms(bare)} is exposed ({percent(bare, took)} of their time){most}."

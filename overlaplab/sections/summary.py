@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab import charts, findings
 from overlaplab.analyses import rows_of
-from overlaplab.findings import CausePart, Diagnosis
+from overlaplab.findings import CauseShare, Diagnosis
 from overlaplab.findings.thresholds import MOST_BARS, MOST_RANKS_DRAWN, SMALL_CAUSE
 from overlaplab.formats import as_shown
 from overlaplab.sections import tables
@@ -51,17 +51,17 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
 
 
 def cause_bars(diagnosis: Diagnosis, *, predicted: bool = False) -> Bars:
-    """One bar per cause and kind of unit, the most expensive first."""
-    parts = findings.cause_parts(diagnosis)
-    shown = [part for part in parts if part.exposed_ns >= SMALL_CAUSE * diagnosis.exposed_ns][:MOST_BARS] or parts[:1]
+    """One bar per cause, the most expensive first."""
+    causes = diagnosis.causes
+    shown = [each for each in causes if each.exposed_ns >= SMALL_CAUSE * diagnosis.exposed_ns][:MOST_BARS] or causes[:1]
     longest = shown[0].exposed_ns
     return Bars(
         key="causes",
         heading=findings.causes_title(diagnosis),
         heads=("cause", "exposed", "where, and what helps"),
-        bars=[_bar(part, longest, diagnosis.rank) for part in shown],
+        bars=[_bar(share, longest, diagnosis.rank) for share in shown],
         predicted=predicted,
-        remainder=findings.rest_line(parts[len(shown) :]),
+        remainder=findings.rest_line(causes[len(shown) :]),
     )
 
 
@@ -86,16 +86,16 @@ def action_bars(actions: Sequence[findings.Advised]) -> Bars:
     )
 
 
-def _bar(part: CausePart, longest_ns: int, rank: int | None) -> Bar:
-    start, end = int(part.rows["start_ns"].min()), int(part.rows["end_ns"].max())
-    where = {"start_ns": start, "end_ns": end, "carried": _span_of_largest(part.rows)}
+def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
+    start, end = int(share.rows["start_ns"].min()), int(share.rows["end_ns"].max())
+    where = {"start_ns": start, "end_ns": end, "carried": _span_of_largest(share.rows)}
     return Bar(
-        label=part.name,
-        value=ms(part.exposed_ns),
-        share=part.exposed_ns / longest_ns,
-        colour=part.cause.colour,
-        lines=[line for line in (part.what, part.remedy) if line],
-        spot={**where, "rank": rank, "cause": part.cause},
+        label=share.label,
+        value=ms(share.exposed_ns),
+        share=share.exposed_ns / longest_ns,
+        colour=share.cause.colour,
+        lines=[line for line in (share.what, share.remedy) if line],
+        spot={**where, "rank": rank, "cause": share.cause},
     )
 
 

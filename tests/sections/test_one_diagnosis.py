@@ -105,10 +105,9 @@ def little_gains(found: Diagnosis) -> list[str]:
     """Remedies, under a cause's bar, too, that gain too little, or fewer bytes without what they gain."""
     little_ns = LITTLE_GAIN * found.span_ns
     said = [
-        f"{share.label}: {part.remedy}"
+        f"{share.label}: {share.remedy}"
         for share in found.causes
-        for part in share.parts
-        if part.remedy and share.gain_ns is not None and share.gain_ns <= little_ns
+        if share.remedy and share.gain_ns is not None and share.gain_ns <= little_ns
     ]
     return [
         *said,

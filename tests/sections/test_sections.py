@@ -145,7 +145,7 @@ def test_a_cause_leads_to_the_bucket_that_has_most_of_it() -> None:
     named = 0
     for block in summary_section(tables, diagnosis, None).blocks:
         for bar in block.bars if isinstance(block, Bars) and not block.predicted else ():
-            if bar.spot is not None and (number := re.search(r"most in bucket (\d)", " ".join(bar.lines))):
+            if bar.spot is not None and (number := re.search(r"longest in bucket (\d)", " ".join(bar.lines))):
                 row = rows[rows["index"] == int(number[1])].iloc[0]
                 start, end = (at - diagnosis.start_ns for at in bar.spot["carried"])
                 assert row["start_ns"] - 1_000_000 <= start <= end <= row["end_ns"] + 1_000_000

@@ -192,10 +192,11 @@ def _weighed_ns(advised: Advised) -> float:
 
 
 def predicted_words(advised: Advised, *, beside: bool = False) -> str:
-    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 %) ± 6.2 ms.`; perhaps `beside` one
-    whose gain is unknown.
+    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 % of 314 ms) ± 6.2 ms.`; perhaps
+    `beside` one whose gain is unknown. It is of the mean step, which may be longer or shorter than the shown one.
     """
-    gain = f"{ms(advised.gain_ns)} per step ({_share(advised)}) {_half(advised)}".rstrip()
+    of_mean = f"{_share(advised)} of {ms(advised.gain_ns + advised.step_ns)}"
+    gain = f"{ms(advised.gain_ns)} per step ({of_mean}) {_half(advised)}".rstrip()
     memory = advised.memory_bytes
     takes = f" It takes up to {size_exact(memory)} more memory on each rank." if memory else ""
     if not advised.is_certain:

@@ -231,7 +231,7 @@ def in_general(case: Case) -> str:
         case Cause.STRAGGLER:
             return balance(case)
         case Cause.GAP:
-            return find_pause(case)
+            return "" if case.tried else find_pause(case)  # it was tried, and there is no pause
         case Cause.UNKNOWN:
             return "opening all ranks' traces together, to tell waiting from transfer"
         case Cause.UNHIDEABLE | Cause.LINK:

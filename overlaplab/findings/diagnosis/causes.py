@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.findings.thresholds import MOST_COLLECTIVES_LISTED
-from overlaplab.vocabulary import layer_number
-from overlaplab.words import count, join_names, kind_word, ms, rank_word, shorten, unit_name
+from overlaplab.words import count, join_names, kind_word, ms, rank_word, shorten
 
 _LABEL_LENGTH = 60  # characters
 
@@ -45,7 +43,7 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
     if number > MOST_COLLECTIVES_LISTED or rows["what"].isna().any():
         kinds = rows.groupby(rows["kind"].map(kind_word))["exposed_ns"].sum().sort_values(ascending=False)
         word = str(kinds.index[0]) if len(kinds) == 1 else "collective"
-        return f"{count(number, word)}, most in {_short_label(first)}" if number > 1 else _short_label(first)
+        return f"{count(number, word)}, longest in {_short_label(first)}" if number > 1 else _short_label(first)
     names = list(dict.fromkeys(shorten(str(name), 40) for name in rows["what"]))
     if len(names) == 1 and cause in (Cause.TAIL, Cause.UNHIDEABLE) and buckets is not None:
         launched = buckets.loc[bucket_rows_by_name(buckets).get(names[0], [])]
@@ -80,53 +78,3 @@ def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:
 
 def _short_label(row: Mapping[Any, Any]) -> str:
     return collective_label(row) if pd.isna(row["what"]) else shorten(str(row["what"]), 40)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CausePart:
-    """The exposed time of one cause and kind of unit."""
-
-    cause: Cause
-    label: str
-    """The cause in words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
-    unit_kind: str = ""
-    """Empty where all of the cause is of one kind."""
-    what: str
-    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
-    remedy: str
-    """What would help, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
-    rows: pd.DataFrame
-    """Its rows of `overlaplab.exposed`, the longest first."""
-
-    @property
-    def name(self) -> str:
-        """The cause, and the kind of unit: `link busy (queued): layers' gathers`."""
-        return f"{self.label}: {self.unit_kind}" if self.unit_kind else self.label
-
-    @property
-    def exposed_ns(self) -> int:
-        """How much was exposed."""
-        return int(self.rows["exposed_ns"].sum())
-
-
-def split_by_unit_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Rows of `overlaplab.exposed` by what they do for which units; one part has no name.
-
-    Only what shards is told apart: the layers' gathers, each other unit's, those of updated parameters, and
-    reduce-scatters.
-    """
-    kinds = [_unit_kind(row["kind"], row["what"]) for row in rows.to_dict("records")]
-    if len(set(kinds)) < 2:
-        yield "", rows
-    else:
-        yield from ((str(kind), kind_rows) for kind, kind_rows in rows.groupby(kinds, sort=False))
-
-
-def _unit_kind(kind: object, what: object) -> str:
-    if kind == "reduce_scatter":
-        return "reduce-scatters"
-    if kind != "all_gather" or not isinstance(what, str):
-        return "other collectives"
-    if layer_number(what) is not None:
-        return "layers' gathers"
-    return "gathers of " + ("updated parameters" if what.startswith("parameters of ") else unit_name(what, 30))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -23,7 +23,7 @@ from overlaplab.findings.actions.words import (
     moved_most,
 )
 from overlaplab.findings.diagnosis.bound import told_causes
-from overlaplab.findings.diagnosis.causes import CausePart, split_by_unit_kind, what_moved
+from overlaplab.findings.diagnosis.causes import what_moved
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,
@@ -39,12 +39,21 @@ from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseShare(CausePart):
+class CauseShare:
     """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank.
 
     Compute gaps between any two operators are apart from the others.
     """
 
+    cause: Cause
+    label: str
+    """The cause in words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
+    what: str
+    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
+    remedy: str
+    """What would help, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
+    rows: pd.DataFrame
+    """Its rows of `overlaplab.exposed`, the longest first."""
     late_rank: int | None
     gain_ns: int | None
     """How much shorter a step of a training would be by that; None where unknown."""
@@ -54,8 +63,11 @@ class CauseShare(CausePart):
     """Whether it is compute gaps between any two operators."""
     untold: bool = False
     """Whether how much of it is waiting cannot be told, although all traces are here."""
-    parts: tuple[CausePart, ...]
-    """The same by kind of unit."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """How much was exposed."""
+        return int(self.rows["exposed_ns"].sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,32 +283,26 @@ def _shares(
         untold = not played and unseen.waits is not None and unexplained
         case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
         remedy = None
-        if action is not None and (action.is_worth_it or name not in _BEYOND_PLAYS):
+        if action is not None and name in _BEYOND_PLAYS and not action.is_worth_it:
+            action = None
+        if action is not None:
             remedy = action.text if action.is_worth_it else ""
         elif untold or overhead or not much or (played and name not in _BEYOND_PLAYS):
             remedy = ""
         elif name is Cause.LINK and not bytes_explain:
             remedy = OPEN_ALL
-        whole, *parts = (
-            dict[str, Any](
-                cause=name,
-                label=label,
-                unit_kind=kind,
-                what=what_moved(name, part, buckets),
-                remedy=in_general(replace(case, rows=part)) if remedy is None else remedy,
-                rows=part,
-            )
-            for kind, part in (("", rows), *split_by_unit_kind(rows))
-        )
         shares.append(
             CauseShare(
-                **whole,
+                cause=name,
+                label=label,
+                what=what_moved(name, rows, buckets),
+                remedy=in_general(case) if remedy is None else remedy,
+                rows=rows,
                 late_rank=rank,
                 gain_ns=None if action is None else action.gain_ns,
                 replayed=played,
                 overhead=overhead,
                 untold=untold and much,
-                parts=tuple(CausePart(**part) for part in parts),
             )
         )
     return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
@@ -423,7 +429,7 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advise
     took = ms(shares[0].exposed_ns)
     clause = _clause(shares[0], took)
     if shares[0].cause is Cause.GAP:
-        pauses = shares[0].label if shares[0].overhead else "short pauses of the host"
+        pauses = shares[0].label if shares[0].overhead else "many short pauses of the host"
         return f"Another {took} of it passed in {pauses}, which communication did not cause."
     gain_ns = shares[0].gain_ns
     if gain_ns is not None and best is not None and gain_ns > best.gain_ns:

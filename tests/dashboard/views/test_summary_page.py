@@ -44,7 +44,7 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     )
     assert advice == (
         "Try half the bytes (lower precision, accumulation) or a link twice as fast."
-        " Predicted gain: 0.35 ms per step (35\u00a0%) ± 0.065 ms."
+        " Predicted gain: 0.35 ms per step (35\u00a0% of 1.0 ms) ± 0.065 ms."
     )
     assert strip == "How short this step could be"
     assert cause == "longer than compute (link-bound)"

@@ -115,5 +115,5 @@ def test_what_is_concerned() -> None:
     queued = exposed_rows(*[(0, 1, "queued", 5, None)] * 3)
     assert what_moved(Cause.QUEUED, queued) == "buckets 0–2"
     many = exposed_rows(*[(0, 1, "queued", 5, None)] * 5, kind="all_gather", what="layers.7")
-    assert what_moved(Cause.QUEUED, many) == "5 all-gathers, most in layers.7"
+    assert what_moved(Cause.QUEUED, many) == "5 all-gathers, longest in layers.7"
     assert what_moved(Cause.UNKNOWN, tail.assign(collective=None)) == "of no collective"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.findings import CausePart, Diagnosis
+from overlaplab.findings import Diagnosis
 from overlaplab.findings.diagnosis.diagnose import CauseShare
 
 MS = 1_000_000
@@ -22,7 +22,6 @@ def share(cause: Cause, exposed_ns: int) -> CauseShare:
         gain_ns=None,
         replayed=False,
         rows=rows,
-        parts=(CausePart(cause=cause, **words, rows=rows),),
     )
 
 
