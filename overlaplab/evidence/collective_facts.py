@@ -157,11 +157,12 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
     for rows, fields in zip(rows_of, tables, strict=True):
         late[rows], queued[rows] = fields["late_ns"], fields["queued_ns"]
     groups, arrived = Groups(table["match"]), table["arrived_ns"]
-    delays = np.zeros_like(late), late, late + queued
-    last, in_time, alone = (groups.spread(np.maximum, arrived - delay) for delay in delays)
+    last = groups.spread(np.maximum, arrived)
+    last_in_time = groups.spread(np.maximum, arrived - late)
+    last_on_free_link = groups.spread(np.maximum, arrived - late - queued)
     return {
-        "late_ns": np.where(table["matched"], last - in_time, late),
-        "queued_ns": np.where(table["matched"], in_time - alone, queued),
+        "late_ns": np.where(table["matched"], last - last_in_time, late),
+        "queued_ns": np.where(table["matched"], last_in_time - last_on_free_link, queued),
     }
 
 
@@ -179,14 +180,15 @@ def _edges(trace: Trace, table: Fields) -> Fields:
     purposeless = ~gradients & ~gathers
     alone = lengths_within(compute, earliest, ends) == 0
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
-    window = np.searchsorted(begins, starts, side="right")
-    over = np.where(gathers, ends, np.iinfo(np.int64).max)
-    first = Groups(table["launching_step"]).spread(np.minimum, over)  # when the step's first gather ended
-    similar = grouped_by(window, number_texts(table["group"]), number_texts(table["kind"]))
+    step = np.searchsorted(begins, starts, side="right")
+    gather_ends = np.where(gathers, ends, np.iinfo(np.int64).max)
+    first_gather_end = Groups(table["launching_step"]).spread(np.minimum, gather_ends)
+    similar = grouped_by(step, number_texts(table["group"]), number_texts(table["kind"]))
     latest = starts == similar.spread(np.maximum, starts)
     some_hidden = similar.spread(np.logical_or, lengths_within(compute, starts, ends) > 0)
-    early = gathers & (earliest < first)
-    plain = purposeless & (role == Role.OTHER)
-    edge = (gradients & (ends >= table["backward_end_ns"])) | early | (plain & latest & some_hidden)
+    is_last_gradient = gradients & (ends >= table["backward_end_ns"])
+    is_first_gather = gathers & (earliest < first_gather_end)
+    is_last_unknown = purposeless & (role == Role.OTHER) & latest & some_hidden
+    edge = is_last_gradient | is_first_gather | is_last_unknown
     documented = {name: table[name] for name in _FIELDS}
     return documented | {"gradients": gradients, "edge": edge, "at_once": purposeless & alone & ~edge}

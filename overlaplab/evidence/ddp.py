@@ -156,11 +156,12 @@ def _backward_passes(
     labelled = [label for label in engine_labels(trace) if label.word == "bucket_launch"]
     steps = [window.host_start_ns for window in step_windows(trace)]
     backwards: list[DDPBackward] = []
-    seen = index = 0
-    models: tuple[int, int] | None = None
+    forwards_before = index = 0
+    update: tuple[int, int] | None = None  # as many steps and updates begun before the pass
     for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
         of_pass = list(group)
-        before, seen = seen, bisect_right(begun, of_pass[0].start_ns)
+        forwards = bisect_right(begun, of_pass[0].start_ns) - forwards_before
+        forwards_before += forwards
         if not any(accumulation.launched for accumulation in of_pass):
             continue
         thread = of_pass[0].thread
@@ -168,9 +169,9 @@ def _backward_passes(
         launched = [launch.start_ns for accumulation in of_pass for launch in accumulation.launched]
         updated = bisect_right(updates, launched[0]) < bisect_right(updates, launched[-1])
         indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
-        before_models, models = models, (bisect_right(steps, start), bisect_right(updates, start))
-        if before_models != models or not any(accumulation.is_first for accumulation in of_pass):
-            index = first_index
+        before, update = update, (bisect_right(steps, start), bisect_right(updates, start))
+        if before != update or not any(accumulation.is_first for accumulation in of_pass):
+            index = first_index  # else another model's gradients, before the same update: its buckets are further ones
         buckets = tuple(_buckets(of_pass, index))
         index += len(buckets)
         backwards.append(
@@ -180,7 +181,7 @@ def _backward_passes(
                 thread=thread,
                 buckets=buckets,
                 gradients=len(of_pass),
-                forwards=seen - before,
+                forwards=forwards,
                 repeated=updated or len(set(indices)) < len(indices),
             )
         )
