@@ -383,7 +383,7 @@ def _allocated_bytes(comm: Communicator) -> int:
 
 
 def _peak_allocated(comm: Communicator, held: int) -> int | None:
-    """The CUDA allocator's peak since it was reset in bytes, above `held` (see `_allocated`); None on a CPU."""
+    """The CUDA allocator's peak since it was reset in bytes, above `held` (see `_allocated_bytes`); None on a CPU."""
     if comm.device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes - held
