@@ -29,6 +29,9 @@ COLUMNS = (
 )
 """The columns of `collectives`, in order."""
 
+OF_RANK = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
+"""Those that each rank of a collective has its own of; the others are the same on all its rows."""
+
 
 def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per collective and rank, in order of the collective's first start, then rank.
@@ -163,9 +166,7 @@ def time_spent(table: pd.DataFrame) -> pd.Series:
     return table["end_ns"] - table[["start_ns", "arrived_ns"]].min(axis=1)
 
 
-_OF_RANK = ("index", "rank", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
-_FIRST = [name for name in COLUMNS if name not in _OF_RANK]
-"""What is the same on all rows of a collective, but for its step."""
+_FIRST = [name for name in COLUMNS if name == "step" or name not in ("index", *OF_RANK)]
 
 
 def each_collective(table: pd.DataFrame) -> pd.DataFrame:
