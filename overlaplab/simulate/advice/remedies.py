@@ -25,7 +25,8 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
+from overlaplab.simulate.advice.devices import Times, device_remedies
+from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
