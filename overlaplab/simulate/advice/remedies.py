@@ -33,9 +33,9 @@ from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import all_programs
-from overlaplab.simulate.programs.doubts import transfers_miss_ns
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 

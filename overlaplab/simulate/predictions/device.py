@@ -34,7 +34,7 @@ from overlaplab.simulate.gpus.streams import (
     note_places,
 )
 from overlaplab.simulate.player import Launch, Move, Played, change_launches
-from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.refusal import play_or_refuse, refusal

@@ -22,7 +22,7 @@ from overlaplab.simulate.gpus.gathers import prefetch_edits
 from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest, predict_device, require_device
 from overlaplab.simulate.predictions.error import extrapolations
-from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import Rule, label_fields

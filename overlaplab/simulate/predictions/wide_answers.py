@@ -20,12 +20,19 @@ from overlaplab.simulate.predictions.answer import Answer, Question, lane_table,
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
-from overlaplab.simulate.programs.doubts import transfers_miss_ns
 from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
+from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.refusal import refusal
-from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
+from overlaplab.simulate.vector_player import (
+    WidePlayed,
+    WideProgram,
+    play_wide,
+    retime_collectives,
+    widen,
+    working_times,
+)
 from overlaplab.traits import TRAITS
 
 AS_RECORDED = Question(setting=Setting())
