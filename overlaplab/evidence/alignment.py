@@ -27,8 +27,8 @@ _LEAST = np.iinfo(np.int64).min + 1
 Signatures = Integers
 """Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""
 
-
 Spans = Integers
+"""When each collective started and ended in ns, of shape (collectives, 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +77,15 @@ def align_by_overlap(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Span
     for shift in range(1 - len(a), len(b)):
         mine, other = _overlap(len(a), len(b), shift)
         left, right = a_spans[mine], b_spans[other]
-        if 2 * len(left) < min(len(a), len(b)) or not _meet(left[:8], right[:8]):  # most shifts fail early
+        if 2 * len(left) < min(len(a), len(b)) or not _all_overlap(left[:8], right[:8]):  # most shifts fail early
             continue
-        if _meet(left, right) and _agree(a, b, shift):
+        if _all_overlap(left, right) and _agree(a, b, shift):
             spread_ns = _nth_smallest(np.abs(left[:, 1] - right[:, 1]), len(left) // 2)
             fits.append(Fit(shift=shift, offset_ns=0, spread_ns=spread_ns))
     return min(fits, key=lambda fit: (fit.spread_ns, abs(fit.shift), fit.shift), default=None)
 
 
-def _meet(a_spans: Spans, b_spans: Spans) -> bool:
+def _all_overlap(a_spans: Spans, b_spans: Spans) -> bool:
     return bool((np.maximum(a_spans[:, 0], b_spans[:, 0]) <= np.minimum(a_spans[:, 1], b_spans[:, 1]) + NEAR_NS).all())
 
 
@@ -106,7 +106,7 @@ def allows_one_group(spans: Integers, hosts: Sequence[str]) -> bool:
     return all((begun[a] - done[b]).max(initial=_LEAST) <= (done[a] - begun[b]).min(initial=-_LEAST) for a, b in pairs)
 
 
-def shows_wait(spans: Integers, part: Mask) -> bool:
+def has_waited_for_others(spans: Integers, part: Mask) -> bool:
     """Whether the ranks of `part` waited for the others, at least once: longer than they need for a collective alone.
 
     `spans` as in `allows_one_group`, of ranks that share a clock, and that no rank is done before all have begun.

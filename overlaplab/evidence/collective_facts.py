@@ -85,7 +85,7 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
     table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
-    starts, earliest, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
+    starts, earliest, ready = table["start_ns"] + offset, earliest_starts(trace)[table["row"]], table["ready_ns"]
     ran = table["start_ns"] != UNKNOWN_NS
     since = np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest)
     since = np.minimum(since, earliest)
@@ -125,7 +125,7 @@ def _last_before(starts: Integers, ends: Integers) -> Integers:
 
 
 @once_per_trace
-def could_start(trace: Trace) -> Integers:
+def earliest_starts(trace: Trace) -> Integers:
     """When each row of `recorded_collectives` could have started, given its launch; absolute.
 
     On a GPU: when the compute stream had reached the launch. `UNKNOWN_NS` if it has no start.

@@ -54,8 +54,8 @@ class DDPBucket:
     """One bucket in one backward pass."""
 
     index: int
-    """Its number in the order of launches; of `unlabelled_backwards` after those of the labels. Where a pass makes its
-    gradients anew, after those of the passes since the last update: it is another model's.
+    """Its number in the order of launches, from 0. `unlabelled_backwards` count on from the labels' buckets. Of several
+    models with one update, the second counts on from the first's.
     """
     launch: LaunchSpan
     ready_ns: int | None
@@ -77,7 +77,7 @@ class DDPBackward(Span):
     gradients: int
     """How many arrived."""
     forwards: int
-    """Forward passes of DDP that it belongs to: several where several modules, or a module twice, have one."""
+    """Forward passes of DDP since the pass before: several of several modules, or of one that ran twice."""
     repeated: bool
     """Whether it is several calls of `backward` after one forward pass: an optimizer's step begins between its buckets,
     or labels launch one of them twice.
@@ -99,9 +99,10 @@ class _Accumulation(Span):
 
 
 def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tuple[DDPBackward, ...]:
-    """The backward passes that sent gradients, in order of time; none without DDP, or the `engine`'s own buckets.
+    """The backward passes that sent gradients, in order of time; none in a trace without DDP.
 
-    Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
+    A forward pass of DDP or the start of a step ends a pass. Those under `no_sync` send nothing. With `engine`, buckets
+    that the engine itself launches count as DDP's.
     """
     launches = _gradient_launches(trace, ran)
     if engine and not launches and any(label.word == "bucket_launch" for label in engine_labels(trace)):
@@ -171,7 +172,7 @@ def _backward_passes(
         indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
         before, update = update, (bisect_right(steps, start), bisect_right(updates, start))
         if before != update or not any(accumulation.is_first for accumulation in of_pass):
-            index = first_index  # else another model's gradients, before the same update: its buckets are further ones
+            index = first_index  # else of another model with the same update
         buckets = tuple(_buckets(of_pass, index))
         index += len(buckets)
         backwards.append(

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
-from overlaplab.evidence.alignment import FEWEST, allows_one_group, shows_wait
+from overlaplab.evidence.alignment import FEWEST, allows_one_group, has_waited_for_others
 from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, number_texts, or_none
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.labels import engine_labels
@@ -331,7 +331,7 @@ def _needs_all(members: _Members, options: Mapping[_Members, Integers | None]) -
         return True
     if spans is None or spans.shape[1] < FEWEST or () in parts:
         return False
-    return all(shows_wait(spans, np.isin(members, part)) for part in parts)
+    return all(has_waited_for_others(spans, np.isin(members, part)) for part in parts)
 
 
 @once_per_trace

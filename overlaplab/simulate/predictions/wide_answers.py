@@ -44,7 +44,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
     rank, step, span_ns = median_step(played.spans_ns.T)
     return Answer(
         spans_ns=played.spans_ns.T,
-        mean_ns=mean_step_ns(run, played, question.setting),
+        mean_ns=wide_mean_step_ns(run, played, question.setting),
         replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
         transfers_ns=transfers_miss_ns(run, question.setting.edits, question.setting.link),
         extrapolated=extrapolations(
@@ -90,7 +90,7 @@ def _program_ranks(run: Run, setting: Setting) -> int | None:
     return setting.ranks if traits is not None and traits.sharded else None
 
 
-def mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
+def wide_mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
     """The mean of all ranks' steps that nothing disturbed, as `predict` tells it."""
     into_the_next = move_into_the_next(setting.edits)
     return round(undisturbed.mean_step_after_ns(run, played.spans_ns.T, into_the_next=into_the_next))
@@ -111,7 +111,7 @@ def best_found_ns(run: Run, question: Question) -> int | None:
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
         program = draw_ranks(program, setting.ranks, skew=question.skew)
-    return mean_step_ns(run, play_wide(program), setting)
+    return wide_mean_step_ns(run, play_wide(program), setting)
 
 
 def count_buckets(program: WideProgram) -> int:
