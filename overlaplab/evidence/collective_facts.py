@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import PIPELINE
 from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
-from overlaplab.evidence.arguments import group_axes
+from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows, take_values

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Trace, host_ranges, step_windows
-from overlaplab.evidence.arguments import enclosing_rows
+from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans

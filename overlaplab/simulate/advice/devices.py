@@ -20,11 +20,11 @@ from overlaplab.events import Run, activity, once_per_run, rule_of
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.tried import SettingPlayed, best_setting
-from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.edits.hosts import host_works
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS

@@ -15,8 +15,8 @@ from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
+from overlaplab.simulate.fill_buckets import MIB, assign
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs import all_programs, made_programs

@@ -15,8 +15,8 @@ from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of
 from overlaplab.intervals import union
-from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
 from overlaplab.simulate.gpus.gathers import prefetch_edits
 from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step

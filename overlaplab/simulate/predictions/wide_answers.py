@@ -15,6 +15,7 @@ from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import End, StuckError, find_launches
 from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
@@ -24,7 +25,6 @@ from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
-from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.vector_player import (
     WidePlayed,
     WideProgram,
