@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
+from overlaplab.evidence.arrays import Fields, Groups, as_table, or_none
 from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
-from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
 from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows

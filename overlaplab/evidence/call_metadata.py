@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import find_axis
 from overlaplab.events import Trace, event_times, matching, once_per_trace, thread_numbers
-from overlaplab.evidence.fields import Fields, Groups, take_values
+from overlaplab.evidence.arrays import Fields, Groups, take_values
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import PIPELINE
 from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.arrays import Fields, Groups, grouped_by, number_texts, or_none, take_rows, take_values
 from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows, take_values
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, align_by_overlap, sequences_fit
-from overlaplab.evidence.fields import Groups, grouped_by
+from overlaplab.evidence.arrays import Groups, grouped_by
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
 from overlaplab.evidence.alignment import FEWEST, allows_one_group, has_waited_for_others
-from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, number_texts, or_none
+from overlaplab.evidence.arrays import Fields, Groups, as_table, grouped_by, number_texts, or_none
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.group_pairing import (
     ROOTED,
