@@ -221,7 +221,7 @@ def test_allows_one_group_against_every_pair_and_offset(ranks: list[list[tuple[i
     assert allows_one_group(spans, own_hosts) == any(map(fits, offsets))
 
 
-def test_shows_wait() -> None:
+def test_has_waited_for_others() -> None:
     """The first two ranks need 100 µs alone, and take 400 in the last one, to which the third comes 300 µs late."""
     spans = np.array([[(0, 100), (0, 400)], [(0, 100), (0, 400)], [(0, 100), (300, 400)]]) * 1000
     assert has_waited_for_others(spans, np.array([True, True, False]))
