@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from overlaplab.analyses.across_runs.compare import MEASURES
+from overlaplab.analyses.collectives import OF_RANK
 from overlaplab.cli.shared import SCHEMA_VERSION
 from overlaplab.columns import Unit, column
 
@@ -153,9 +154,7 @@ _COLLECTIVE = both(
         " bus_gb_per_s? bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
     ),
     keys(
-        ranks=array(
-            row("collectives", "rank? step? launch_ns? arrived_ns? start_ns? end_ns? wait_ns? exposed_ns?"),
-        )
+        ranks=array(row("collectives", "? ".join(OF_RANK) + "?")),
     ),
 )
 _FIGURE = {"median": null_or(NUMBER), "iqr": null_or(NUMBER)}

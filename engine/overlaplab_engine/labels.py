@@ -86,7 +86,7 @@ def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     """A range in the trace with this label: a context manager that can be reused, but not nested in itself."""
     trace_range = Span(label(word, **values))
     if threading.current_thread() is not threading.main_thread():
-        trace_range = cast(Span, _AcrossBorders(trace_range))
+        trace_range = cast(Span, _MayOutliveRecording(trace_range))
     return cast(Span, _Bordered(trace_range)) if word in _BORDERED else trace_range
 
 
@@ -101,8 +101,8 @@ at_borders: list[Callable[[], None]] = []
 """Called where passes and waits begin and end: `recording.processor` counts between these."""
 
 
-class _AcrossBorders:
-    """A span of another thread than the training's, within which the recording may begin or end."""
+class _MayOutliveRecording:
+    """A span of a thread that does not train: the recording may begin or end within it."""
 
     def __init__(self, inner: Span) -> None:
         self._inner = inner

@@ -341,9 +341,11 @@ def _run(
             faults.tell(error)  # first, because closing the recording takes a while
             raise
     carried = [comm.carried_between(a, b) for (a, _), (b, _) in pairwise(borders)]
+    readings = list(pairwise(reading for _, reading in borders))
+    steps = range(config.warmup, config.warmup + config.steps)
     link_steps = [
-        link_step(comm.rank, config.warmup + i, launched, until.at_ns - since.at_ns)
-        for i, (launched, ((_, since), (_, until))) in enumerate(zip(carried, pairwise(borders), strict=True))
+        link_step(comm.rank, step, launched, until.at_ns - since.at_ns)
+        for step, launched, (since, until) in zip(steps, carried, readings, strict=True)
     ]
     ranks = comm.world_size - len(comm.phantom_ranks)
     return recorder, Recorded(
@@ -351,10 +353,7 @@ def _run(
         link=comm.link,
         losses=[float(loss) for loss in losses[config.warmup :]],
         carried=carried,
-        machine=[
-            machine_step(comm.rank, config.warmup + i, since, until)
-            for i, ((_, since), (_, until)) in enumerate(pairwise(borders))
-        ],
+        machine=[machine_step(comm.rank, step, *reading) for step, reading in zip(steps, readings, strict=True)],
         link_steps=[row for rows in comm.gather_objects(link_steps)[:ranks] for row in rows] if comm.link else [],
     )
 
@@ -384,7 +383,7 @@ def _allocated_bytes(comm: Communicator) -> int:
 
 
 def _peak_allocated(comm: Communicator, held: int) -> int | None:
-    """The CUDA allocator's peak since it was reset in bytes, above `held` (see `_allocated`); None on a CPU."""
+    """The CUDA allocator's peak since it was reset in bytes, above `held` (see `_allocated_bytes`); None on a CPU."""
     if comm.device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(comm.device) - comm.scratch_bytes - held

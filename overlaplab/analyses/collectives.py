@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
-from overlaplab.evidence.arguments import group_axes
+from overlaplab.evidence.arrays import Fields, Groups, as_table, or_none
+from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
-from overlaplab.evidence.fields import Fields, Groups, as_table, or_none
-from overlaplab.evidence.pairing import ROOTED
+from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import numbered_arrivals
@@ -28,6 +28,9 @@ COLUMNS = (
     *("bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "within_clock_error", "last_rank", "doubtful", "unmatched"),
 )
 """The columns of `collectives`, in order."""
+
+OF_RANK = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
+"""Those that each rank of a collective has its own of; the others are the same on all its rows."""
 
 
 def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -163,9 +166,7 @@ def time_spent(table: pd.DataFrame) -> pd.Series:
     return table["end_ns"] - table[["start_ns", "arrived_ns"]].min(axis=1)
 
 
-_OF_RANK = ("index", "rank", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
-_FIRST = [name for name in COLUMNS if name not in _OF_RANK]
-"""What is the same on all rows of a collective, but for its step."""
+_FIRST = [name for name in COLUMNS if name == "step" or name not in ("index", *OF_RANK)]
 
 
 def each_collective(table: pd.DataFrame) -> pd.DataFrame:

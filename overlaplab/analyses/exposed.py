@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from overlaplab.causes import Cause
 from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
+from overlaplab.evidence.arrays import Groups, grouped_by, or_none, take_rows, take_values
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
-from overlaplab.evidence.fields import Groups, grouped_by, or_none, take_rows, take_values
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.moments import (
     GRAIN_NS,

@@ -25,7 +25,7 @@ from overlaplab.events import (
     unknown_communication,
     unmarked_iterations,
 )
-from overlaplab.evidence.collective_facts import could_start
+from overlaplab.evidence.collective_facts import earliest_starts
 from overlaplab.evidence.exposed_waits import exposed_waits
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.host_work import has_loader_workers
@@ -40,7 +40,7 @@ from overlaplab.load import load_run
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations, host_steps),
-    *(recorded_collectives, steps_and_labels, could_start, host_waits, purposes, has_sent_halves, idle_gaps),
+    *(recorded_collectives, steps_and_labels, earliest_starts, host_waits, purposes, has_sent_halves, idle_gaps),
     *(stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
 )
 

@@ -27,8 +27,8 @@ _LEAST = np.iinfo(np.int64).min + 1
 Signatures = Integers
 """Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""
 
-
 Spans = Integers
+"""When each collective started and ended in ns, of shape (collectives, 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,10 @@ def align(a: Signatures, a_end_ns: Integers, b: Signatures, b_end_ns: Integers) 
     at least half as many as the best shift does. Of these the one with the smallest spread wins; among spreads within
     `NEAR_NS` of the smallest, the one with the smallest offset. A spread above `LIMIT_NS` never fits.
     """
-    near = _fits(a, a_end_ns, b, b_end_ns, _near_shifts(a_end_ns, b_end_ns))
-    fits = [fit for fit in near if abs(fit.offset_ns) <= LIMIT_NS]
+    near = [shift for shift in _near_shifts(a_end_ns, b_end_ns).tolist() if _agree(a, b, shift)]
+    fits = [fit for shift in near if abs((fit := _fit(a_end_ns, b_end_ns, shift)).offset_ns) <= LIMIT_NS]
     if not fits:
-        every = np.arange(1 - len(a), len(b), dtype=np.int64)
-        agreeing = [int(shift) for shift in every if _agree(a, b, int(shift))]
+        agreeing = [shift for shift in range(1 - len(a), len(b)) if _agree(a, b, shift)]
         most = max((_pairs(len(a), len(b), shift) for shift in agreeing), default=0)
         enough = [shift for shift in agreeing if _pairs(len(a), len(b), shift) >= max(FEWEST, most / 2)]
         fits = [_fit(a_end_ns, b_end_ns, shift) for shift in enough]
@@ -78,14 +77,15 @@ def align_by_overlap(a: Signatures, a_spans: Spans, b: Signatures, b_spans: Span
     for shift in range(1 - len(a), len(b)):
         mine, other = _overlap(len(a), len(b), shift)
         left, right = a_spans[mine], b_spans[other]
-        if 2 * len(left) < min(len(a), len(b)) or not all(map(_meet, (left[:8], left), (right[:8], right))):
+        if 2 * len(left) < min(len(a), len(b)) or not _all_overlap(left[:8], right[:8]):  # most shifts fail early
             continue
-        if _agree(a, b, shift):
-            fits.append((_nth_smallest(np.abs(left[:, 1] - right[:, 1]), len(left) // 2), abs(shift), shift))
-    return None if not fits else Fit(shift=min(fits)[2], offset_ns=0, spread_ns=min(fits)[0])
+        if _all_overlap(left, right) and _agree(a, b, shift):
+            spread_ns = _nth_smallest(np.abs(left[:, 1] - right[:, 1]), len(left) // 2)
+            fits.append(Fit(shift=shift, offset_ns=0, spread_ns=spread_ns))
+    return min(fits, key=lambda fit: (fit.spread_ns, abs(fit.shift), fit.shift), default=None)
 
 
-def _meet(a_spans: Spans, b_spans: Spans) -> bool:
+def _all_overlap(a_spans: Spans, b_spans: Spans) -> bool:
     return bool((np.maximum(a_spans[:, 0], b_spans[:, 0]) <= np.minimum(a_spans[:, 1], b_spans[:, 1]) + NEAR_NS).all())
 
 
@@ -106,14 +106,15 @@ def allows_one_group(spans: Integers, hosts: Sequence[str]) -> bool:
     return all((begun[a] - done[b]).max(initial=_LEAST) <= (done[a] - begun[b]).min(initial=-_LEAST) for a, b in pairs)
 
 
-def shows_wait(spans: Integers, part: Mask) -> bool:
-    """Whether some of the ranks waited for the others: these came later, at least once, than some need at the least.
+def has_waited_for_others(spans: Integers, part: Mask) -> bool:
+    """Whether the ranks of `part` waited for the others, at least once: longer than they need for a collective alone.
 
     `spans` as in `allows_one_group`, of ranks that share a clock, and that no rank is done before all have begun.
     """
-    last = spans[part, :, 0].max(axis=0)
-    took = spans[part, :, 1].min(axis=0) - last
-    return bool((spans[:, :, 0].max(axis=0) - last > max(NEAR_NS, took.min())).any())
+    last_of_part = spans[part, :, 0].max(axis=0)
+    waited_ns = spans[:, :, 0].max(axis=0) - last_of_part
+    least_ns = (spans[part, :, 1].min(axis=0) - last_of_part).min()
+    return bool((waited_ns > max(NEAR_NS, least_ns)).any())
 
 
 def sequences_fit(a: Signatures, b: Signatures) -> bool:
@@ -125,17 +126,10 @@ def sequences_fit(a: Signatures, b: Signatures) -> bool:
 def _near_shifts(a_end_ns: Integers, b_end_ns: Integers) -> Integers:
     """All shifts that bring at least one pair of ends within the limit."""
     order = np.argsort(b_end_ns, kind="stable")
-    ends = b_end_ns[order]
-    first = np.searchsorted(ends, a_end_ns - LIMIT_NS, side="left")
-    counts = np.searchsorted(ends, a_end_ns + LIMIT_NS, side="right") - first
-    mine = np.repeat(np.arange(len(a_end_ns)), counts)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    shifts: Integers = np.unique(order[np.repeat(first, counts) + within] - mine)
-    return shifts
-
-
-def _fits(a: Signatures, a_end_ns: Integers, b: Signatures, b_end_ns: Integers, shifts: Integers) -> list[Fit]:
-    return [_fit(a_end_ns, b_end_ns, int(shift)) for shift in shifts if _agree(a, b, int(shift))]
+    first = np.searchsorted(b_end_ns[order], a_end_ns - LIMIT_NS, side="left").tolist()
+    last = np.searchsorted(b_end_ns[order], a_end_ns + LIMIT_NS, side="right").tolist()
+    shifts = [order[begin:end] - place for place, (begin, end) in enumerate(zip(first, last, strict=True))]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *shifts]))
 
 
 def _overlap(a: int, b: int, shift: int) -> tuple[slice, slice]:

@@ -58,7 +58,8 @@ def _clocks(run: Run) -> pd.DataFrame:
     for placed, new in _pairs(matches):
         _, mine, its = np.intersect1d(matches[new], matches[placed], assume_unique=True, return_indices=True)
         differences = ends[new][mine] - ends[placed][its] + offsets[placed]
-        low, middle, high = np.percentile(differences - differences[0], [25, 50, 75])
+        apart = differences - differences[0]  # a float holds no Unix ns exactly
+        low, middle, high = np.percentile(apart, [25, 50, 75])
         offsets[new] = int(differences[0]) + round(middle)
         ranges[new] = round(high - low)
         counts[new] = len(differences)
@@ -98,12 +99,12 @@ def _ends_together(run: Run) -> tuple[list[Integers], list[Integers]]:
 
 
 def _pairs(matches: list[Integers]) -> Iterator[tuple[int, int]]:
-    """Yield each new trace with the placed one that it is compared with.
+    """Yield (placed, new): each trace but the first is new once, and compared with a trace that has its place already.
 
-    That is the first if it shares a collective with that one. Then always the two follow that share most, of several
-    such pairs the one whose placed trace comes first. A maximum spanning tree, as Prim's algorithm grows it.
-    Collectives of the same traces are counted together, and those of the first trace need no search, so that the time
-    does not grow with the pairs of ranks.
+    All that share a collective with the first are compared with it. Of the others those two come next that share most,
+    of equal pairs the one whose placed trace comes first: a maximum spanning tree, as Prim's algorithm grows it. Who
+    shares none with a placed trace is left out. Collectives of the same traces are counted together, and those of the
+    first trace need no search, so that the time does not grow with the pairs of ranks.
     """
     groups = _groups(matches)
     first = {place for members in groups if 0 in members for place in members}

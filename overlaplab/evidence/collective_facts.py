@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import PIPELINE
 from overlaplab.events import Run, Trace, activity, once_per_run, once_per_trace, rule_of, step_windows
-from overlaplab.evidence.arguments import group_axes
+from overlaplab.evidence.arrays import Fields, Groups, grouped_by, number_texts, or_none, take_rows, take_values
+from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import clocks, corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields, Groups, grouped_by, number_texts, or_none, take_rows, take_values
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
@@ -89,7 +89,7 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     """One trace's rows with purposes, and how late and how long queued this rank was; by the first rank's clock."""
     trace, offset = run.traces[place], int(corrections(run)[place])
     table |= {str(name): column.to_numpy()[table["row"]] for name, column in purposes(trace).items()}
-    starts, earliest, ready = table["start_ns"] + offset, could_start(trace)[table["row"]], table["ready_ns"]
+    starts, earliest, ready = table["start_ns"] + offset, earliest_starts(trace)[table["row"]], table["ready_ns"]
     ran = table["start_ns"] != UNKNOWN_NS
     since = np.where((ready != UNKNOWN_NS) & ran, np.maximum(ready, _gathered_since(table, starts)), earliest)
     since = np.minimum(since, earliest)
@@ -129,7 +129,7 @@ def _last_before(starts: Integers, ends: Integers) -> Integers:
 
 
 @once_per_trace
-def could_start(trace: Trace) -> Integers:
+def earliest_starts(trace: Trace) -> Integers:
     """When each row of `recorded_collectives` could have started, given its launch; absolute.
 
     On a GPU: when the compute stream had reached the launch. `UNKNOWN_NS` if it has no start.
@@ -161,11 +161,12 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
     for rows, fields in zip(rows_of, tables, strict=True):
         late[rows], queued[rows] = fields["late_ns"], fields["queued_ns"]
     groups, arrived = Groups(table["match"]), table["arrived_ns"]
-    delays = np.zeros_like(late), late, late + queued
-    last, in_time, alone = (groups.spread(np.maximum, arrived - delay) for delay in delays)
+    last = groups.spread(np.maximum, arrived)
+    last_in_time = groups.spread(np.maximum, arrived - late)
+    last_on_free_link = groups.spread(np.maximum, arrived - late - queued)
     return {
-        "late_ns": np.where(table["matched"], last - in_time, late),
-        "queued_ns": np.where(table["matched"], in_time - alone, queued),
+        "late_ns": np.where(table["matched"], last - last_in_time, late),
+        "queued_ns": np.where(table["matched"], last_in_time - last_on_free_link, queued),
     }
 
 
@@ -183,14 +184,15 @@ def _edges(trace: Trace, table: Fields) -> Fields:
     purposeless = ~gradients & ~gathers
     alone = lengths_within(compute, earliest, ends) == 0
     begins = np.array([window.start_ns for window in step_windows(trace)], dtype=np.int64)
-    window = np.searchsorted(begins, starts, side="right")
-    over = np.where(gathers, ends, np.iinfo(np.int64).max)
-    first = Groups(table["launching_step"]).spread(np.minimum, over)  # when the step's first gather ended
-    similar = grouped_by(window, number_texts(table["group"]), number_texts(table["kind"]))
+    step = np.searchsorted(begins, starts, side="right")
+    gather_ends = np.where(gathers, ends, np.iinfo(np.int64).max)
+    first_gather_end = Groups(table["launching_step"]).spread(np.minimum, gather_ends)
+    similar = grouped_by(step, number_texts(table["group"]), number_texts(table["kind"]))
     latest = starts == similar.spread(np.maximum, starts)
     some_hidden = similar.spread(np.logical_or, lengths_within(compute, starts, ends) > 0)
-    early = gathers & (earliest < first)
-    plain = purposeless & (role == Role.OTHER)
-    edge = (gradients & (ends >= table["backward_end_ns"])) | early | (plain & latest & some_hidden)
+    is_last_gradient = gradients & (ends >= table["backward_end_ns"])
+    is_first_gather = gathers & (earliest < first_gather_end)
+    is_last_unknown = purposeless & (role == Role.OTHER) & latest & some_hidden
+    edge = is_last_gradient | is_first_gather | is_last_unknown
     documented = {name: table[name] for name in _FIELDS}
     return documented | {"gradients": gradients, "edge": edge, "at_once": purposeless & alone & ~edge}

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Trace, host_ranges, step_windows
-from overlaplab.evidence.arguments import enclosing_rows
+from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
@@ -54,8 +54,8 @@ class DDPBucket:
     """One bucket in one backward pass."""
 
     index: int
-    """Its number in the order of launches; of `unlabelled_backwards` after those of the labels. Where a pass makes its
-    gradients anew, after those of the passes since the last update: it is another model's.
+    """Its number in the order of launches, from 0. `unlabelled_backwards` count on from the labels' buckets. Of several
+    models with one update, the second counts on from the first's.
     """
     launch: LaunchSpan
     ready_ns: int | None
@@ -77,7 +77,7 @@ class DDPBackward(Span):
     gradients: int
     """How many arrived."""
     forwards: int
-    """Forward passes of DDP that it belongs to: several where several modules, or a module twice, have one."""
+    """Forward passes of DDP since the pass before: several of several modules, or of one that ran twice."""
     repeated: bool
     """Whether it is several calls of `backward` after one forward pass: an optimizer's step begins between its buckets,
     or labels launch one of them twice.
@@ -99,9 +99,10 @@ class _Accumulation(Span):
 
 
 def ddp_backwards(trace: Trace, ran: Executions, *, engine: bool = False) -> tuple[DDPBackward, ...]:
-    """The backward passes that sent gradients, in order of time; none without DDP, or the `engine`'s own buckets.
+    """The backward passes that sent gradients, in order of time; none in a trace without DDP.
 
-    Passes are separated by a forward pass of DDP or the start of a step. Those under `no_sync` send nothing.
+    A forward pass of DDP or the start of a step ends a pass. Those under `no_sync` send nothing. With `engine`, buckets
+    that the engine itself launches count as DDP's.
     """
     launches = _gradient_launches(trace, ran)
     if engine and not launches and any(label.word == "bucket_launch" for label in engine_labels(trace)):
@@ -156,11 +157,12 @@ def _backward_passes(
     labelled = [label for label in engine_labels(trace) if label.word == "bucket_launch"]
     steps = [window.host_start_ns for window in step_windows(trace)]
     backwards: list[DDPBackward] = []
-    seen = index = 0
-    models: tuple[int, int] | None = None
+    forwards_before = index = 0
+    update: tuple[int, int] | None = None  # as many steps and updates begun before the pass
     for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
         of_pass = list(group)
-        before, seen = seen, bisect_right(begun, of_pass[0].start_ns)
+        forwards = bisect_right(begun, of_pass[0].start_ns) - forwards_before
+        forwards_before += forwards
         if not any(accumulation.launched for accumulation in of_pass):
             continue
         thread = of_pass[0].thread
@@ -168,9 +170,9 @@ def _backward_passes(
         launched = [launch.start_ns for accumulation in of_pass for launch in accumulation.launched]
         updated = bisect_right(updates, launched[0]) < bisect_right(updates, launched[-1])
         indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
-        before_models, models = models, (bisect_right(steps, start), bisect_right(updates, start))
-        if before_models != models or not any(accumulation.is_first for accumulation in of_pass):
-            index = first_index
+        before, update = update, (bisect_right(steps, start), bisect_right(updates, start))
+        if before != update or not any(accumulation.is_first for accumulation in of_pass):
+            index = first_index  # else of another model with the same update
         buckets = tuple(_buckets(of_pass, index))
         index += len(buckets)
         backwards.append(
@@ -180,7 +182,7 @@ def _backward_passes(
                 thread=thread,
                 buckets=buckets,
                 gradients=len(of_pass),
-                forwards=seen - before,
+                forwards=forwards,
                 repeated=updated or len(set(indices)) < len(indices),
             )
         )

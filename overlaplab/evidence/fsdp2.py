@@ -291,35 +291,35 @@ def _roots_of_ranges(ranges: Sequence[Label], ran: Executions) -> list[int | Non
     if root_of_pass is None:
         return None
     roots: list[int | None] = [None] * len(ranges)
-    used: dict[str, list[int]] = {}  # the forward passes that used a unit, as often as they did
+    passes_of_unit: dict[str, list[int]] = {}  # the forward passes that used a unit, as often as they did
     remaining: dict[str, int] = {}  # how many of these the backward pass has not come to
-    last: dict[str, int] = {}  # the root of each unit whose backward pass began last
-    begun: list[int] = []  # roots in the order in which their backward passes began
-    before = callbacks = 0
-    over = Span(start_ns=0, end_ns=-1, thread=-1)  # the last callback
+    root_of_unit: dict[str, int] = {}  # in its last backward pass
+    begun_roots: list[int] = []  # in the order in which their backward passes began
+    at_pass = callbacks = 0
+    last_callback = Span(start_ns=0, end_ns=-1, thread=-1)
     for number, label in enumerate(ranges):
         unit, of_pass = _unit(label), pass_of_range[number]
         if of_pass is not None:
             roots[number] = root_of_pass[of_pass]
             if label.word == "post_forward":
-                used.setdefault(unit, []).append(of_pass)
+                passes_of_unit.setdefault(unit, []).append(of_pass)
         elif label.word == "pre_backward":
-            if callbacks or not begun:
-                begun, callbacks, before, remaining = [], 0, len(root_of_pass), {}
-            uses = used.get(unit, [])
-            remaining[unit] = min(remaining.get(unit, len(uses)), bisect_right(uses, before)) - 1
+            if callbacks or not begun_roots:
+                begun_roots, callbacks, at_pass, remaining = [], 0, len(root_of_pass), {}
+            uses = passes_of_unit.get(unit, [])
+            remaining[unit] = min(remaining.get(unit, len(uses)), bisect_right(uses, at_pass)) - 1
             if remaining[unit] < 0:
                 return None
-            before = uses[remaining[unit]]
-            roots[number] = last[unit] = root_of_pass[before]
-            begun = list(dict.fromkeys((*begun, last[unit])))
+            at_pass = uses[remaining[unit]]
+            roots[number] = root_of_unit[unit] = root_of_pass[at_pass]
+            begun_roots = list(dict.fromkeys((*begun_roots, root_of_unit[unit])))
         elif label.word == _CALLBACK:
-            callbacks, over = callbacks + 1, label
-            if callbacks > len(begun):
+            callbacks, last_callback = callbacks + 1, label
+            if callbacks > len(begun_roots):
                 return None
         elif label.word.startswith("post_backward"):
-            in_callback = label.start_ns <= over.end_ns and label.thread == over.thread
-            roots[number] = begun[callbacks - 1] if in_callback else last.get(unit)
+            in_callback = label.start_ns <= last_callback.end_ns and label.thread == last_callback.thread
+            roots[number] = begun_roots[callbacks - 1] if in_callback else root_of_unit.get(unit)
             if roots[number] is None:
                 return None
     for number, use in enumerate(use_of):

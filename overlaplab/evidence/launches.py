@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.events import Trace, event_times, once_per_trace, rule_of, thread_numbers
-from overlaplab.evidence.arguments import enclosing_rows
+from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import Integers, Mask

@@ -13,12 +13,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
-from overlaplab.evidence.alignment import FEWEST, allows_one_group, shows_wait
-from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, number_texts, or_none
+from overlaplab.evidence.alignment import FEWEST, allows_one_group, has_waited_for_others
+from overlaplab.evidence.arrays import Fields, Groups, as_table, grouped_by, number_texts, or_none
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
+from overlaplab.evidence.group_pairing import (
+    ROOTED,
+    SAME_BYTES,
+    pair_collectives,
+    paired_messages,
+    paired_named,
+    pairs_table,
+)
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.launches import launching_ranges
-from overlaplab.evidence.pairing import ROOTED, SAME_BYTES, pair_collectives, paired_messages, paired_named, pairs_table
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
@@ -64,7 +71,7 @@ def match_collectives(run: Run) -> pd.DataFrame:
     one rank to another), `group` and `group_description` (also of collectives whose group nothing but the ranks that
     carried them out tells; empty where unknown).
 
-    Groups are identified by name and members, and their collectives paired by `pairing`. Where torch numbers
+    Groups are identified by name and members, and their collectives paired by `group_pairing`. Where torch numbers
     collectives for all ranks (`Comms Id`), those that share numbers are of one group, whatever its name. Sends and
     receives are matched where both ends are named: by the engine, whose group names the lane (the group, the sender and
     the receiver), or by torch's arguments `Src Rank` and `Dst Rank`.
@@ -331,7 +338,7 @@ def _needs_all(members: _Members, options: Mapping[_Members, Integers | None]) -
         return True
     if spans is None or spans.shape[1] < FEWEST or () in parts:
         return False
-    return all(shows_wait(spans, np.isin(members, part)) for part in parts)
+    return all(has_waited_for_others(spans, np.isin(members, part)) for part in parts)
 
 
 @once_per_trace

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from overlaplab.evidence.fields import take_values
+from overlaplab.evidence.arrays import take_values
 from overlaplab.intervals import Integers, Intervals, Mask, pieces, subtract, union
 
 Facts: TypeAlias = dict[str, NDArray[Any]]

@@ -32,8 +32,15 @@ from overlaplab.events import (
     rule_of,
     thread_numbers,
 )
-from overlaplab.evidence.arguments import NUMBERS, TEXTS, collective_arguments, enclosing_rows, first_known, operators
-from overlaplab.evidence.fields import Fields, Groups, as_table, place_among, take_rows, take_values
+from overlaplab.evidence.arrays import Fields, Groups, as_table, place_among, take_rows, take_values
+from overlaplab.evidence.call_metadata import (
+    NUMBERS,
+    TEXTS,
+    collective_arguments,
+    enclosing_rows,
+    first_known,
+    operators,
+)
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.intervals import Integers, Intervals, Mask, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind

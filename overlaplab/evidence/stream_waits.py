@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,16 @@ from overlaplab.events import Trace, calls_of, launchers, once_per_trace
 _LAUNCH, _RECORD = "launch", "record"
 _STREAM_WAITS, _EVENT_SYNC = "Stream Wait Event", "Event Sync"
 _STREAM_SYNC, _CONTEXT_SYNC = "Stream Sync", "Context Sync"
-_MoveOfHost = tuple[int, int, str, int, int]
-"""When the call began, its row, what it did, the stream, and the row launched or the correlation of the record."""
+
+
+class _MoveOfHost(NamedTuple):
+    """What a call of the host did to a stream; in order of these fields."""
+
+    at_ns: int
+    call: int  # its row
+    what: str
+    stream: int
+    number: int  # the row launched, or the correlation of the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +94,18 @@ def _moves(trace: Trace) -> Iterator[_MoveOfHost]:
     calls = launchers(trace)
     starts, streams = events["ts_ns"].to_numpy(), events["stream"].to_numpy()
     for row in np.flatnonzero((calls >= 0) & (streams >= 0)).tolist():
-        yield int(starts[calls[row]]), int(calls[row]), _LAUNCH, int(streams[row]), row
+        yield _MoveOfHost(int(starts[calls[row]]), int(calls[row]), _LAUNCH, int(streams[row]), row)
     record_streams = dict(resolved[["recorded_by", "wait_on_stream"]].to_numpy().tolist())
     correlations = events["correlation"].to_numpy()
     for row in np.flatnonzero(np.isin(correlations, list(record_streams)) & (streams < 0)).tolist():
         number = int(correlations[row])
-        yield int(starts[row]), row, _RECORD, record_streams[number], number
+        yield _MoveOfHost(int(starts[row]), row, _RECORD, record_streams[number], number)
     rows = syncs["event"].to_numpy()
     waiting = zip(rows.tolist(), calls_of(events, rows).tolist(), syncs["recorded_by"].tolist(), strict=True)
     for (row, call, number), name in zip(waiting, events["name"].iloc[rows], strict=True):
         if name in (_STREAM_WAITS, _EVENT_SYNC, _STREAM_SYNC, _CONTEXT_SYNC):
             at = call if call >= 0 else row
-            yield int(starts[at]), at, name, int(streams[row]), number
+            yield _MoveOfHost(int(starts[at]), at, name, int(streams[row]), number)
 
 
 def _within_graphs(trace: Trace) -> list[int]:

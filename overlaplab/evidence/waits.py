@@ -15,11 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Run, activity, once_per_run
-from overlaplab.evidence.arguments import TEXTS
+from overlaplab.evidence.arrays import Fields, Groups, as_table, grouped_by, take_values
+from overlaplab.evidence.call_metadata import TEXTS
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.fields import Fields, Groups, as_table, grouped_by, take_values
+from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.matching import match_collectives
-from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import EMPTY, Integers, Intervals, intersect, subtract, total, union
 

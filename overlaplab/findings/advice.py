@@ -15,7 +15,7 @@ from overlaplab import simulate
 from overlaplab.analyses.across_runs.tiers import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
-from overlaplab.evidence.fields import int_or_none
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name

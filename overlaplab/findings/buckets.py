@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses import launched_after_backward
 from overlaplab.causes import OVERHEAD, Cause
-from overlaplab.evidence.fields import int_or_none
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.diagnosis.causes import bucket_numbers, bucket_rows_by_name
 from overlaplab.findings.diagnosis.diagnose import Diagnosis

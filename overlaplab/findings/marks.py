@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from overlaplab.causes import Cause
-from overlaplab.evidence.fields import int_or_none
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.words import cause_words
 from overlaplab.findings.diagnosis.causes import collective_label
 from overlaplab.findings.thresholds import SHORT_PAUSE_NS

@@ -27,8 +27,8 @@ from overlaplab.events import (
     window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
+from overlaplab.evidence.group_pairing import DOUBTFUL_NS, UNLIKE
 from overlaplab.evidence.matching import match_collectives
-from overlaplab.evidence.pairing import DOUBTFUL_NS, UNLIKE
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead

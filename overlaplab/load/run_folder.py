@@ -72,8 +72,8 @@ def load_run(
         cache=Cache() if cache and not is_off() else None,
     )
     advance = progress or (lambda done, files: None)
-    strays = {file.path for file in files if file.path not in assigned_ranks and not names_rank(file.name)}
-    strays = strays if len(files) > 1 else set()
+    nameless = (file for file in files if file.path not in assigned_ranks and not names_rank(file.name))
+    strays = {file.path for file in nameless} if len(files) > 1 else set()  # may be no traces
     opened: list[FileTraces | NotATraceError]
     if of_each is None:
         contents = read_all(files, cache=opening.cache, executor=executor, optional=strays, progress=advance)

@@ -11,6 +11,7 @@ import pandas as pd
 from overlaplab import analyses, findings
 from overlaplab.analyses.across_runs.compare import MEASURES
 from overlaplab.analyses.across_runs.settings import is_emulated
+from overlaplab.analyses.collectives import OF_RANK
 from overlaplab.analyses.systems.plan import plan_stages
 from overlaplab.causes import Cause
 from overlaplab.costs.plan import Plan
@@ -243,9 +244,8 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
     table = analyses.collectives(run, replace(selection, ranks=None))
     of_ranks = analyses.collectives(run, selection)
     documents: dict[bool, list[Document]] = {True: [], False: []}
-    of_rank = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
     for row in records(of_ranks):
-        rank_row = {key: row.pop(key) for key in of_rank}
+        rank_row = {key: row.pop(key) for key in OF_RANK}
         reason = row.pop("unmatched")
         listed = documents[reason is None]
         if not listed or listed[-1]["index"] != row["index"]:

@@ -59,7 +59,7 @@ def report_page(
     reported = [RunTables(run=run, selection=selection) for run in runs]
     compared = comparison(reported)
     names = _names(runs)
-    roles = compared.ends or dict.fromkeys(range(len(runs)), "")
+    roles = compared.roles or dict.fromkeys(range(len(runs)), "")
     chapters = []
     if compared.sections:
         first = Chapter(anchor="compare", title="Runs compared", sections=compared.sections, note=compared.note)

@@ -16,7 +16,7 @@ from overlaplab.folders import MANIFEST_NAME
 from overlaplab.load.cut import whole_folder
 from overlaplab.manifest import Mesh
 from overlaplab.report.threads import us_text
-from overlaplab.simulate.predictions.event import BY_HAND, COMPUTES, LANES, LINK, Event
+from overlaplab.simulate.predictions.trace_event import BY_HAND, COMPUTES, LANES, LINK, Event
 
 _WORLD = {"pg_name": "0", "pg_desc": "default_pg"}
 """The group of all ranks."""

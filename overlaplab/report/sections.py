@@ -87,7 +87,7 @@ class Comparison:
     sections: tuple[Shown, ...] = ()
     note: str | None = None
     """How many runs have no chapter of their own."""
-    ends: dict[int, str] = field(default_factory=dict)
+    roles: dict[int, str] = field(default_factory=dict)
     """In a sweep, the places of the runs that have a chapter, and what each stands for; empty where all have."""
 
 
@@ -106,13 +106,13 @@ def comparison(reported: Sequence[RunTables]) -> Comparison:
         return Comparison(sections=tuple(draw_section(section) for section in parts if section is not None))
     caps, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
     sections = (sweep_section(caps, links, note), costs)
-    ends = {_place(cap, links, reported): role for cap, role in findings.sweep_ends(caps).items()}
-    ends |= {place: "" for place, tables in enumerate(reported) if tables.summary.empty}  # each says why
-    left_out = len(reported) - len(ends)
+    roles = {_place(cap, links, reported): role for cap, role in findings.sweep_ends(caps).items()}
+    roles |= {place: "" for place, tables in enumerate(reported) if tables.summary.empty}  # each says why
+    left_out = len(reported) - len(roles)
     return Comparison(
         sections=tuple(draw_section(section) for section in sections if section is not None),
         note=findings.sweep_left_out(left_out) if left_out else None,
-        ends=ends if left_out else {},
+        roles=roles if left_out else {},
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab import analyses, findings, simulate
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.evidence.fields import int_or_none
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings import Diagnosis, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest

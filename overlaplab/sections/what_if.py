@@ -15,7 +15,7 @@ from overlaplab.events import Run, missing_ranks
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
-from overlaplab.simulate.assign import CAP_MB, MIB
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus

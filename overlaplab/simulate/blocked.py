@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -133,6 +134,9 @@ def _blocking_words(labels: Sequence[Label], sent: Sequence[tuple[Row, int, Labe
     return words | {"post_backward_reduce"}
 
 
+_at_ns, _ended_ns = attrgetter("at_ns"), attrgetter("ended_ns")
+
+
 def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: Intervals) -> list[Blocked]:
     """Where the main thread waited, and for which collectives."""
     flying: dict[tuple[str, str], Launched] = {}
@@ -165,9 +169,7 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
                 generals.append(wait)
             elif (gather := flying.pop((str(_WAITS[label.word]), collective_name(label)), None)) is not None:
                 wait.keys.append(gather.launch.key)
-        elif (
-            label.word in _DONE and (done := flying.pop((_DONE[label.word], collective_name(label)), None)) is not None
-        ):
+        elif label.word in _DONE and (done := flying.pop((_DONE[label.word], collective_name(label)), None)):
             if generals and generals[-1].start_ns >= done.at_ns:
                 generals[-1].keys.append(done.launch.key)
                 generals[-1].alone = label.start_ns >= generals[-1].end_ns
@@ -175,6 +177,25 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
                 missing.append(done)
     launch_until(inf)
     missing += (launched for (role, _), launched in flying.items() if role == "bucket")
+    _name_general_waits(generals, unnamed)
+    if all(label.fields.get("by") == "hand" for label in labels if label.word == "wait"):  # a loop that labels no waits
+        waits += _while_nothing_computes(unnamed, [launched.at_ns for launched in launches], compute)
+    by_end = sorted(launches, key=_ended_ns)
+    for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
+        if not wait.keys:
+            first, last = (bisect_right(by_end, ns, key=_ended_ns) for ns in (wait.start_ns, wait.end_ns + GRAIN_NS))
+            ended = sorted(by_end[first:last], key=_at_ns)
+            wait.keys += [launched.launch.key for launched in ended if launched.at_ns < wait.start_ns]
+    missing.sort(key=_at_ns)
+    for label in labels:
+        if label.word == "backward" and label.fields["sync"] == "1":
+            first, last = (bisect_left(missing, ns, key=_at_ns) for ns in (label.start_ns, label.end_ns))
+            waits += _at_the_end(label, missing[first:last], compute) if first < last else ()
+    return waits
+
+
+def _name_general_waits(generals: Sequence[Blocked], unnamed: Sequence[Launched]) -> None:
+    """Say of each `engine::wait` for which launches it was: in turn, or by when these ended."""
     free = deque(wait for wait in generals if not wait.alone and not wait.keys)
     over_by = np.maximum.accumulate([wait.end_ns for wait in generals] or [0]).tolist()
     for launched in unnamed:
@@ -184,26 +205,9 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
             if free:
                 free[0].alone = True
                 free.popleft().keys.append(launched.launch.key)
-        elif (end_wait := _find_wait(launched, generals, bisect_right(over_by, launched.at_ns))) is not None:
-            end_wait.keys.append(launched.launch.key)
-            end_wait.start_ns = max(end_wait.start_ns, launched.at_ns)  # it may be launched within the range
-    if all(label.fields.get("by") == "hand" for label in labels if label.word == "wait"):  # a loop that labels no waits
-        waits += _while_nothing_computes(unnamed, [launched.at_ns for launched in launches], compute)
-    ending = sorted(range(len(launches)), key=lambda place: launches[place].ended_ns)
-    ends = [launches[place].ended_ns for place in ending]
-    for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
-        if not wait.keys:
-            inside = ending[bisect_right(ends, wait.start_ns) : bisect_right(ends, wait.end_ns + GRAIN_NS)]
-            chosen = (launches[place] for place in sorted(inside))
-            wait.keys += [launched.launch.key for launched in chosen if launched.at_ns < wait.start_ns]
-    by_launch = sorted(range(len(missing)), key=lambda place: missing[place].at_ns)
-    moments = [missing[place].at_ns for place in by_launch]
-    for label in labels:
-        if label.word == "backward" and label.fields["sync"] == "1":
-            undone = by_launch[bisect_left(moments, label.start_ns) : bisect_left(moments, label.end_ns)]
-            if undone:
-                waits += _at_the_end(label, [missing[place] for place in sorted(undone)], compute)
-    return waits
+        elif (wait := _find_wait(launched, generals, bisect_right(over_by, launched.at_ns))) is not None:
+            wait.keys.append(launched.launch.key)
+            wait.start_ns = max(wait.start_ns, launched.at_ns)  # it may be launched within the range
 
 
 def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:

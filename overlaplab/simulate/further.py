@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.simulate.player import End, Launch, Move, Program, Wait, find_launches
-from overlaplab.simulate.wide import Times, WideProgram, each_its_own, widen
+from overlaplab.simulate.vector_player import Times, WideProgram, each_its_own, widen
 
 Skew: TypeAlias = Literal["recorded", "lognormal"]
 _SEED = 0

@@ -154,9 +154,8 @@ def play(programs: Sequence[Program]) -> Played:
         for launch in find_launches(program):
             members.setdefault(launch.key, []).append(rank)
     ranks = range(len(programs))
-    now, free = ([0] * len(programs) for _ in range(2))
-    queues: list[deque[tuple[Launch, int]]] = [deque() for _ in ranks]
-    sharing = _Sharing(members)
+    now = [0] * len(programs)
+    in_turn, sharing = _InTurn(members, len(programs)), _Sharing(members)
     alone: dict[Hashable, list[int]] = defaultdict(list)  # when those that do not queue were called
     carried: dict[Hashable, tuple[int, int]] = {}
     over_at: dict[Hashable, int] = {}
@@ -174,7 +173,7 @@ def play(programs: Sequence[Program]) -> Played:
             if len(alone[move.key]) == len(members[move.key]):
                 finish(move.key, max(alone[move.key]), max(alone[move.key]) + move.transfer_ns)
         elif move.lane is None and move.group is None:
-            queues[rank].append((move, at_ns))
+            in_turn.queues[rank].append((move, at_ns))
         else:
             sharing.launch(rank, move, at_ns)
 
@@ -200,34 +199,42 @@ def play(programs: Sequence[Program]) -> Played:
             rank_over.append(at_ns)
         now[rank] = at_ns
 
-    def carry(rank: int) -> bool:
-        """Whether what is first in a rank's queue could go; all its members' queues begin with it then."""
-        if not queues[rank]:
-            return False
-        launch = queues[rank][0][0]
-        launching = members[launch.key]
-        heads = [queues[member][0] for member in launching if queues[member]]
-        if len(heads) < len(launching) or any(head.key != launch.key for head, _ in heads):
-            return False
-        start = max(*(at for _, at in heads), *(free[member] for member in launching))
-        finish(launch.key, start, start + launch.transfer_ns)
-        for member in launching:
-            free[member] = start + launch.transfer_ns
-            queues[member].popleft()
-        return True
-
     while busy:
         busy = False
         for rank in ranks:
             advance(rank)
         for rank in ranks:
-            while carry(rank):
-                pass
+            while (first := in_turn.carry(rank)) is not None:
+                finish(*first)
         if not busy and (shared := sharing.carry()) is not None:  # what the others launch by then is there
             finish(*shared)
     if any(len(over[rank]) < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     return Played(tuple(map(tuple, ends)), carried, tuple(map(tuple, over)))
+
+
+class _InTurn:
+    """Collectives of all ranks, which the link carries one after the other."""
+
+    def __init__(self, members: Mapping[Hashable, Sequence[int]], programs: int) -> None:
+        self._members = members
+        self._free = [0] * programs
+        self.queues: list[deque[tuple[Launch, int]]] = [deque() for _ in range(programs)]
+
+    def carry(self, program: int) -> tuple[Hashable, int, int] | None:
+        """Key, start and end of what is first in this queue; None where it is not yet first in those of all members."""
+        if not self.queues[program]:
+            return None
+        launch = self.queues[program][0][0]
+        launching = self._members[launch.key]
+        heads = [self.queues[member][0] for member in launching if self.queues[member]]
+        if len(heads) < len(launching) or any(head.key != launch.key for head, _ in heads):
+            return None
+        start = max(*(at for _, at in heads), *(self._free[member] for member in launching))
+        for member in launching:
+            self._free[member] = start + launch.transfer_ns
+            self.queues[member].popleft()
+        return launch.key, start, start + launch.transfer_ns
 
 
 _Lane: TypeAlias = tuple[str, tuple[int, ...]]

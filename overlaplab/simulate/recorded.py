@@ -74,7 +74,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     """The programs; None where the traces do not tell them, as on a GPU.
 
     Where buckets are averaged by hand, the hops of each are one collective. Also None of an asynchronous server, and of
-    pipelines (`recorded_pipelines`). Where passes are not known, the programs have no marks of them. Where ranks are
+    pipelines (`recorded_shapes`). Where passes are not known, the programs have no marks of them. Where ranks are
     missing (`missing_ranks`), T is what collectives took on those that are there, waiting for the others included.
     """
     if not 0 < len(run.traces) <= MOST_RANKS or any(rule_of(trace) is not Rule.CPU for trace in run.traces):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, activity
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.moments import GRAIN_NS, NEVER_NS, STALL_NS, WAKE_NS
-from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals

@@ -48,8 +48,8 @@ def _cut_short(trace: Trace) -> int | None:
     if rule_of(trace) is not Rule.GPU or len(windows) < _MIN_STEPS:
         return None
     last = windows[-1]
-    ahead_ns = activity(trace).extent[1] - last.host_end_ns
-    return last.step if -ahead_ns > _MAX_LAG_SHARE * (last.end_ns - last.start_ns) else None
+    lag_ns = last.host_end_ns - activity(trace).extent[1]
+    return last.step if lag_ns > _MAX_LAG_SHARE * (last.end_ns - last.start_ns) else None
 
 
 def mean_step_ns(run: Run, spans_ns: npt.NDArray[np.int64]) -> float:

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, launchers, matching, rule_of, thread_numbers
+from overlaplab.evidence.arrays import take_values
 from overlaplab.evidence.clocks import run_zero_ns
-from overlaplab.evidence.fields import take_values
 from overlaplab.timeline.rank_lanes import is_backward, threads_with, used_names
 from overlaplab.vocabulary import OPERATOR_CATEGORIES, Rule, is_host_category, is_runtime_category
 

@@ -14,9 +14,9 @@ from overlaplab.analyses.sharding.scatters import scatters
 from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.systems.hops import hops
 from overlaplab.events import Run, Trace, rule_of
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import int_or_none
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.manifest import strategy_traits
 from overlaplab.timeline.marks import Lane, MarkKind, mark_code, mark_of_collective, marks_table

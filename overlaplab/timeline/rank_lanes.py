@@ -12,8 +12,8 @@ from pandas.api.types import union_categoricals
 
 from overlaplab.axes import AXES, find_axis
 from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, matching, rule_of, thread_numbers
+from overlaplab.evidence.arrays import take_values
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import take_values
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union

@@ -17,8 +17,8 @@ from pandas.api.types import union_categoricals
 from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.causes import SHORT_PAUSE_NS
 from overlaplab.events import Activity, Run, activity, windows
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import clocks, run_zero_ns
-from overlaplab.evidence.fields import int_or_none
 from overlaplab.timeline.host_lanes import has_host_lanes
 from overlaplab.timeline.label_lanes import label_lanes
 from overlaplab.timeline.level_of_detail import merged_marks, rows_in_window

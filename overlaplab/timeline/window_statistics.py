@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.evidence.fields import take_values
+from overlaplab.evidence.arrays import take_values
 from overlaplab.intervals import clip, intersect, total, union
 from overlaplab.timeline.level_of_detail import added_ns, rows_in_window
 from overlaplab.timeline.marks import MarkKind, Timeline, mark_names

@@ -18,7 +18,7 @@ from samples import TRACES, cpu_samples, gpu_samples, sample_run
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run
-from overlaplab.analyses.collectives import time_spent
+from overlaplab.analyses.collectives import COLUMNS, OF_RANK, time_spent
 from overlaplab.cli import main
 from overlaplab.intervals import clip, lengths_within, total, union
 from overlaplab.report.documents import collectives_document
@@ -236,6 +236,13 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         main()
     assert stopped.value.code == 0
     return capsys.readouterr().out
+
+
+def test_only_what_is_of_a_rank_differs_between_the_rows_of_a_collective() -> None:
+    """Else the document would tell the first rank's value as the collective's."""
+    by = overlaplab.collectives(sample_run("bucketed")).groupby("index")
+    differing = {name for name in COLUMNS if name != "index" and by[name].nunique(dropna=False).max() > 1}
+    assert differing == {*OF_RANK} - {"step"}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

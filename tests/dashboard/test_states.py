@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing.app_page import body_texts, head_texts
+from browsing.app_page import PAGES, body_texts, head_texts
 from made.runs import engine_events, gpu_events
 from made.traces import event, gloo, op, run_of, step, write
 from made.zero3 import zero3_events
 from streamlit.testing.v1 import AppTest
 
 Open = Callable[..., AppTest]
-
-PAGES = {
-    "summary": "Summary",
-    "timeline": "Timeline",
-    "buckets": "Buckets",
-    "zero3": "ZeRO-3",
-    "collectives": "Collectives",
-    "compare": "Compare",
-}
 NOTHING = {
     "buckets": "has no buckets",
     "zero3": "gathers no parameters",

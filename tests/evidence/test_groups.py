@@ -18,7 +18,7 @@ from ranks.warm_ranks import run_warm
 
 import overlaplab
 from overlaplab import Run, load_run, volume
-from overlaplab.evidence.alignment import NEAR_NS, allows_one_group, shows_wait
+from overlaplab.evidence.alignment import NEAR_NS, allows_one_group, has_waited_for_others
 from overlaplab.findings import run_warnings, unmatched_notes
 from overlaplab.load import slice_run
 from overlaplab.report.perfetto import write_perfetto
@@ -221,12 +221,12 @@ def test_allows_one_group_against_every_pair_and_offset(ranks: list[list[tuple[i
     assert allows_one_group(spans, own_hosts) == any(map(fits, offsets))
 
 
-def test_shows_wait() -> None:
+def test_has_waited_for_others() -> None:
     """The first two ranks need 100 µs alone, and take 400 in the last one, to which the third comes 300 µs late."""
     spans = np.array([[(0, 100), (0, 400)], [(0, 100), (0, 400)], [(0, 100), (300, 400)]]) * 1000
-    assert shows_wait(spans, np.array([True, True, False]))
-    assert not shows_wait(spans[:, 1:], np.array([True, True, False]))  # they may just take that long
-    assert not shows_wait(spans, np.array([True, False, True]))
+    assert has_waited_for_others(spans, np.array([True, True, False]))
+    assert not has_waited_for_others(spans[:, 1:], np.array([True, True, False]))  # they may just take that long
+    assert not has_waited_for_others(spans, np.array([True, False, True]))
 
 
 def test_torch_on_gloo_in_pairs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from browsing.app_page import PAGES
 from ranks.warm_ranks import run_launcher, run_warm
 from streamlit.testing.v1 import AppTest
 
@@ -14,7 +15,6 @@ import overlaplab
 import overlaplab.dashboard
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("summary", "timeline", "buckets", "compare", "zero3", "collectives")
 EXAMPLES = {
     "ddp": ROOT / "examples" / "ddp.py",
     "fsdp2": ROOT / "examples" / "fsdp2.py",

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from browsing.app_page import PAGES
 from browsing.browser import rerun, settle, visit, wait_until, watch_of, watched
 from hostile.traces import EVIL, FOLDERS, PAYLOADS, markup_of
 from playwright.sync_api import Browser, Page
@@ -17,7 +18,6 @@ from overlaplab import load_run
 
 HITS = "document.querySelector('[data-testid^=stBidiComponent]').shadowRoot.querySelector('.hits').textContent"
 GUTTER = 150  # of timeline.js: where the lanes begin, in pixels
-PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "compare")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
 
-from overlaplab.simulate.assign import assign
 from overlaplab.simulate.edits.collectives import (
     halve_bytes,
     keep_gathered,
@@ -26,6 +25,7 @@ from overlaplab.simulate.edits.collectives import (
 )
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
 from overlaplab.simulate.edits.unused import unused_parameters, without_unused
+from overlaplab.simulate.fill_buckets import assign
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.programs.larger_units import larger_units, unit_order
 

@@ -19,8 +19,8 @@ from overlaplab.simulate.advice.remedies import gains, remedies
 from overlaplab.simulate.advice.tried import gains_miss_ns
 from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
 from overlaplab.simulate.programs import made_programs
-from overlaplab.simulate.programs.doubts import units_apart_ns
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.uncertainty import units_apart_ns
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.replayed import replay_steps
 from overlaplab.simulate.undisturbed import mean_step_ns

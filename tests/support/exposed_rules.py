@@ -28,8 +28,8 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.matching import match_collectives
-from overlaplab.evidence.pairing import ROOTED
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives

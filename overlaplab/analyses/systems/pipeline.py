@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
 from overlaplab.events import Run, Trace, once_per_run, step_windows
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import int_or_none
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.pipelines import actions_in, idle_by_schedule, pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS

@@ -22,7 +22,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import missing_ranks
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.sections.what_if import caps_tried, what_if_parts
-from overlaplab.simulate.assign import CAP_MB
+from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.answer import DEPTHS, Question

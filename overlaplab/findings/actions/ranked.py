@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.evidence.fields import int_or_none
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words, fill_words
 from overlaplab.findings.loops import Loop

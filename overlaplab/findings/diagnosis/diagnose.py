@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
-from overlaplab.evidence.fields import int_or_none
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import (

@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.analyses import collectives
 from overlaplab.events import Run, host_steps, missing_ranks, once_per_run, only_ends_recorded, recording_start
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, run_zero_ns
-from overlaplab.evidence.pairing import DOUBTFUL_NS, ROOTED
+from overlaplab.evidence.group_pairing import DOUBTFUL_NS, ROOTED
 from overlaplab.words import count, ms, shorten
 
 

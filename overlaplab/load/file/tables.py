@@ -46,7 +46,7 @@ def file_tables(gathered: Gathered, base_ns: int) -> FileTables:
     launching = matching(events["category"], is_host_category) & (streams >= 0)
     if launching.any():  # Inductor's ranges, and HIP's calls, name the stream that they launch on
         events["stream"] = np.where(launching, streams.dtype.type(-1), streams)
-    events, order = _without_impossible_times(gathered, events, order, base_ns)
+    events, order = _mark_impossible_times(gathered, events, order, base_ns)
     position = np.empty(len(order), dtype=np.intp)
     position[order] = np.arange(len(order))
     return FileTables(
@@ -58,30 +58,30 @@ def file_tables(gathered: Gathered, base_ns: int) -> FileTables:
     )
 
 
-def _without_impossible_times(
+def _mark_impossible_times(
     gathered: Gathered, events: pd.DataFrame, order: NDArray[np.intp], zero_ns: int
 ) -> tuple[pd.DataFrame, NDArray[np.intp]]:
     """The events, and their rows in the file, with device events at impossible times damaged, at their launch."""
-    rows, launched_ns = _impossible_times(events, zero_ns)
+    impossible, launched_ns = _impossible_times(events, zero_ns)
     phase = events["phase"].array
     untimed = np.flatnonzero(matching(events["category"], is_device_category) & np.asarray(phase == "i"))
     if len(untimed):
         gathered.repairs["kernels or copies have no duration: how long they took is unknown"] += len(untimed)
-    if len(rows):
+    if len(impossible):
         gathered.repairs[
             "events of a device lie before their launch, or a minute from all that the host did: their times are"
             " unknown"
-        ] += len(rows)
-    both = np.union1d(rows, untimed)
-    if not len(both):
+        ] += len(impossible)
+    damaged = np.union1d(impossible, untimed)
+    if not len(damaged):
         return events, order
     starts, durations = events["ts_ns"].to_numpy().copy(), events["dur_ns"].to_numpy().copy()
-    starts[rows], durations[both] = launched_ns, 0
+    starts[impossible], durations[damaged] = launched_ns, 0
     phases = phase.astype(object)
-    phases[both] = DAMAGED
-    again = np.lexsort((-durations, starts))
-    damaged = events.assign(ts_ns=starts, dur_ns=durations, phase=pd.Categorical(phases))
-    return damaged.iloc[again].reset_index(drop=True), order[again]
+    phases[damaged] = DAMAGED
+    by_time = np.lexsort((-durations, starts))
+    events = events.assign(ts_ns=starts, dur_ns=durations, phase=pd.Categorical(phases))
+    return events.iloc[by_time].reset_index(drop=True), order[by_time]
 
 
 def _event_ranks(gathered: Gathered, order: NDArray[np.intp]) -> Integers | None:

@@ -57,7 +57,7 @@ def advise(run: Run) -> pd.DataFrame:
     buckets, and without a replay), `memory_bytes` (what each rank holds more at most; all Int64), `replayed` (see
     [Note: by the bound]), `best` (of its option). Buckets more than twice outside the measured sizes are not tried.
     """
-    rows = [*_bucket_rows(run), *_setting_rows(run)] or list(_bound_rows(run))
+    rows = [*_search_rows(run), *_setting_rows(run)] or list(_rows_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
@@ -76,7 +76,7 @@ def fits(run: Run) -> bool:
     return search is None or search.best_cap is not None
 
 
-def _bucket_rows(run: Run) -> Iterator[dict[str, Any]]:
+def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
     """The settings of a run that all-reduces gradients; torch's DDP has no first bucket, but caps for all."""
     search = bucket_search(run)
     if search is None or search.best_cap is None:
@@ -127,7 +127,7 @@ def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     return gain | {"step_ns": round(takes_ns), "replayed": True}
 
 
-def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
+def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     """Every cap and the best buckets of all, of the step that speaks for the run; see [Note: by the bound]."""
     if missing_ranks(run):  # T may include waiting for them
         return
@@ -144,7 +144,7 @@ def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
             filled = list(map(len, cap_range.buckets))
             ends = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
-            rows.append(_bound_row(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
+            rows.append(_row_by_bound(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)
     tied = [row for row in rows if row["gain_ns"] >= longest - TIE * int(window["span_ns"])]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
@@ -153,11 +153,11 @@ def _bound_rows(run: Run) -> Iterator[dict[str, Any]]:
     ends = np.cumsum(counts).tolist()
     cut = [gradients.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
     late_ns = last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) - gradients.ready_ns[-1]
-    best_row = _bound_row(window, "buckets", tuple(map(sum, cut)), late_ns)
+    best_row = _row_by_bound(window, "buckets", tuple(map(sum, cut)), late_ns)
     yield best_row | {"caps_mb": tuple(closing_caps(cut)), "best": True}
 
 
-def _bound_row(window: Mapping[str, Any], option: str, held: tuple[int, ...], late_ns: int) -> dict[str, Any]:
+def _row_by_bound(window: Mapping[str, Any], option: str, held: tuple[int, ...], late_ns: int) -> dict[str, Any]:
     gain_ns = int(window["exposed_comm_ns"]) - max(late_ns, 0)
     step_ns = int(window["span_ns"]) - gain_ns
     size = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}

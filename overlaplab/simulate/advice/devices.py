@@ -6,37 +6,32 @@ depths of FSDP2. Where so much was recorded that plays would take minutes, nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.analyses.late_rank import is_chronic, late_steps
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, activity, once_per_run, rule_of, step_windows
+from overlaplab.events import Run, activity, once_per_run, rule_of
 from overlaplab.evidence.dependencies import longest_wait
-from overlaplab.evidence.fsdp2 import fsdp2_ranges
+from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.tried import SettingPlayed, best_setting
-from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
-from overlaplab.simulate.edits.collectives import BARRIER
 from overlaplab.simulate.edits.hosts import host_works
-from overlaplab.simulate.edits.unused import unused_parameters
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.predictions.answer import DEPTHS
 from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, option_or_why
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
-from overlaplab.simulate.programs.edits import EDITS, EditChoice, late_rank
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
 
@@ -114,31 +109,6 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
     if (best := best_setting(run, device_settings(run))) is not None:
         before = predict_device(run, Setting()).recorded_ns
         yield best.option, {"setting": best.value, "half_ns": best.half_ns}, before, best.spans_ns
-
-
-def edit_remedies(
-    run: Run, works: Iterable[str], *, on_devices: bool
-) -> Iterator[tuple[str, dict[str, Any], EditChoice]]:
-    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name."""
-    if (late := late_rank(run)) is not None:
-        rank = run.traces[late].rank or 0
-        if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
-            yield "balance", {"setting": float(rank)}, ("balance", str(rank))
-        else:
-            yield "even_work", {}, ("even-work", None)
-    for name in works:
-        yield "host_work", {"what": name}, ("without-host-work", name)
-    if not on_devices:
-        yield "barriers", {}, ("leave-out", BARRIER)
-    about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
-    if (recorded := plain_programs(run)) is not None and (unused := unused_parameters(recorded.programs)):
-        about["unused_parameters"] = {"what": ", ".join(unused)}
-    without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
-    if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
-        without_option.add("asynchronous_hook")  # the engine has other strategies for that
-    for name, edit in EDITS.items():
-        if edit.remedy and edit.remedy not in without_option and (edit.on_devices if on_devices else edit.apply):
-            yield edit.remedy, about.get(edit.remedy, {}), (name, None)
 
 
 def _programs(run: Run) -> DevicePrograms | None:

@@ -25,16 +25,17 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.devices import Times, device_remedies, edit_remedies
+from overlaplab.simulate.advice.devices import Times, device_remedies
+from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import all_programs
-from overlaplab.simulate.programs.doubts import transfers_miss_ns
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 

@@ -15,15 +15,15 @@ from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.assign import MIB, assign
 from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
+from overlaplab.simulate.fill_buckets import MIB, assign
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs import all_programs, made_programs
-from overlaplab.simulate.programs.doubts import units_apart_ns
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.uncertainty import units_apart_ns
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.replayed import replay_steps
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns

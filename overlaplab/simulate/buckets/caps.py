@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import floor, log10
 from typing import Generic, TypeVar
 
-from overlaplab.simulate.assign import MIB, assign
+from overlaplab.simulate.fill_buckets import MIB, assign
 
 Name = TypeVar("Name", bound=Hashable)
 

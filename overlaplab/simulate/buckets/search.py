@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
-from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, least_steps
+from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play
 from overlaplab.simulate.programs.buckets import Recutting, find_recutting, takes_behind, without_buckets
 from overlaplab.simulate.programs.times import retime_program

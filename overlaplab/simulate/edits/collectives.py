@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from overlaplab.evidence.purposes import BUFFERS, Role
-from overlaplab.simulate.edits.hosts import mean_step_ns
+from overlaplab.simulate.edits.hosts import mean_work_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
 
 BARRIER = "barrier"
@@ -262,7 +262,7 @@ def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
     changed: list[list[Move]] = []
     moved = 0
     for program in programs:
-        step_ns = mean_step_ns(program)
+        step_ns = mean_work_ns(program)
         between = {launch.key for launch in other_collectives(program, between_passes=True)}
         moves: list[Move] = []
         begun = 0

@@ -149,6 +149,6 @@ def work_by_step(program: Program, *, idle: bool = True) -> list[int]:
     return works
 
 
-def mean_step_ns(program: Program) -> float:
+def mean_work_ns(program: Program) -> float:
     """How long a step works, in the mean."""
     return sum(work_by_step(program)[1:]) / max(sum(isinstance(move, End) for move in program) - 1, 1)

@@ -28,11 +28,11 @@ from overlaplab.events import Run, Trace, launchers, main_stream, matching, once
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.sending import COPIED_BACK
-from overlaplab.simulate.assign import CAP_MB, MIB, assign
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.edit import AddedLaunch, Held, RankEdit, last_dependency
 from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch
-from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import UNSTEADY
 
 _CLOCK_TOLERANCE_NS = 2_000

@@ -15,8 +15,8 @@ from overlaplab.evidence.sending import gatherings
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, find_launches
-from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import transfers
 
 Programs = Sequence[Program]

@@ -23,7 +23,7 @@ from overlaplab.evidence.gathers import Gather
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.simulate.gpus.edit import Moved, RankEdit, last_dependency
-from overlaplab.simulate.refusal import refusal
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.vocabulary import FSDP2_ROOT, root_number
 
 

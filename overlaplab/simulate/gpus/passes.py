@@ -10,14 +10,14 @@ from math import prod
 import numpy as np
 
 from overlaplab.events import Run, Trace, once_per_run
-from overlaplab.evidence.arguments import enclosing_rows, operators
+from overlaplab.evidence.arrays import Fields
+from overlaplab.evidence.call_metadata import enclosing_rows, operators
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
 from overlaplab.evidence.executions import executions
-from overlaplab.evidence.fields import Fields
 from overlaplab.evidence.labels import engine_labels
 from overlaplab.evidence.sending import collective_places
 from overlaplab.simulate.gpus.streams import played_together
-from overlaplab.simulate.refusal import refusal
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.vocabulary import label_list
 
 _PADDING = 1024

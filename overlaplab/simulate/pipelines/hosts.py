@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from statistics import fmean
-from typing import TypeAlias
+from typing import NamedTuple
 
 from overlaplab.simulate.pipelines.shape import Host
 from overlaplab.simulate.player import Launch, Mark, Move, Wait
 
-_Gap: TypeAlias = tuple[int, bool, int]
-"""Between what the host did last and a post (True) or an action, in ns, and how long it was blocked before."""
+
+class _Gap(NamedTuple):
+    """What the host takes between what it did last and a post or an action."""
+
+    ns: int
+    is_post: bool
+    blocked_ns: int  # before it
 
 
 def follow_moves(
@@ -39,21 +44,21 @@ def follow_moves(
             now = max(ended[move.key], now)
         elif isinstance(move, Launch):
             at, ended[move.key] = next(calls)
-            gaps.append((max(at - now, 0), True, blocked_ns))
+            gaps.append(_Gap(max(at - now, 0), True, blocked_ns))
             now, blocked_ns = at, 0
         elif isinstance(move, Mark) and not move.word.endswith("_end"):
             start, end = next(acts)
-            gaps.append((max(start - now, 0), False, blocked_ns))
+            gaps.append(_Gap(max(start - now, 0), False, blocked_ns))
             now, blocked_ns = end, 0
-    return _host(gaps[1:]), gaps[0][0] if gaps else 0, now
+    return _host(gaps[1:]), gaps[0].ns if gaps else 0, now
 
 
 def _host(gaps: Sequence[_Gap]) -> Host:
     """The means. A wait that was shorter than what the host takes anyway tells neither the one nor the other."""
-    free = [(ns, is_post) for ns, is_post, blocked_ns in gaps if not blocked_ns]
-    posts, begins = ([ns for ns, is_post in free if is_post is wanted] for wanted in (True, False))
+    free = [gap for gap in gaps if not gap.blocked_ns]
+    posts, begins = ([gap.ns for gap in free if gap.is_post is wanted] for wanted in (True, False))
     usual = fmean(begins or posts) if begins or posts else 0
-    wakes = [ns for ns, _, blocked_ns in gaps if blocked_ns > usual]
+    wakes = [gap.ns for gap in gaps if gap.blocked_ns > usual]
     wake = fmean(wakes) if wakes else usual
     post_ns, begin_ns = (round(fmean(each) if each else wake) for each in (posts, begins))
     return Host(post_ns=post_ns, begin_ns=begin_ns, wake_ns=round(wake))

@@ -41,7 +41,7 @@ def bare_moves(shape: Shape, rank: int) -> list[Move]:
 
 def _bare(at: _StepOfRank) -> Iterator[Move]:
     shape = at.shape
-    make = _step if PER_RANK[shape.schedule] == 1 else _step_of_several
+    make = _moves_with_one_stage if PER_RANK[shape.schedule] == 1 else _moves_with_stages
     return make(at, order(shape.schedule, shape.ranks, shape.microbatches, len(shape.took_ns)))
 
 
@@ -102,7 +102,7 @@ def _average(at: _StepOfRank) -> Iterator[Move]:
     yield from (Wait(launch.key) for launch in launches)
 
 
-def _step_of_several(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
+def _moves_with_stages(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
     """Torch's order of posting and waiting where ranks hold several stages."""
     holders, sent = at.shape.holders, list[Hashable]()
     for turn in turns(orders, holders)[at.rank]:
@@ -125,7 +125,7 @@ def _step_of_several(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -
     yield from (Wait(key) for key in reversed(sent))
 
 
-def _step(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
+def _moves_with_one_stage(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
     """Torch's order of posting and waiting with a stage on each rank."""
     rank, actions, last = at.rank, orders[at.rank], at.shape.ranks - 1
     blocks = at.shape.schedule == "1f1b"
@@ -141,18 +141,18 @@ def _step(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[
         behind = None
         yield from at.act(action)
         target = rank + 1 if action.kind == FORWARD else rank - 1
+        turns_back = place + 1 < len(actions) and actions[place + 1].kind != action.kind
         if blocks:
             yield from (Wait(key) for key in sent)
             sent = []
         if 0 <= target <= last:
             message = at.message(action, rank, target)
-            following = actions[place + 1] if place + 1 < len(actions) else None
-            if blocks and following is not None and following.kind != action.kind:
+            if blocks and turns_back:
                 behind = message
             else:
                 yield message
                 sent.append(message.key)
-        if not blocks and place + 1 < len(actions) and actions[place + 1].kind != action.kind:
+        if turns_back and not blocks:
             yield from (Wait(key) for key in sent)
             sent = []
     yield from (Wait(key) for key in sent)

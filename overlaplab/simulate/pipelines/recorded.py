@@ -24,8 +24,8 @@ from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.hosts import follow_moves
 from overlaplab.simulate.pipelines.moves import bare_moves
 from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, Host, Labelled, Shape
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move
-from overlaplab.simulate.refusal import refusal
 
 
 @once_per_run

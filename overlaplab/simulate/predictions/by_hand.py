@@ -12,7 +12,7 @@ from urllib.parse import quote
 from overlaplab.costs import hop_count, message_ns
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Launch
-from overlaplab.simulate.predictions.event import BY_HAND, INSTANT_NS, LANES, Event
+from overlaplab.simulate.predictions.trace_event import BY_HAND, INSTANT_NS, LANES, Event
 from overlaplab.vocabulary import label_text
 
 

@@ -21,7 +21,7 @@ from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_r
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
-from overlaplab.simulate.assign import MIB
+from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.gpus.buckets import DeviceEdits, recut
 from overlaplab.simulate.gpus.edit import RankEdit
 from overlaplab.simulate.gpus.gathers import prefetch_edits
@@ -33,11 +33,11 @@ from overlaplab.simulate.gpus.streams import (
     is_played_together,
     note_places,
 )
+from overlaplab.simulate.play_errors import play_or_refuse, refusal
 from overlaplab.simulate.player import Launch, Move, Played, change_launches
-from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.refusal import play_or_refuse, refusal
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, Rule, label_text
 

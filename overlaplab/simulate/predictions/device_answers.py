@@ -15,14 +15,14 @@ from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of
 from overlaplab.intervals import union
-from overlaplab.simulate.assign import CAP_MB, MIB
 from overlaplab.simulate.bound import bound
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
 from overlaplab.simulate.gpus.gathers import prefetch_edits
 from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest, predict_device, require_device
 from overlaplab.simulate.predictions.error import extrapolations
-from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import Rule, label_fields

@@ -16,7 +16,6 @@ from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.simulate.predictions.by_hand import HopEvents
-from overlaplab.simulate.predictions.event import COMPUTES, INSTANT_NS, LANES, LINK, Event
 from overlaplab.simulate.predictions.move_labels import (
     NAME_FIELDS,
     move_label_fields,
@@ -25,6 +24,7 @@ from overlaplab.simulate.predictions.move_labels import (
     silent_waits,
     unit_name,
 )
+from overlaplab.simulate.predictions.trace_event import COMPUTES, INSTANT_NS, LANES, LINK, Event
 from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, PREDICTED, STAGE_WORDS, WAIT_WORDS, label_text
 
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)

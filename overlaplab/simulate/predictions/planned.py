@@ -8,12 +8,12 @@ import pandas as pd
 
 from overlaplab.costs.batch import Batch
 from overlaplab.events import Run
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.predictions.predict import caps_beside
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.refusal import refusal
 
 _MAX_RANKS = 100_000
 """More do not fit into memory at once."""

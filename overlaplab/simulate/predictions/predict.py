@@ -19,19 +19,19 @@ from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.assign import MIB
+from overlaplab.simulate.fill_buckets import MIB
+from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Launch, Move, Program
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, predict_device
 from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
-from overlaplab.simulate.predictions.event import Event
 from overlaplab.simulate.predictions.events import played_events
+from overlaplab.simulate.predictions.trace_event import Event
 from overlaplab.simulate.programs import all_programs
-from overlaplab.simulate.programs.doubts import transfers_miss_ns
 from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.refusal import play_or_refuse
+from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 

@@ -74,7 +74,7 @@ def _steps_by(
             rows.append([value, answer(run, changed).step_ns])
         else:
             program, played = wide_answers.play_question(run, changed)
-            step_ns = wide_answers.mean_step_ns(run, played, changed.setting)
+            step_ns = wide_answers.wide_mean_step_ns(run, played, changed.setting)
             rows.append([value, step_ns, wide_answers.count_buckets(program)][: len(columns)])
     return pd.DataFrame(rows, columns=columns).astype({name: "float64" if name == "bucket_cap_mb" else "int64"})
 

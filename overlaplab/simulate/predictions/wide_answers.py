@@ -15,17 +15,24 @@ from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import End, StuckError, find_launches
 from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
-from overlaplab.simulate.programs.doubts import transfers_miss_ns
 from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
-from overlaplab.simulate.refusal import refusal
-from overlaplab.simulate.wide import WidePlayed, WideProgram, play_wide, retime_collectives, widen, working_times
+from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
+from overlaplab.simulate.vector_player import (
+    WidePlayed,
+    WideProgram,
+    play_wide,
+    retime_collectives,
+    widen,
+    working_times,
+)
 from overlaplab.traits import TRAITS
 
 AS_RECORDED = Question(setting=Setting())
@@ -37,7 +44,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
     rank, step, span_ns = median_step(played.spans_ns.T)
     return Answer(
         spans_ns=played.spans_ns.T,
-        mean_ns=mean_step_ns(run, played, question.setting),
+        mean_ns=wide_mean_step_ns(run, played, question.setting),
         replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
         transfers_ns=transfers_miss_ns(run, question.setting.edits, question.setting.link),
         extrapolated=extrapolations(
@@ -83,7 +90,7 @@ def _program_ranks(run: Run, setting: Setting) -> int | None:
     return setting.ranks if traits is not None and traits.sharded else None
 
 
-def mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
+def wide_mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
     """The mean of all ranks' steps that nothing disturbed, as `predict` tells it."""
     into_the_next = move_into_the_next(setting.edits)
     return round(undisturbed.mean_step_after_ns(run, played.spans_ns.T, into_the_next=into_the_next))
@@ -104,7 +111,7 @@ def best_found_ns(run: Run, question: Question) -> int | None:
     program = widen(search.cut.programs(search.best_found.buckets))
     if setting.ranks is not None and setting.ranks != program.ranks:
         program = draw_ranks(program, setting.ranks, skew=question.skew)
-    return mean_step_ns(run, play_wide(program), setting)
+    return wide_mean_step_ns(run, play_wide(program), setting)
 
 
 def count_buckets(program: WideProgram) -> int:

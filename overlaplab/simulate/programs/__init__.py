@@ -20,9 +20,10 @@ from typing import TypeAlias
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.displaced import Displaced
+from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.further import with_further
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Mark, Program, StuckError, find_launches, split_steps
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.edits import apply_edits
@@ -37,7 +38,6 @@ from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
 from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
-from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
 

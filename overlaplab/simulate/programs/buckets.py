@@ -26,9 +26,9 @@ from overlaplab.events import Run, missing_ranks, once_per_run
 from overlaplab.evidence.by_hand import averaged_by_hand
 from overlaplab.evidence.passes import ddp_gradients
 from overlaplab.manifest import Link, Manifest, strategy_traits
-from overlaplab.simulate.assign import CAP_MB, MIB, assign
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import wait_at_pass_end, without_launches
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times

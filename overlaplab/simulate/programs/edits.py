@@ -24,11 +24,11 @@ from overlaplab.simulate.edits.hosts import (
 from overlaplab.simulate.edits.unused import without_unused
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Move, Program, Work, find_launches
 from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.recorded import plain_programs
-from overlaplab.simulate.refusal import refusal
 from overlaplab.simulate.transfers import takes_ns, transfers
 
 Programs: TypeAlias = Sequence[Program]

@@ -8,9 +8,9 @@ from typing import Any
 
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.assign import CAP_MB, MIB
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 
 DDP_FIRST_MB = 1.0

@@ -12,10 +12,10 @@ from overlaplab.manifest import Manifest, Pipeline, Stage
 from overlaplab.simulate.pipelines.moves import pipeline_moves
 from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
 from overlaplab.simulate.pipelines.shape import PLAYED
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import retime_program
-from overlaplab.simulate.refusal import refusal
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""

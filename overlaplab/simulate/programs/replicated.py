@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from overlaplab.costs.link import MESSAGE
-from overlaplab.simulate.assign import assign
+from overlaplab.simulate.fill_buckets import assign
 from overlaplab.simulate.player import Program, Work
 from overlaplab.simulate.programs.profile import StepProfile
 from overlaplab.simulate.programs.strategy import Strategy

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browsing.app_page import unfold
+from browsing.app_page import PAGES, unfold
 from made.gpu import LAYERS, UNIT_BYTES, UNITS, bucketed, fsdp2, zero3
 from made.phantoms import phantom_run
 from samples import TRACES, each_gpu_sample, gpu_samples
@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from overlaplab.cli import app as command_line
 
 Open = Callable[..., AppTest]
-PAGES = ("summary", "timeline", "buckets", "compare", "zero3", "collectives")
 TOLD = "one rank of an emulated group of 8 (peers are phantoms; losses are meaningless)"
 
 

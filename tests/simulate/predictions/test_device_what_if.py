@@ -13,8 +13,8 @@ from overlaplab.sections.what_if import what_if_parts
 from overlaplab.simulate.predictions import device_answers, what_if
 from overlaplab.simulate.predictions.answer import DEPTHS, Question
 from overlaplab.simulate.predictions.error import gain_half_ns
-from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import ms
 

@@ -16,9 +16,9 @@ import overlaplab
 from overlaplab.manifest import Link, Manifest
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
-from overlaplab.simulate.predictions.event import COMPUTES, LINK, Event
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.setting import Setting
 
 NAMES = ("naive", "per-param", "bucketed", "torch-ddp", "zero2", "zero3", "zero3-serial", "torch-fsdp2")

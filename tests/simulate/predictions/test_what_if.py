@@ -22,7 +22,7 @@ from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.wide import play_wide, widen
+from overlaplab.simulate.vector_player import play_wide, widen
 
 SAMPLES = Path(__file__).parents[3] / "traces"
 

@@ -7,6 +7,16 @@ from typing import TypeGuard
 from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import Block
 
+PAGES = {
+    "summary": "Summary",
+    "timeline": "Timeline",
+    "buckets": "Buckets",
+    "compare": "Compare",
+    "zero3": "ZeRO-3",
+    "collectives": "Collectives",
+}
+"""The pages that a recording of any loop has, and their titles."""
+
 _HEAD = ("-head", "-head_below")
 
 

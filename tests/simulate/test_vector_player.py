@@ -16,7 +16,7 @@ from samples import sample_run
 from overlaplab.simulate.further import draw_ranks, with_further
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.wide import PASSES, WideProgram, play_wide, retime_collectives, widen
+from overlaplab.simulate.vector_player import PASSES, WideProgram, play_wide, retime_collectives, widen
 
 NAMES = ("per-param", "bucketed", "zero2", "zero3", "sweep/cap-25")
 

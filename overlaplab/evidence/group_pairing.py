@@ -7,12 +7,15 @@ All of this gives a table with the index of `candidates`: `match` (the same numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.alignment import FEWEST, LIMIT_NS, NEAR_NS, Fit, align, align_by_overlap, sequences_fit
-from overlaplab.evidence.fields import Groups, grouped_by
+from overlaplab.evidence.arrays import Groups, grouped_by
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
@@ -268,22 +271,7 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
     """
     signatures = _signatures(order)
     rows_of_trace = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
-    spans = order[["start_ns", "end_ns"]].to_numpy(np.int64)
-    fits: dict[int, Fit] = {}
-    longest_first = sorted(rows_of_trace, key=lambda trace: (-len(rows_of_trace[trace]), trace))
-    for reference in longest_first[:3]:  # one may be an outlier that fits no other
-        aligned = {reference: Fit(shift=0, offset_ns=0, spread_ns=0)}
-        mine = rows_of_trace[reference]
-        for trace, rows in rows_of_trace.items():
-            if trace == reference:
-                continue
-            fit = None if device else align_by_overlap(signatures[mine], spans[mine], signatures[rows], spans[rows])
-            fit = fit or align(signatures[mine], spans[mine, 1], signatures[rows], spans[rows, 1])
-            if fit is not None:
-                aligned[trace] = fit
-        fits = max(fits, aligned, key=len)
-        if len(fits) == len(rows_of_trace):
-            break
+    fits = _fits(rows_of_trace, signatures, order[["start_ns", "end_ns"]].to_numpy(np.int64), device=device)
     pairs = pairs_table(order.index, match=order.index)
     place = np.full(len(order), UNKNOWN_NS, dtype=np.int64)
     base = next(iter(fits))
@@ -308,6 +296,28 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
         if device or any(offsets.values()):
             _doubt(pairs, paired_table.index, _spread(paired_table, match, offsets))
     return pairs
+
+
+def _fits(
+    rows_of_trace: Mapping[int, NDArray[np.intp]], signatures: Integers, spans: Integers, *, device: bool
+) -> dict[int, Fit]:
+    """How the sequences of most traces fit one of the longest three; one may be an outlier that fits no other."""
+    fits: dict[int, Fit] = {}
+    longest_first = sorted(rows_of_trace, key=lambda trace: (-len(rows_of_trace[trace]), trace))
+    for reference in longest_first[:3]:
+        aligned = {reference: Fit(shift=0, offset_ns=0, spread_ns=0)}
+        mine = rows_of_trace[reference]
+        for trace, rows in rows_of_trace.items():
+            if trace == reference:
+                continue
+            fit = None if device else align_by_overlap(signatures[mine], spans[mine], signatures[rows], spans[rows])
+            fit = fit or align(signatures[mine], spans[mine, 1], signatures[rows], spans[rows, 1])
+            if fit is not None:
+                aligned[trace] = fit
+        fits = max(fits, aligned, key=len)
+        if len(fits) == len(rows_of_trace):
+            break
+    return fits
 
 
 def _firsts(index: pd.Index, match: pd.Series) -> Integers:

@@ -7,7 +7,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.evidence.fields import Groups, as_table, grouped_by, number_texts, or_none, place_among, take_rows
+from overlaplab.evidence.arrays import Groups, as_table, grouped_by, number_texts, or_none, place_among, take_rows
 
 SMALL = st.integers(-2, 3)
 

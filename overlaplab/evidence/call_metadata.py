@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from overlaplab.axes import find_axis
 from overlaplab.events import Trace, event_times, matching, once_per_trace, thread_numbers
-from overlaplab.evidence.fields import Fields, Groups, take_values
+from overlaplab.evidence.arrays import Fields, Groups, take_values
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
@@ -50,7 +50,7 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     order = np.flatnonzero(host & ~matching(names, lambda name: name.startswith("gloo:")))
     order = order[np.lexsort((-ends[order], starts[order], threads[order]))]
     starts, ends, threads = starts[order], ends[order], threads[order]
-    nest = np.cumsum(_opens(starts, ends, threads)) - 1
+    nest = np.cumsum(_starts_of_nests(starts, ends, threads)) - 1
     calls = Groups(nest)
     first = calls.first(np.ones(len(order), dtype=bool))
     preferred = np.lexsort((_preference(names)[order], nest))
@@ -60,7 +60,7 @@ def operators(trace: Trace) -> tuple[Fields, Fields]:
     return spans | fields, {"external_id": unique_ids[unique_ids >= 0], "row": nest[place[unique_ids >= 0]]}
 
 
-def _opens(starts: Integers, ends: Integers, threads: Integers) -> Mask:
+def _starts_of_nests(starts: Integers, ends: Integers, threads: Integers) -> Mask:
     """Mark the ranges, in order of thread and start, that begin after all before them on their thread have ended."""
     opens = np.ones(len(starts), dtype=bool)
     for thread in np.unique(threads):

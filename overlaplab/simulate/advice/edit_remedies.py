@@ -1,0 +1,39 @@
+"""Remedies that are edits of the ranks' programs, each with the value that it is tried with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from overlaplab.analyses.late_rank import is_chronic, late_steps
+from overlaplab.events import Run, step_windows
+from overlaplab.evidence.fsdp2 import fsdp2_ranges
+from overlaplab.simulate.edits.collectives import BARRIER
+from overlaplab.simulate.edits.unused import unused_parameters
+from overlaplab.simulate.programs.edits import EDITS, EditChoice, late_rank
+from overlaplab.simulate.recorded import plain_programs
+
+
+def edit_remedies(
+    run: Run, works: Iterable[str], *, on_devices: bool
+) -> Iterator[tuple[str, dict[str, Any], EditChoice]]:
+    """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name."""
+    if (late := late_rank(run)) is not None:
+        rank = run.traces[late].rank or 0
+        if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
+            yield "balance", {"setting": float(rank)}, ("balance", str(rank))
+        else:
+            yield "even_work", {}, ("even-work", None)
+    for name in works:
+        yield "host_work", {"what": name}, ("without-host-work", name)
+    if not on_devices:
+        yield "barriers", {}, ("leave-out", BARRIER)
+    about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
+    if (recorded := plain_programs(run)) is not None and (unused := unused_parameters(recorded.programs)):
+        about["unused_parameters"] = {"what": ", ".join(unused)}
+    without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
+    if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
+        without_option.add("asynchronous_hook")  # the engine has other strategies for that
+    for name, edit in EDITS.items():
+        if edit.remedy and edit.remedy not in without_option and (edit.on_devices if on_devices else edit.apply):
+            yield edit.remedy, about.get(edit.remedy, {}), (name, None)
