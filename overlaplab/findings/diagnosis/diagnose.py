@@ -268,20 +268,13 @@ def _shares(
         rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
         name, rank, overhead = Cause(str(cause)), int_or_none(late), bool(short)
         label = cause_words(name, rank, overhead=overhead)
-        action = _answer(actions, name, rank, loop, overhead=overhead)
         tried = _played_actions(gains, rank)
-        if unseen.ranks_missing:  # what changes T is not tried then: perhaps it gains more
-            action, is_tried = (action if action is not None and action.is_worth_it else None), False
-        else:
-            is_tried = _is_played(tried, name) and not is_undivided(loop, name)
-        of_layers = name not in (Cause.STRAGGLER, Cause.GAP) and moved_most(rows) == "activations"
-        if of_layers and not (action is not None and action.is_certain):  # fewer ranks per layer cannot be played
-            action, is_tried = None, False
-        played = action is not None or is_tried
+        case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
+        action = _answer(actions, case, unseen, overhead=overhead)
+        played = action is not None or (not unseen.ranks_missing and not _is_of_layers(case) and _is_played(case))
         much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
         untold = not played and unseen.waits is not None and unexplained
-        case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
         remedy = None
         if action is not None and name in _BEYOND_PLAYS and not action.is_worth_it:
             action = None
@@ -322,23 +315,26 @@ def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozen
     return frozenset(gains.loc[~other, "remedy"])
 
 
-def _is_played(tried: frozenset[str], cause: Cause) -> bool:
-    """Whether an action that answers this cause was played."""
-    return any(action.name in tried and cause in action.causes for action in ACTIONS)
+def _is_played(case: Case) -> bool:
+    """Whether an action that answers this cause was played; what dividing a model of one unit gains cannot be."""
+    answers = any(action.name in case.tried and case.cause in action.causes for action in ACTIONS)
+    return answers and not is_undivided(case.loop, case.cause)
 
 
-def _answer(
-    actions: Sequence[Advised], cause: Cause, late_rank: int | None, loop: Loop, *, overhead: bool
-) -> Advised | None:
-    """The first action that answers a cause; of waits for a late rank none that is about another rank, and none where
-    one unit holds the whole model: what dividing it gains cannot be played.
-    """
-    if is_undivided(loop, cause):
+def _is_of_layers(case: Case) -> bool:
+    """Whether it is for activations of layers: what fewer ranks per layer gain cannot be played."""
+    return case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved_most(case.rows) == "activations"
+
+
+def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool) -> Advised | None:
+    """The first action that answers a cause, if it may be advised; of waits for a late rank none about another rank."""
+    if case.cause is None or is_undivided(case.loop, case.cause):
         return None
     for each in actions:
-        other = each.action.name == "balance" and late_rank is not None and each.setting != late_rank
-        if each.action.answers(cause, overhead=overhead) and not other:
-            return each
+        other = each.action.name == "balance" and case.late_rank is not None and each.setting != case.late_rank
+        if each.action.answers(case.cause, overhead=overhead) and not other:
+            worth = not unseen.ranks_missing or each.is_worth_it  # else what changes T, not tried then, may gain more
+            return each if worth and (each.is_certain or not _is_of_layers(case)) else None
     return None
 
 
