@@ -111,7 +111,7 @@ def marks_note(diagnosis: Diagnosis) -> str | None:
     open_ = diagnosis.bound is not None and not diagnosis.bound["waits_known"]
     notes = ["if none of the exposed time is waiting for other ranks"] if open_ else []
     if diagnosis.idle_ns > LITTLE_GAIN * diagnosis.span_ns:
-        notes.append(f"{ms(diagnosis.idle_ns)} of idle time are in each")
+        notes.append(f"each includes {ms(diagnosis.idle_ns)} of idle time")
     return "; ".join(notes) or None
 
 

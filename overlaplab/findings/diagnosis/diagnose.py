@@ -34,7 +34,7 @@ from overlaplab.findings.diagnosis.other_problems import (
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
-from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SECOND_CAUSE, SHORT_PAUSE_NS
 from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word, sentence
 
 
@@ -365,6 +365,9 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     if len(shares) == 1:
         return f"{start}. {_cause_sentence(first, 'any' if first.cause is Cause.UNHIDEABLE else 'all')}"
     about_first = f"{start}. {_cause_sentence(first, ms(first.exposed_ns))}"
+    second = next((share for share in shares if share is not first and not _is_of_short_pauses(share)), first)
+    if first is shares[0] and second is not first and second.exposed_ns >= SECOND_CAUSE * span:
+        return f"{about_first} {_cause_sentence(second, ms(second.exposed_ns))}"
     return f"{about_first} {_passed_over(first, shares, best)}".rstrip()
 
 

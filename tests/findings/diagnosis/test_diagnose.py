@@ -387,3 +387,9 @@ def test_the_present_cap_stands_beside_the_advised_one() -> None:
     assert diagnosed(exposed_rows((0, 1, "tail", 30, None)), loop=loop).advice.startswith(
         "Try a lower bucket_cap_mb (now 25): a smaller last bucket."
     )
+
+
+def test_a_second_large_cause_is_in_the_headline() -> None:
+    for waited, ending in ((12, " For 12.0 ms of it, the rank waited for rank 3 (bucket 1)."), (9, "(bucket 0).")):
+        causes = exposed_rows((0, 1, "tail", 30 - waited, None), (0, 1, "straggler wait", waited, 3))
+        assert diagnosed(causes).headline.endswith(ending)
