@@ -145,20 +145,6 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """The collectives that the emulated link carried in the recorded steps, as columns in order of rank and time."""
-
-    rank: tuple[Size, ...] = ()
-    modelled_ns: tuple[Size, ...] = ()
-    occupied_ns: tuple[Size, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        """Whether the columns have the same length, and any rows."""
-        return 0 < len(self.rank) == len(self.modelled_ns) == len(self.occupied_ns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter of the model, as run.json names it."""
 
@@ -306,7 +292,7 @@ class Manifest:
     """Settings of a run that a sweep had a user's own script record."""
     link: Link | None = None
     link_attained: bool | None = None
-    """Whether the recorder found it attained; use `costs.link_attained`, which knows how older recorders decided."""
+    """Whether the recorder found it attained; `costs.link_attained` looks at the steps, too."""
     link_steps: tuple[LinkStep, ...] | None = None
     """Each rank's recorded steps on the emulated link; None without one, and in older recordings."""
     attempt: Size | None = None
@@ -323,7 +309,6 @@ class Manifest:
     """Steps that ran before the recorded ones."""
     steps: Size | None = None
     """Recorded steps."""
-    collectives: Carried | None = None
     phantom_ranks: tuple[Size, ...] = ()
     """Emulated ranks without a process: they have no traces, and do not count as missing."""
     numerics_meant: bool = True
