@@ -295,20 +295,14 @@ class Manifest:
     """Whether the recorder found it attained; `costs.link_attained` looks at the steps, too."""
     link_steps: tuple[LinkStep, ...] | None = None
     """Each rank's recorded steps on the emulated link; None without one, and in older recordings."""
-    attempt: Size | None = None
-    """The number of this recording, from 1, if bad ones behind an emulated link were repeated."""
     attempts: Size | None = None
-    """How many recordings were made."""
+    """How many recordings were made, if bad ones behind an emulated link were repeated."""
     processor_counts: bool | None = None
     """Whether the kernel told how long threads waited for a core; None where nobody asked, or on GPUs."""
     machine: tuple[MachineStep, ...] | None = None
     """Each rank's machine in the recorded steps; None on GPUs, and in older recordings."""
     calibration: Calibration | None = None
     """None on GPUs, and in older recordings."""
-    warmup: Size | None = None
-    """Steps that ran before the recorded ones."""
-    steps: Size | None = None
-    """Recorded steps."""
     phantom_ranks: tuple[Size, ...] = ()
     """Emulated ranks without a process: they have no traces, and do not count as missing."""
     numerics_meant: bool = True
@@ -349,8 +343,6 @@ class Manifest:
     """Bytes that no rank's peak might exceed; None: no limit was set."""
     largest_batch: bool | None = None
     """Whether the batch is the largest whose peak is within `memory_limit`, as measured."""
-    losses: tuple[float | None, ...] = ()
-    """One per recorded step, the mean over the ranks."""
     memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 

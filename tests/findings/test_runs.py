@@ -38,7 +38,7 @@ def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
 
 
 def test_steps_that_missed_the_link_are_named() -> None:
-    fields: dict[str, Any] = {"format_version": 1, "world_size": 2, "warmup": 2, "link": LINK, "link_attained": True}
+    fields: dict[str, Any] = {"format_version": 1, "world_size": 2, "link": LINK, "link_attained": True}
 
     def steps(*ratios: float, latest_ns: int = 0) -> tuple[LinkStep, ...]:
         return tuple(
@@ -54,22 +54,22 @@ def test_steps_that_missed_the_link_are_named() -> None:
             for place, ratio in enumerate(ratios)
         )
 
-    good = Manifest(**fields, steps=3, link_steps=steps(1.05, 1, 1, latest_ns=10_000_000))
+    good = Manifest(**fields, link_steps=steps(1.05, 1, 1, latest_ns=10_000_000))
     assert (link_missed(good), describe_link(good), link_attained(good)) == (None, "emulated link 1Gbps,200us", True)
-    some = Manifest(**fields, steps=4, link_steps=steps(1, 1, 1.06, 1, latest_ns=500_000))
+    some = Manifest(**fields, link_steps=steps(1, 1, 1.06, 1, latest_ns=500_000))
     assert link_attained(some)
     assert describe_link(some) == "emulated link 1Gbps,200us, link not attained in step 4"
     assert link_missed(some) == (
         "link not attained in step 4 (1.060 × the modelled time, one collective 0.5 ms late): figures of all steps "
         "include it; `--step 2 --step 3 --step 5` leaves it out"
     )
-    many = Manifest(**fields, steps=40, link_steps=steps(*(1.06 if step % 4 == 3 else 1 for step in range(40))))
+    many = Manifest(**fields, link_steps=steps(*(1.06 if step % 4 == 3 else 1 for step in range(40))))
     assert describe_link(many).endswith("link not attained in steps 5, 9, 13, 17, 21, 25, 29, 33, … (10 in all)")
     assert (link_missed(many) or "").endswith("6 more: figures of all steps include it; `--step` chooses others")
-    stalled = Manifest(**fields, steps=3, link_steps=steps(1, 1, 1, latest_ns=10_000_001))
+    stalled = Manifest(**fields, link_steps=steps(1, 1, 1, latest_ns=10_000_001))
     assert link_attained(stalled) is False
     assert (links_note([stalled]) or "").endswith("link not attained in some runs")
-    short = Manifest(**fields, steps=3, link_steps=steps(1, 1, 1.2))
+    short = Manifest(**fields, link_steps=steps(1, 1, 1.2))
     assert [(step.step, step.ratio, step.attained) for step in attained_steps(short)] == [
         (2, 1.0, True),
         (3, 1.0, True),
