@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from overlaplab.costs.link import transfer_ns
 from overlaplab.manifest import Link
 
-Algorithm: TypeAlias = Literal["auto", "ring", "tree"]
+Algorithm: TypeAlias = Literal["auto", "ring"]
 
 
 def tree_ns(kind: str, num_bytes: int, link: Link) -> int:
@@ -38,23 +38,13 @@ def tree_ns(kind: str, num_bytes: int, link: Link) -> int:
     return round(messages * link.latency_us * 1e3 + share * num_bytes * 8 / link.bandwidth_gbps)
 
 
-def collective_times(kind: str, num_bytes: int, link: Link) -> dict[Algorithm, int]:
-    """T by each algorithm that the kind has. Raises ValueError for a kind without a model."""
-    times: dict[Algorithm, int] = {"ring": transfer_ns(kind, num_bytes, link)}
-    if kind != "all_to_all":
-        times["tree"] = tree_ns(kind, num_bytes, link)
-    return times
-
-
 def collective_ns(kind: str, num_bytes: int, link: Link, *, algorithm: Algorithm = "auto") -> int:
-    """T by the algorithm; `auto` is the fastest, as NCCL chooses by its own model of each (`ncclTopoGetAlgoTime` in
-    src/graph/tuning.cc, and the least of them in src/enqueue.cc).
+    """T around a ring, or, with `auto`, by the faster of a ring and trees.
 
-    Raises ValueError as `collective_times`, and for an algorithm that the kind does not have.
+    So NCCL chooses, by its own model of each (`ncclTopoGetAlgoTime` in src/graph/tuning.cc, and the least of them in
+    src/enqueue.cc). Raises ValueError for a kind without a model.
     """
-    times = collective_times(kind, num_bytes, link)
-    if algorithm == "auto":
-        return min(times.values())
-    if algorithm not in times:
-        raise ValueError(f"{kind} has no {algorithm}")
-    return times[algorithm]
+    ring_ns = transfer_ns(kind, num_bytes, link)
+    if algorithm == "ring" or kind == "all_to_all":
+        return ring_ns
+    return min(ring_ns, tree_ns(kind, num_bytes, link))
