@@ -51,7 +51,7 @@ def main(path: str) -> None:
         print(f"{name:16s} median {median(took):6.1f} ms, most {max(took):6.1f} ms")
     begun = process_time()
     play_question(run, Question(setting=Setting(ranks=10_000)))
-    print(f"10,000 ranks     {1e3 * (process_time() - begun):6.1f} ms for {manifest.steps} steps")
+    print(f"10,000 ranks     {1e3 * (process_time() - begun):6.1f} ms for {manifest.raw['steps']} steps")
 
 
 if __name__ == "__main__":

@@ -145,20 +145,6 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """The collectives that the emulated link carried in the recorded steps, as columns in order of rank and time."""
-
-    rank: tuple[Size, ...] = ()
-    modelled_ns: tuple[Size, ...] = ()
-    occupied_ns: tuple[Size, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        """Whether the columns have the same length, and any rows."""
-        return 0 < len(self.rank) == len(self.modelled_ns) == len(self.occupied_ns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter of the model, as run.json names it."""
 
@@ -306,24 +292,17 @@ class Manifest:
     """Settings of a run that a sweep had a user's own script record."""
     link: Link | None = None
     link_attained: bool | None = None
-    """Whether the recorder found it attained; use `costs.link_attained`, which knows how older recorders decided."""
+    """Whether the recorder found it attained; `costs.link_attained` looks at the steps, too."""
     link_steps: tuple[LinkStep, ...] | None = None
     """Each rank's recorded steps on the emulated link; None without one, and in older recordings."""
-    attempt: Size | None = None
-    """The number of this recording, from 1, if bad ones behind an emulated link were repeated."""
     attempts: Size | None = None
-    """How many recordings were made."""
+    """How many recordings were made, if bad ones behind an emulated link were repeated."""
     processor_counts: bool | None = None
     """Whether the kernel told how long threads waited for a core; None where nobody asked, or on GPUs."""
     machine: tuple[MachineStep, ...] | None = None
     """Each rank's machine in the recorded steps; None on GPUs, and in older recordings."""
     calibration: Calibration | None = None
     """None on GPUs, and in older recordings."""
-    warmup: Size | None = None
-    """Steps that ran before the recorded ones."""
-    steps: Size | None = None
-    """Recorded steps."""
-    collectives: Carried | None = None
     phantom_ranks: tuple[Size, ...] = ()
     """Emulated ranks without a process: they have no traces, and do not count as missing."""
     numerics_meant: bool = True
@@ -364,8 +343,6 @@ class Manifest:
     """Bytes that no rank's peak might exceed; None: no limit was set."""
     largest_batch: bool | None = None
     """Whether the batch is the largest whose peak is within `memory_limit`, as measured."""
-    losses: tuple[float | None, ...] = ()
-    """One per recorded step, the mean over the ranks."""
     memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
 

@@ -55,7 +55,7 @@ def _report(title: str, path: Path) -> bool:
     good = link_attained(manifest) is True
     print(
         f"{title}: {manifest.link}, {'attained' if good else 'NOT attained'} in {sum(s.attained for s in steps)} of "
-        f"{len(steps)} steps, recording {manifest.attempt} of {manifest.attempts}, worst step "
+        f"{len(steps)} steps, recording {manifest.raw['attempt']} of {manifest.attempts}, worst step "
         f"{max(s.ratio for s in steps):.3f} × its model, latest {max(s.latest_ns for s in steps) / 1e6:.2f} ms",
         flush=True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overlaplab.manifest import Carried, LinkStep, Manifest
+from overlaplab.manifest import LinkStep, Manifest
 
 MOST_RATIO = 1.05
 """A step's collectives may together take this multiple of their modelled time."""
@@ -29,9 +29,8 @@ class Attained:
 
 def attained_steps(manifest: Manifest) -> tuple[Attained, ...]:
     """The recorded steps in order; empty without an emulated link, and where run.json does not say."""
-    rows = manifest.link_steps or _steps_of_older(manifest)
     of_step: dict[int, list[LinkStep]] = {}
-    for row in rows:
+    for row in manifest.link_steps or ():
         of_step.setdefault(row.step, []).append(row)
     return tuple(
         Attained(
@@ -57,36 +56,3 @@ def link_attained(manifest: Manifest | None) -> bool | None:
 def _is_attained(row: LinkStep) -> bool:
     late = row.took_ns is not None and row.latest_ns > MOST_LATE * row.took_ns
     return row.modelled_ns == 0 or (row.occupied_ns <= MOST_RATIO * row.modelled_ns and not late)
-
-
-def _steps_of_older(manifest: Manifest) -> tuple[LinkStep, ...]:
-    """The steps of a recording whose run.json lists collectives without steps: each step launches equally many.
-
-    How long a step took is not said there, so that only the ratio decides.
-    """
-    carried, steps = manifest.collectives, manifest.steps
-    if carried is None or not steps or not carried.fits:
-        return ()
-    rows = []
-    for rank in sorted({*carried.rank}):
-        places = [place for place, its in enumerate(carried.rank) if its == rank]
-        each, remainder = divmod(len(places), steps)
-        if remainder or not each:
-            return ()
-        for number in range(steps):
-            places_of_step = places[number * each : (number + 1) * each]
-            rows.append(_sum_step(rank, (manifest.warmup or 0) + number, carried, places_of_step))
-    return tuple(rows)
-
-
-def _sum_step(rank: int, step: int, carried: Carried, places: list[int]) -> LinkStep:
-    late = [carried.occupied_ns[place] - carried.modelled_ns[place] for place in places]
-    modelled_ns = sum(carried.modelled_ns[place] for place in places)
-    return LinkStep(
-        rank=rank,
-        step=step,
-        modelled_ns=modelled_ns,
-        occupied_ns=modelled_ns + sum(late),
-        latest_ns=max(late),
-        took_ns=None,
-    )

@@ -5,13 +5,12 @@ T is of `num_bytes` of the full (gathered) tensor, in ns, as in `link.transfer_n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from overlaplab.costs.link import transfer_ns
 from overlaplab.manifest import Link
 
-Algorithm: TypeAlias = Literal["auto", "ring", "tree", "two-level"]
+Algorithm: TypeAlias = Literal["auto", "ring"]
 
 
 def tree_ns(kind: str, num_bytes: int, link: Link) -> int:
@@ -39,54 +38,13 @@ def tree_ns(kind: str, num_bytes: int, link: Link) -> int:
     return round(messages * link.latency_us * 1e3 + share * num_bytes * 8 / link.bandwidth_gbps)
 
 
-def two_level_ns(kind: str, num_bytes: int, inside: Link, across: Link) -> int:
-    """T where ranks of a node work together first: `inside.world_size` ranks per node, `across.world_size` nodes.
-
-    An all-reduce is a ring's reduce-scatter inside each node, all-reduces across nodes of the parts (each rank with
-    its own link, those of equal place in their nodes together), and a ring's all-gather inside. Of these an all-gather
-    has the last two steps, a reduce-scatter the first two. Across nodes the faster of ring and tree is taken. Source:
-    Jia et al., "Highly scalable deep learning training system with mixed-precision" (arXiv 1807.11205, §4.2).
-
-    Raises ValueError for other kinds.
-    """
-    if kind not in ("all_reduce", "all_gather", "reduce_scatter"):
-        raise ValueError(f"no two levels for {kind}")
-    part = round(num_bytes / inside.world_size)
-    before = transfer_ns("reduce_scatter", num_bytes, inside) if kind != "all_gather" else 0
-    after = transfer_ns("all_gather", num_bytes, inside) if kind != "reduce_scatter" else 0
-    return before + min(transfer_ns(kind, part, across), tree_ns(kind, part, across)) + after
-
-
-def collective_times(kind: str, num_bytes: int, link: Link, inside: Link | None = None) -> dict[Algorithm, int]:
-    """T by each algorithm that the kind has.
-
-    `inside` is a node's own network, with the ranks per node as its `world_size`; `link` then connects the nodes. A
-    ring and trees over all ranks are taken to be as slow as `link` everywhere. Raises ValueError for a kind without a
-    model, and if the ranks do not fill their nodes.
-    """
-    times: dict[Algorithm, int] = {"ring": transfer_ns(kind, num_bytes, link)}
-    if kind == "all_to_all":
-        return times
-    times["tree"] = tree_ns(kind, num_bytes, link)
-    if inside is not None:
-        per_node = min(inside.world_size, link.world_size)
-        nodes, remainder = divmod(link.world_size, per_node)
-        if remainder:
-            raise ValueError(f"{link.world_size} ranks do not fill nodes of {per_node}")
-        across = replace(link, world_size=nodes)
-        times["two-level"] = two_level_ns(kind, num_bytes, replace(inside, world_size=per_node), across)
-    return times
-
-
 def collective_ns(kind: str, num_bytes: int, link: Link, *, algorithm: Algorithm = "auto") -> int:
-    """T by the algorithm; `auto` is the fastest, as NCCL chooses by its own model of each (`ncclTopoGetAlgoTime` in
-    src/graph/tuning.cc, and the least of them in src/enqueue.cc).
+    """T around a ring, or, with `auto`, by the faster of a ring and trees.
 
-    Raises ValueError as `collective_times`, and for an algorithm that the kind does not have.
+    So NCCL chooses, by its own model of each (`ncclTopoGetAlgoTime` in src/graph/tuning.cc, and the least of them in
+    src/enqueue.cc). Raises ValueError for a kind without a model.
     """
-    times = collective_times(kind, num_bytes, link)
-    if algorithm == "auto":
-        return min(times.values())
-    if algorithm not in times:
-        raise ValueError(f"{kind} has no {algorithm}")
-    return times[algorithm]
+    ring_ns = transfer_ns(kind, num_bytes, link)
+    if algorithm == "ring" or kind == "all_to_all":
+        return ring_ns
+    return min(ring_ns, tree_ns(kind, num_bytes, link))

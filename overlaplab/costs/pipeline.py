@@ -190,14 +190,13 @@ def held_counts(actions: Sequence[StageAction]) -> list[int]:
 
 
 def starts(
-    orders: Sequence[Sequence[StageAction]], took_ns: Mapping[StageAction, int], hop_ns: int = 0
+    orders: Sequence[Sequence[StageAction]], took_ns: Mapping[StageAction, int]
 ) -> dict[StageAction, tuple[int, int]]:
     """Start and end of each action, if every rank works in its order, and as early as its input is there.
 
-    `hop_ns`: what an input takes from another rank. ValueError if the orders wait for each other, or for what nobody
-    does.
+    Sending takes no time. ValueError if the orders wait for each other, or for what nobody does.
     """
-    rank_of_action = {action: rank for rank, actions in enumerate(orders) for action in actions}
+    all_actions = {action for actions in orders for action in actions}
     done: dict[StageAction, tuple[int, int]] = {}
     place, now = [0] * len(orders), [0] * len(orders)
     going = True
@@ -206,15 +205,14 @@ def starts(
         for rank, actions in enumerate(orders):
             while place[rank] < len(actions):
                 action = actions[place[rank]]
-                needed = [need for need in action.needs if need in rank_of_action]
+                needed = [need for need in action.needs if need in all_actions]
                 if any(need not in done for need in needed):
                     break
-                ready = [done[need][1] + hop_ns * (rank_of_action[need] != rank) for need in needed]
-                begin = max(now[rank], *ready) if ready else now[rank]
+                begin = max([now[rank], *(done[need][1] for need in needed)])
                 now[rank] = begin + took_ns[action]
                 done[action] = begin, now[rank]
                 place[rank] += 1
                 going = True
-    if len(done) < len(rank_of_action):
+    if len(done) < len(all_actions):
         raise ValueError("the ranks' orders wait for each other")
     return done

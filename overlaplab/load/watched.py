@@ -79,9 +79,7 @@ class WatchHeader(msgspec.Struct, frozen=True):
     version: int
     rank: int
     world_size: int
-    started_unix_ns: int
     every: int
-    burst: int
     device: str = "cpu"
     ddp: int = 0
     """How many models are in DDP, whose waits have cells of their own."""

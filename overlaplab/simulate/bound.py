@@ -1,24 +1,7 @@
 """The least time that a step could take: its recorded computation and T of its collectives, under three freedoms.
 
-[Note: as launched]
-The recorded order is played again. Computation is one queue, the link another. Computation counts by its duration,
-without idle time. A collective starts once the computation before its launch is done and the previous collective has
-left the link, and ends T later: start = max(ready, previous end). Computation waits for a bucket or a gathered unit
-where the engine did (`engine::bucket_done`, `engine::gather_wait`). DDP waits for all buckets at the end of its
-backward pass, in a recorded loop too, where no label says so; FSDP2 for a unit before it is copied out. Computation
-waits for a reduce-scatter where the engine did (`engine::scatter_done`), but not before the end of the backward pass,
-since the number in flight is the engine's choice. Collectives of flags and norms are ignored.
-
-[Note: any cap]
-For one rank alone the same computation, but the gradients are cut into buckets in the best of all ways, in their order
-of arrival (`best_cutting`). A bucket is launched as soon as its last gradient is there, and computation waits for all
-of them at the end of the backward pass.
-
-[Note: no communication]
-The computation alone.
-
-[Note: half the bytes]
-As launched, but each collective sends half as much, which is as if the bandwidth were doubled.
+[Note: as launched], [Note: any cap], [Note: no communication], [Note: half the bytes]: docs/design/plays.md, Bound of a
+step.
 """
 
 from __future__ import annotations

@@ -1,18 +1,6 @@
 """What carrying collectives takes from the computation on the same cores.
 
-[Note: displaced]
-A collective needs a core too: the link's thread and gloo's, which add, copy and wake each other up. Where ranks compute
-on all cores, computation waits meanwhile, some 0.7 ms for each collective. What a collective uses of the cores is
-measured on the idle machine, before the first step (run.json: `calibration`), by its kind and size. In the steps it
-displaces more than that, or less where cores are free: the recorded steps tell how long the computing threads waited
-for a core in their units' passes (`processor_counts`), and that is divided by how long they would have waited there,
-had every collective displaced exactly what it uses. Where hardly any collective is carried during the passes, as in
-`naive`, the steps do not tell, and it is taken to be what it uses.
-
-[Note: meanwhile]
-While the link is busy with a collective, computation advances more slowly, by the part of T that the collective
-displaces. When the link is busy follows from the rank's own program: it takes collectives up in the order of their
-launches. That other ranks may launch them later is left out.
+[Note: displaced], [Note: meanwhile]: docs/design/plays.md, Another strategy's programs, Displacement.
 """
 
 from __future__ import annotations

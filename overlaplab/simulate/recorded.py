@@ -1,8 +1,6 @@
 """A recorded run as programs, one per rank: what each did between its launches and waits, and how long.
 
-From the labels of the engine, or of its Recorder in a loop with DDP, on a CPU. Work is the main thread's time without
-what it was blocked for communication, so idle time, overhead and pauses stay in it. T is what each collective really
-occupied the link for. So the programs, played as they are, give the recorded steps.
+docs/design/plays.md, What a remedy gains.
 """
 
 from __future__ import annotations

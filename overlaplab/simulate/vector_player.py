@@ -1,11 +1,6 @@
 """The player for many ranks: programs that launch the same collectives in the same order, with the ranks as an axis.
 
-What `player.play` does move by move and rank by rank is done here once for all ranks; both give the same times, to the
-nanosecond. So 10,000 ranks play in about the time of one.
-
-[Note: alike]
-A rank that was not recorded does in each step what one of few did. Ranks that begin a step at the same time, and do the
-same in it, end it at the same time: they are played once. Waits bring them together again, so these stay few.
+[Note: alike]: docs/design/plays.md, More ranks than recorded.
 """
 
 from __future__ import annotations

@@ -38,11 +38,10 @@ def test_every_action_begins_when_the_last_of_what_it_needs_is_over(data: st.Dat
     stages, microbatches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     orders = order(data.draw(st.sampled_from(["gpipe", "1f1b"])), stages, microbatches)
     took = {action: data.draw(st.integers(0, 9)) for own in orders for action in own}
-    hop = data.draw(st.integers(0, 3))
-    done = starts(orders, took, hop)
+    done = starts(orders, took)
     for own in orders:
         for before, action in zip([None, *own], own, strict=False):
-            needed = [done[one][1] + hop for one in action.needs if one in done]
+            needed = [done[one][1] for one in action.needs if one in done]
             assert done[action][0] == max([0 if before is None else done[before][1], *needed])
 
 

@@ -53,26 +53,6 @@ def a_tree_adds_up_pair_by_pair(comm: Communicator) -> None:
 
 
 @scenario(*BY_HAND)
-def the_other_four_are_the_librarys(comm: Communicator, name: str) -> None:
-    n, rank, hand = comm.world_size, comm.rank, BY_HAND[name]
-    shard, full, want = values(rank, 5), torch.zeros(5 * n).double(), torch.zeros(5 * n).double()
-    hand.all_gather(comm, full, shard)
-    dist.all_gather_into_tensor(want, shard)
-    assert torch.equal(full, want)
-    full, got, want = values(rank, 5 * n), torch.zeros(5).double(), torch.zeros(5).double()
-    hand.reduce_scatter(comm, got, full)
-    dist.reduce_scatter_tensor(want, full)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-    assert torch.equal(full, values(rank, 5 * n))
-    for root in range(n):
-        x, y = values(rank, 9), values(rank, 9)
-        hand.broadcast(comm, x, root)
-        assert torch.equal(x, values(root, 9))
-        hand.reduce(comm, y, root)
-        assert rank != root or torch.allclose(y, sum(values(r, 9) for r in range(n)), rtol=0, atol=1e-12)
-
-
-@scenario(*BY_HAND)
 def every_hop_is_labelled(comm: Communicator, name: str) -> None:
     """A ring's rank sends 2(n−1)/n of the tensor; over a tree all ranks together send as much."""
     n, texts, span = comm.world_size, [], labels.span

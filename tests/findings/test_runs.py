@@ -10,7 +10,7 @@ from made.traces import op, run_of
 from overlaplab.costs import attained_steps, link_attained
 from overlaplab.findings import describe_link, describe_settings, link_note, links_note, note, run_title
 from overlaplab.findings.runs import link_missed
-from overlaplab.manifest import Carried, Link, LinkStep, Manifest
+from overlaplab.manifest import Link, LinkStep, Manifest
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
 
@@ -38,8 +38,7 @@ def test_the_note_names_the_emulated_link_and_what_it_missed() -> None:
 
 
 def test_steps_that_missed_the_link_are_named() -> None:
-    """By run.json's own steps, and by its collectives where an older recorder did not count steps."""
-    fields: dict[str, Any] = {"format_version": 1, "world_size": 2, "warmup": 2, "link": LINK, "link_attained": True}
+    fields: dict[str, Any] = {"format_version": 1, "world_size": 2, "link": LINK, "link_attained": True}
 
     def steps(*ratios: float, latest_ns: int = 0) -> tuple[LinkStep, ...]:
         return tuple(
@@ -55,35 +54,32 @@ def test_steps_that_missed_the_link_are_named() -> None:
             for place, ratio in enumerate(ratios)
         )
 
-    good = Manifest(**fields, steps=3, link_steps=steps(1.05, 1, 1, latest_ns=10_000_000))
+    good = Manifest(**fields, link_steps=steps(1.05, 1, 1, latest_ns=10_000_000))
     assert (link_missed(good), describe_link(good), link_attained(good)) == (None, "emulated link 1Gbps,200us", True)
-    some = Manifest(**fields, steps=4, link_steps=steps(1, 1, 1.06, 1, latest_ns=500_000))
+    some = Manifest(**fields, link_steps=steps(1, 1, 1.06, 1, latest_ns=500_000))
     assert link_attained(some)
     assert describe_link(some) == "emulated link 1Gbps,200us, link not attained in step 4"
     assert link_missed(some) == (
         "link not attained in step 4 (1.060 × the modelled time, one collective 0.5 ms late): figures of all steps "
         "include it; `--step 2 --step 3 --step 5` leaves it out"
     )
-    many = Manifest(**fields, steps=40, link_steps=steps(*(1.06 if step % 4 == 3 else 1 for step in range(40))))
+    many = Manifest(**fields, link_steps=steps(*(1.06 if step % 4 == 3 else 1 for step in range(40))))
     assert describe_link(many).endswith("link not attained in steps 5, 9, 13, 17, 21, 25, 29, 33, … (10 in all)")
     assert (link_missed(many) or "").endswith("6 more: figures of all steps include it; `--step` chooses others")
-    stalled = Manifest(**fields, steps=3, link_steps=steps(1, 1, 1, latest_ns=10_000_001))
+    stalled = Manifest(**fields, link_steps=steps(1, 1, 1, latest_ns=10_000_001))
     assert link_attained(stalled) is False
     assert (links_note([stalled]) or "").endswith("link not attained in some runs")
-    late = (10, 10, 10, 10, 10, 14, 10, 10, 10, 10, 10, 10)
-    columns = Carried(rank=(0,) * 6 + (1,) * 6, modelled_ns=(10,) * 12, occupied_ns=late)
-    older = Manifest(**fields, steps=3, collectives=columns)
-    assert [(step.step, step.ratio, step.attained) for step in attained_steps(older)] == [
+    short = Manifest(**fields, link_steps=steps(1, 1, 1.2))
+    assert [(step.step, step.ratio, step.attained) for step in attained_steps(short)] == [
         (2, 1.0, True),
         (3, 1.0, True),
         (4, 1.2, False),
     ]
-    assert link_missed(older) == (
+    assert link_missed(short) == (
         "link not attained in step 4 (1.200 × the modelled time, one collective 0.0 ms late): 3 of 3 steps must attain "
         "it and 2 did, so that communication took longer than the link says; record on a quieter machine, or with a "
         "slower --link"
     )
-    assert attained_steps(Manifest(**fields, steps=5, collectives=columns)) == ()
 
 
 def test_the_note_has_the_prefetch_depth_of_a_run_that_gathers() -> None:

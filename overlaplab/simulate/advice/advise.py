@@ -1,14 +1,6 @@
 """Settings that would make the recorded steps shorter, by how much, and what memory they cost.
 
-[Note: played]
-Where a run can be played (see `plain_programs`), each setting changes all ranks' programs, which are played again. The
-gain is how much shorter a step is, the mean over all ranks' steps that nothing disturbed, as `predict` tells it. Its
-range reaches from the least to the largest gain of these steps, and by 1 % of a step beyond either, since a replay
-tells settings apart no better. It says nothing of how much recordings differ: `half_ns` does.
-
-[Note: by the bound]
-Elsewhere one step of one rank speaks: computation at its recorded times, buckets one after the other on a link that no
-other rank delays. What is exposed then remains at least, so the gain is the most that it can be.
+[Note: played], [Note: by the bound]: docs/design/plays.md, Advice.
 """
 
 from __future__ import annotations

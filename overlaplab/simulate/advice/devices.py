@@ -1,7 +1,6 @@
 """What settings and remedies would gain in anybody's run on GPUs, whose hosts and streams are played again.
 
-Tried are few caps of torch's DDP, those that the bound of the step that speaks for the run favours, and the prefetch
-depths of FSDP2. Where so much was recorded that plays would take minutes, nothing is tried.
+docs/design/plays.md, Runs on GPUs.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@ docs/actions.md says what each is. `setting` is the rank of `balance`, the units
 `larger_units`, the cap in MiB of `cap` and `first_bucket`, and the part of the bytes of `half_the_bytes`. `what` is the
 name of the work of `host_work`, the operator in which the host waited for longest of `device_waits`, the range in which
 it pauses of `no_pause` (None where no range tells), the other strategy of `strategy`, and the parameter of
-`one_gradient_less`. Of another cap gradients are cut in their recorded order of arrival
-(`compute_bucket_assignment_by_size` of torch/csrc/distributed/c10d/reducer.cpp), each bucket is launched with its last
-gradient, and all are waited for at the end of the backward pass.
+`one_gradient_less`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Every `bucket_cap_mb` that makes a difference.
 
-A bucket closes once it holds its cap, so between two sums of gradients that arrived one after the other all caps give
-the same buckets. At such a sum the step time jumps: a cap that is a little larger may leave two buckets fewer. So each
-range of caps is tried once, and none between is missed.
+docs/design/plays.md, What a remedy gains.
 """
 
 from __future__ import annotations

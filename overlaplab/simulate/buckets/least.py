@@ -1,13 +1,6 @@
 """What no buckets make shorter: the least time of a recorded run's steps, whatever its gradients are sent in.
 
-[Note: bound]
-Each rank plays its program without buckets, up to the end of a backward pass. So no gradient arrives earlier, and no
-rank ends its pass earlier, than with any buckets. For every number of buckets the best cutting of these gradients ends
-at a certain time (`best_cuttings`), and that many launches delay the ranks. No rank goes on before both, with the
-number of buckets that is best for it. From there the next pass is played in the same way. What buckets displace of the
-computation, and how they and other collectives hold each other up, is left out: it makes no step shorter.
-This bounds when steps end, and so all steps together. Of a single step it tells about what is left: its length is the
-difference of two earliest ends, and a rank that enters it late has less of it before it.
+[Note: bound]: docs/design/plays.md, Best found and least.
 """
 
 from __future__ import annotations

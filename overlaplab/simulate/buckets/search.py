@@ -1,10 +1,6 @@
 """Buckets that would make a recorded run's steps shortest, played.
 
-[Note: best found]
-Tried are the recorded buckets, those that hold gradients in their order of arrival, all caps, and for some backward
-passes, and for their median, the cutting that is best for that pass alone, where a gradient is there once the last rank
-has it. All are played over all steps, with all ranks, other collectives, waits and the host's work as they were
-recorded. What cannot be best, since its steps take longer even at their least (`Least.spans_with_ns`), is not played.
+[Note: best found]: docs/design/plays.md, Best found and least.
 """
 
 from __future__ import annotations

@@ -1,17 +1,6 @@
 """Other buckets of torch's DDP in anybody's run on GPUs: which collectives each rank launches then, and when.
 
-[Note: other buckets]
-DDP fills its buckets in the order in which gradients arrive, and closes each at its cap (`changes.assign`). The host
-launches a bucket with its last gradient, at the end of that one's hooks. Its stream then waits for what the compute
-stream had been given so far. After the bucketed pass the compute stream waits for each bucket, before it copies its
-first gradient back. Where copies are not told apart it waits where it did for the recorded bucket of that gradient.
-What a launch costs the host, and how soon streams go on, are medians of what was recorded.
-
-[Note: T]
-A bucket that was recorded with the same gradients keeps its T. Of others it is the line through the transfers of their
-group's all-reduces (`transfer_lines`), which may be off by what those transfers are off. Where all are of one size,
-T is taken to be in proportion to the bytes, down to DDP's default cap: which part of it is latency is not known then,
-so that T of larger buckets is too long by it.
+[Note: other buckets], [Note: T]: docs/design/plays.md, DDP's caps on GPUs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Another prefetch depth of torch's FSDP2 in anybody's run on GPUs: when each rank launches its all-gathers then.
 
-A unit is gathered so many units ahead of its use in either pass, as `set_modules_to_forward_prefetch` and
-`set_modules_to_backward_prefetch` tell FSDP2: at the end of the copying out of the unit in use. The first unit of a
-pass is gathered as it was recorded. Nothing is gathered before what was copied out last gave its memory back: in a
-backward pass the unit in use, in a forward pass the one before it (`wait_for_unshard` in
-torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). What an all-gather takes stays as it was recorded.
+docs/design/plays.md, FSDP2's prefetch on GPUs.
 """
 
 from __future__ import annotations

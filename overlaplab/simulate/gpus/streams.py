@@ -1,13 +1,7 @@
 """A recorded run on GPUs as programs: of each rank its host, and each of its device's streams.
 
-The host's program has its launches, the calls in which it waited for the device, the launches for which a stream's
-queue had no room, where it waits for an event to begin, and what it did between them; all its threads are one, since
-torch's take turns (the one that calls `backward` waits for autograd's). A stream's program has its events, each after
-what `evidence.dependencies` tells. Of collectives of one kernel whose last arrival is known, T is what they took after
-it, and all ranks' streams play them together. Others, such as those of ranks whose traces are missing, take as long as
-was recorded, waiting included. So programs that are played as they are give the recorded steps.
-
-What a rank launches instead of what was recorded is an `RankEdit`, which `buckets` makes.
+docs/design/plays.md, Runs on GPUs. What a rank launches instead of what was recorded is a `RankEdit`, as `buckets`
+makes it.
 """
 
 from __future__ import annotations

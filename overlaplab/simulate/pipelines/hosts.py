@@ -1,10 +1,6 @@
 """What a rank's host takes between the actions of a recorded pipeline's step.
 
-[Note: what the host takes]
-A rank that holds several stages has a message on hand nearly always, which says nothing of what its host does then. So
-the labels are followed in the order in which the schedule posts, waits and acts: what passes between two of them is
-the host's, unless a message that is waited for ended in between; then it is the host's from that end on. What the host
-did before it was blocked is hidden, and not known.
+[Note: what the host takes]: docs/design/plays.md, A pipeline's programs.
 """
 
 from __future__ import annotations

@@ -1,22 +1,6 @@
 """A recorded pipeline played under another schedule, with other microbatches, or with its layers shared out otherwise.
 
-Each recorded step is played with its own times: actions take what they took in the mean of their stage and kind, and
-before each action and each message that it posts the host takes its mean (`Host`). Messages take their recorded time
-once both links are free, as long as they are as large and the link is the same; else it changes as the link's formula
-does. In which order a rank posts and waits for them is torch's
-(`_step_microbatches` in torch/distributed/pipelining/schedules.py): GPipe waits for what it receives; 1F1B, once the
-pipeline is full, also for what it has sent. Where ranks hold several stages they post what they receive as soon as the
-sender's turn comes (`costs.pipeline.turns`), and wait for it alone.
-
-[Note: another number of stages]
-A layer takes as long as the others of its rank, and what a stage takes beside its layers stays: the embedding with the
-first stage, the head with the last, and with those between the mean of theirs. The halves of a backward pass take half
-of the computation each, as on the sleeping device, and each all that the host does in an action; the first stage's
-inputs need no gradient, so that all of it is the weights'. Both add up to a whole one, which has the host's time once.
-
-[Note: a device that keeps a schedule]
-A sleeping device makes up for what its host took since the last action. So an action and the host's time before it are
-what the device takes by itself, however the two share it: that is what is halved, put together and scaled.
+[Note: another number of stages], [Note: a device that keeps a schedule]: docs/design/plays.md, A pipeline's programs.
 """
 
 from __future__ import annotations

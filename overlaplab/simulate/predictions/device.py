@@ -1,8 +1,7 @@
 """Runs recorded on GPUs, by anybody, under another setting: hosts and streams played again.
 
-Behind another link T is by its formula; DDP's buckets may have another cap (`gpus.buckets`), FSDP2 may gather further
-ahead (`gpus.gathers`), and hosts and streams may do something else (`gpus.edits`). The predicted run tells what streams
-did as operators of threads: the main stream's, the others', and the link's.
+docs/design/plays.md, Runs on GPUs. The predicted run tells what streams did as operators of threads: the main stream's,
+the others', and the link's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a step of a run on GPUs would take with another cap of DDP, or prefetch depth of FSDP2.
 
-Hosts and streams are played again for each setting (`device.predict_device`), which takes up to seconds where many
-kernels were recorded. So what is asked for once is kept, and the curve's settings are played before a slider moves.
+docs/design/plays.md, The page What if.
 """
 
 from __future__ import annotations

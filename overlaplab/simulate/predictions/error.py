@@ -1,9 +1,6 @@
 """How far a prediction may be off: what a recording of the predicted setting would give in 95 of 100 cases.
 
-This is the one interval of the command, the page and predicted runs. It has parts of which none knows of the others, so
-that their squares add up. Steps within a recording, and recordings of the same setting, are two levels of a
-random-effects model: Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013). The third is the model's
-own error, the fourth that of a line from which T of other sizes follows, the fifth what lies beyond what was recorded.
+docs/design/plays.md, A prediction's error.
 """
 
 from __future__ import annotations

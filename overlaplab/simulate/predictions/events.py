@@ -18,10 +18,10 @@ from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait,
 from overlaplab.simulate.predictions.by_hand import HopEvents
 from overlaplab.simulate.predictions.move_labels import (
     NAME_FIELDS,
-    move_label_fields,
     ordered_fields,
     sent_dtype,
     silent_waits,
+    unit_label_fields,
     unit_name,
 )
 from overlaplab.simulate.predictions.trace_event import COMPUTES, INSTANT_NS, LANES, LINK, Event
@@ -149,7 +149,7 @@ class _RankEvents:
                 if mark.word == "last_use" and unit in self.gathered:
                     self.used[unit] = now, mark.name
                 word = "first_use" if mark.word == "use" else mark.word
-                yield _instant(now, label_text(word, **move_label_fields("gather", mark.name)))
+                yield _instant(now, label_text(word, **unit_label_fields(mark.name)))
             case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
             case word if word in STAGE_WORDS:  # after what was launched at the same moment
@@ -203,7 +203,7 @@ class _RankEvents:
     def free(self, unit: str) -> Event:
         """The label of a unit that is freed with its last use: it is gathered before it is used again."""
         at_ns, name = self.used.pop(unit)
-        return _instant(at_ns, label_text("free", **move_label_fields("gather", name), bytes=self.gathered[unit]))
+        return _instant(at_ns, label_text("free", **unit_label_fields(name), bytes=self.gathered[unit]))
 
     def fields(self, launch: Launch) -> dict[str, str]:
         """Its bucket or unit; FSDP2 says of a unit neither microbatch nor phase: those of the pass."""

@@ -16,9 +16,9 @@ NAME_FIELDS = {
 """What the name of a launch of this role consists of."""
 
 
-def move_label_fields(role: str, name: str) -> dict[str, str]:
-    """The fields of a label, from the name of a move, in which units are encoded, too."""
-    return ordered_fields(dict(zip(NAME_FIELDS[role], name.split(" "), strict=True)))
+def unit_label_fields(name: str) -> dict[str, str]:
+    """The fields of a label, from the name of a unit's move."""
+    return ordered_fields(dict(zip(NAME_FIELDS["gather"], name.split(" "), strict=True)))
 
 
 def ordered_fields(fields: dict[str, str]) -> dict[str, str]:

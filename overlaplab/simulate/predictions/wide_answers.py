@@ -1,7 +1,6 @@
 """What a step of a run on CPUs would take with another setting, fast enough to answer a slider.
 
-A setting's programs are made once and kept. Another link, and more ranks, then only change how long collectives take,
-and who does what was recorded; the wide player plays all ranks at once.
+docs/design/plays.md, The page What if.
 """
 
 from __future__ import annotations

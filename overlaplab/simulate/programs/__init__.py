@@ -1,12 +1,7 @@
 """The programs of all ranks under another setting, from one recorded run of the engine on a CPU.
 
-What was recorded is taken apart into work and communication (`profile`), and the strategy asked for makes its own
-communication around the same work (`strategy`, and a file for each family). Where only the link changes, the recorded
-moves stay, and T alone is changed; of meshes of several axes that is all that is known.
-
-[Note: ranks]
-Ranks beyond those recorded draw each step from these ranks' programs (`further`). Where ranks own parts, those who draw
-update as large a part as the rank whose step they drew. Beside a server they take the recorded ranks' work in turn.
+docs/design/plays.md, Another strategy's programs: `profile` takes the recorded programs apart, and `strategy`, with a
+file for each family, makes the communication of the one asked for around the same work.
 """
 
 from __future__ import annotations

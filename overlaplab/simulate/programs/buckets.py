@@ -1,12 +1,6 @@
 """Other buckets for the gradients of a recorded run: its programs with these, and everything else as recorded.
 
-Each bucket is launched with its last gradient, in order, and all are waited for at the end of the backward pass, as by
-torch's DistributedDataParallel and by the engine's strategy `bucketed`.
-
-[Note: costs]
-A launch takes the host the time of its range, and about as long again, in which the link's own thread holds the
-interpreter: 0.4 to 0.5 ms, where the range is 0.2 ms. What is no longer launched saves that (`without_launches`). On a
-sleeping device that makes up for what the host takes (`Manifest.hides_host`) a launch costs nothing.
+[Note: costs]: docs/design/plays.md, Other caps.
 """
 
 from __future__ import annotations

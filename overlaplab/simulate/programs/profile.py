@@ -1,8 +1,6 @@
 """The work profile of a recorded run: each rank's work step by step, without its communication.
 
-Taken from the recorded programs: launches and waits are left out, and with them what they cost the host, so that what
-remains are works and marks. A launch costs as in `changes` ([Note: costs]): its range before it, as long again after.
-What collectives displace is left out as well.
+docs/design/plays.md, Another strategy's programs. A launch costs as in `programs.buckets` ([Note: costs]).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What strategies' programs share: a rank's work profile walked through, and a strategy's hooks called at its marks.
 
-The hooks are those that the engine's strategies have in training (engine/overlaplab_engine/strategies); what they do
-there with tensors is left out, and what they launch and wait for becomes moves. Tests compare the order of both.
+docs/design/plays.md, Another strategy's programs. The hooks are those that the engine's strategies have in training.
 """
 
 from __future__ import annotations

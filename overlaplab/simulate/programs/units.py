@@ -140,11 +140,11 @@ class TorchFSDP2(Units):
     def begin_forward(self) -> None:
         """See `Strategy`: the root is gathered first."""
         self._order = [FSDP2_ROOT, *(unit for unit in self.model.uses if layer_number(unit) is not None)]
-        self._use(FSDP2_ROOT, self._order, "forward")
+        self._use(FSDP2_ROOT, "forward")
 
     def before_forward(self, unit: str) -> None:
         if unit in self._order:
-            self._use(unit, self._order, "forward")
+            self._use(unit, "forward")
 
     def after_forward(self, unit: str) -> None:
         stays = not self.options.reshard_after_forward or (self.options.keep_last and unit == self._order[-1])
@@ -154,11 +154,11 @@ class TorchFSDP2(Units):
     def begin_backward(self) -> None:
         """See `Strategy`: from the root to the first layer."""
         self._order = [FSDP2_ROOT, *reversed(self._order[1:])]
-        self._use(FSDP2_ROOT, self._order, "backward")
+        self._use(FSDP2_ROOT, "backward")
 
     def before_backward(self, unit: str) -> None:
         if unit in self._order:
-            self._use(unit, self._order, "backward")
+            self._use(unit, "backward")
 
     def after_backward(self, unit: str) -> None:
         if unit in self._order:
@@ -168,12 +168,12 @@ class TorchFSDP2(Units):
         """See `Strategy`: the root's gradients go last."""
         self._reduce(FSDP2_ROOT)
 
-    def _use(self, unit: str, order: Sequence[str], phase: str) -> None:
+    def _use(self, unit: str, phase: str) -> None:
         """Wait for the unit, then gather those that follow."""
         self.gather(unit, phase)
         self.wait_for_unit(unit)
-        place = order.index(unit) + 1
-        for following in order[place : place + self.options.prefetch]:
+        place = self._order.index(unit) + 1
+        for following in self._order[place : place + self.options.prefetch]:
             self.gather(following, phase)
 
     def _reduce(self, unit: str) -> None:

@@ -36,10 +36,10 @@ def shape_of(schedule: str, took: tuple[dict[str, int], ...], *, microbatches: i
 
 
 def whole(shape: Shape) -> int:
-    """A step, if every action begins a hop after the last of what it needs."""
+    """A step, if every action begins as soon as the last of what it needs is over."""
     orders = order(shape.schedule, len(shape.took_ns), shape.microbatches)
     took = {action: shape.took_ns[action.stage][action.kind] for own in orders for action in own}
-    return max(end for _, end in starts(orders, took, shape.hop_ns).values())
+    return max(end for _, end in starts(orders, took).values())
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

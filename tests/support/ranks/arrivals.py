@@ -17,9 +17,6 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.network.link import Kind
 from overlaplab_engine.network.mesh import Mesh
 
-OUT_OF_PLACE = {Kind.ALL_GATHER: 1, Kind.REDUCE_SCATTER: 1}
-"""Where the source is among a collective's tensors; the destination is the first. Others work in place."""
-
 
 @dataclass
 class Flight:
