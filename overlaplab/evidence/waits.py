@@ -73,7 +73,7 @@ def called_ns(table: Mapping[str, NDArray[Any]]) -> Integers:
     """When each rank came to the collective in rows of `arrivals`: its arrival, or earlier where another group's
     collective then had the rank's link, for which no other rank is to blame.
     """
-    return np.minimum(table["arrived_ns"], table["start_ns"])
+    return np.asarray(np.minimum(table["arrived_ns"], table["start_ns"]), dtype=np.int64)
 
 
 def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> Integers:

@@ -136,7 +136,8 @@ def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFram
     answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
     if action.name in ("cap", "first_bucket"):  # against waits for barriers, buffers and metrics it does nothing
         named = told_rows["what"].notna()
-        answers &= named | ((told_rows["cause"] != Cause.BLOCKING) | ~named.any())
+        if named.any():
+            answers &= named | (told_rows["cause"] != Cause.BLOCKING)
     if action.name == "balance":
         answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
     return told_rows[answers]

@@ -41,11 +41,11 @@ def kinds_finding(table: pd.DataFrame) -> str | None:
     if (means.max() - means.min()).max() <= ALIKE_KINDS * rows["span_ns"].mean():
         return None
     parts, all_known = [], True
-    for kind, kind_rows in rows.groupby("step_kind"):
+    for _, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
         named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= MOST_STEPS else ""
-        span, exposed = means.loc[kind].astype(float)
+        span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
         is_known = often.startswith("one step in") or _fills(rows, kind_rows)
         all_known &= is_known
         parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed")
