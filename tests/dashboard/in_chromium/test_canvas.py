@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+import pandas as pd
 import pytest
 from browsing.browser import app_on, pick, rerun, settle, visit, watched
 from browsing.canvas import AXIS, FIND, GUTTER, at, gpu_rank, hexed, open_timeline, pixels, plot, share_of, told, window
@@ -356,6 +357,10 @@ def test_a_drag_selects_a_range_and_shows_its_figures(page_of_gpu: Page) -> None
     assert (low, high) == (pytest.approx(400_000, abs=1500), pytest.approx(700_000, abs=1500))
     figures = f"Selected: {low / 1e6:.3f} to {high / 1e6:.3f} ms"
     expect(page.locator("h3").first).to_have_text(figures)
+    with page.expect_download() as waited:
+        page.get_by_role("button", name="CSV").first.click()
+    taken = pd.read_csv(waited.value.path())
+    assert taken[["from (ms)", "to (ms)"]].drop_duplicates().to_numpy().tolist() == [[low / 1e6, high / 1e6]]
     page.wait_for_url(f"**range={low}*")
     page.reload()  # as whoever is sent the address sees it
     settle(page)
@@ -516,7 +521,9 @@ def test_the_address_is_a_link_to_what_is_seen(page: Page, served_at: str) -> No
 
 
 @pytest.mark.parametrize("asked", [(-500_000, 500_000), (600_000, 1_900_000), (100_000, 500_000)])
-def test_figures_and_address_are_of_the_window_that_is_drawn(page: Page, served_at: str, asked: tuple[int, int]) -> None:
+def test_figures_and_address_are_of_the_window_that_is_drawn(
+    page: Page, served_at: str, asked: tuple[int, int]
+) -> None:
     """A link may ask for what lies before or after the run, where the canvas does not go."""
     open_timeline(page, served_at, "gpu", "&from={}&to={}".format(*asked))
     start, end = window(page)
