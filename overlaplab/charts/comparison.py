@@ -26,7 +26,7 @@ def compare(table: pd.DataFrame, *, dark: bool = False, note: str | None = None)
     scale = with_room(max(ends["end"], default=1.0), ends["word"])
     x = alt.X("begin:Q", title="median step time (ms)", scale=scale, axis=alt.Axis(tickCount=12, labelFlush=FLUSH))
     lines = tooltip({"run": "", "part": "what", "ms:Q": "ms of the step", "share": "of the step"})
-    layers = [bars(rows, x, y, colours(step_fills(tones), left=labels_width(labels)), lines, 0.72)]
+    layers = [bars(rows, x, y, colours(step_fills(tones, rows["part"]), left=labels_width(labels)), lines, 0.72)]
     layers += [
         words(ends[ends["fastest"] == fastest], "end", y, tones.ink, align="left", dx=6, fontWeight=weight)
         for fastest, weight in ((False, "normal"), (True, "bold"))
@@ -46,10 +46,12 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
     rows, ends = [], []
     measures = [f"{name}_ms_{which}" for name, which in _MEASURES]
     figures = table[measures].astype("float64").fillna(0.0).to_numpy().tolist()
-    known = table.attrs.get("parts_ms", {})
+    parts_ms = table.attrs.get("parts_ms", {})
     of_run = zip(labels, table["path"], figures, table["fastest"], strict=True)
     for label, path, (step, iqr, *medians), fastest in of_run:
-        lengths = [part or 0.0 for part in known[path].values()] if path in known else _scaled(step, *medians)
+        lengths = (
+            [part or 0.0 for part in parts_ms[path].values()] if path in parts_ms else _scale_medians(step, *medians)
+        )
         parts = stack_parts(lengths)
         rows += [(label, part, took, percent(took, step), begin, end) for part, took, begin, end in parts]
         word = f"{duration(step)}, IQR {duration(iqr)}" + (", fastest" if fastest else "")
@@ -60,7 +62,7 @@ def _rows(table: pd.DataFrame, labels: list[str]) -> tuple[pd.DataFrame, pd.Data
     )
 
 
-def _scaled(step: float, exposed: float, comm: float, computing: float) -> list[float]:
+def _scale_medians(step: float, exposed: float, comm: float, computing: float) -> list[float]:
     """Medians of parts, which may add up to more than the median step, as parts of it."""
     hidden = max(comm - exposed, 0.0)
     compute = max(computing - hidden, 0.0)

@@ -24,7 +24,7 @@ EXPOSED = "communication exposed"
 
 UNHIDEABLE = Cause.UNHIDEABLE.label
 
-_ALWAYS = {
+_PARTS = {
     ARRIVING: "idle",
     WAITING: "held",
     QUEUED: "queued",
@@ -32,7 +32,7 @@ _ALWAYS = {
     HIDDEN: "hidden",
     EXPOSED: "exposed",
 }
-"""In the legend, drawn or not, where causes are unknown; each with its colour of the palette."""
+"""What is drawn where causes are unknown; each with its colour of the palette."""
 _SHARED = {
     "held": "ready, not launched yet",
     "queued": QUEUED,
@@ -122,8 +122,8 @@ def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> dict[str
     """By part that is drawn: the legend's word, the same for all parts of one colour, and the colour."""
     # In the legend's order; the best buckets' row has what is unhideable without a cause.
     coloured = {label: Cause(cause).colour for label, cause in zip(causes["label"], causes["cause"], strict=True)}
-    names = _ALWAYS | coloured | {UNHIDEABLE: Cause.UNHIDEABLE.colour}
-    drawn = {part for _, part, *_ in bands} | ({*_ALWAYS} if causes.empty else set())
+    names = _PARTS | coloured | {UNHIDEABLE: Cause.UNHIDEABLE.colour}
+    drawn = {part for _, part, *_ in bands}
     by_colour: dict[str, list[str]] = {}
     for part, name in names.items():
         if part in drawn:

@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab import findings
-from overlaplab.charts.parts import FLUSH, Layer, bars, known_ms, row_axis, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, bars, fills_drawn, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import byte_unit, ms, to_ms
@@ -233,12 +233,14 @@ def step_lanes(
     longest = to_ms(float(max(spans_ns)))
     scale = with_room(longest, [f"{ms(max(spans_ns))} predicted"])
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=10, labelFlush=FLUSH))
-    fills = list(zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True))
-    tinted = colours(fills, left=labels_width(_ROWS))
     lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
     solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
+    fills = zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True)
+    pairs = fills_drawn(fills, pd.concat([solid, pale])["part"])
+    tinted = colours(pairs, left=labels_width(_ROWS))
     dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE_OPACITY}
-    outline = alt.Stroke("part:N", scale=alt.Scale(domain=[*_PARTS], range=[tone for _, tone in fills]), legend=None)
+    outlines = alt.Scale(domain=[part for part, _ in pairs], range=[tone for _, tone in pairs])
+    outline = alt.Stroke("part:N", scale=outlines, legend=None)
     words_of_ends = [ms(measured_ns), f"{ms(step_ns)} predicted"]
     ends = pd.DataFrame({"row": [*_ROWS[::2]], "begin": [to_ms(float(ns)) for ns in spans_ns], "word": words_of_ends})
     layers = [

@@ -28,9 +28,9 @@ from overlaplab.words import count
 
 def page() -> None:
     page_head("Compare", "Several runs side by side: how long their steps take, and how much of that is communication.")
-    found = _open_all(_choose(st.session_state["names"]))
-    with _comparing(len(found)):
-        good, bad = _sort_out(found)
+    by_name = _open_all(_choose(st.session_state["names"]))
+    with _say_comparing(len(by_name)):
+        good, bad = _sort_out(by_name)
     if bad:
         st.warning("Left out, because they cannot be read:")
         for name, error in bad:
@@ -112,7 +112,7 @@ def _cache_arguments(good: list[Opened]) -> tuple[Stamps, str | None, str | None
 
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
-    with _comparing(len(good)):
+    with _say_comparing(len(good)):
         section, links = _make_sweep(*_cache_arguments(good))
     first = good[0].run
     strategy = first.manifest.strategy if first.manifest else None
@@ -142,7 +142,7 @@ def _go_to(good: list[Opened], rows: pd.DataFrame) -> None:
 
 def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
-    with _comparing(len(good)):
+    with _say_comparing(len(good)):
         times, *costs = _make_sections(*_cache_arguments(good))
     lead(times.lead, _note(good))
     show_blocks(times.blocks)
@@ -151,7 +151,7 @@ def _runs(good: list[Opened]) -> None:
     what_to_do([*times.advice, *(line for section in costs for line in section.advice)])
 
 
-def _comparing(runs: int) -> AbstractContextManager[None]:
+def _say_comparing(runs: int) -> AbstractContextManager[None]:
     """What the page says while it computes something of so many runs."""
     return st.spinner(f"Comparing {count(runs, 'run')}", show_time=True)
 
@@ -162,12 +162,12 @@ def _open_all(names: list[str]) -> dict[str, Opened | OverlaplabError]:
 
 
 def _sort_out(
-    found: dict[str, Opened | OverlaplabError],
+    by_name: dict[str, Opened | OverlaplabError],
 ) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:
     """Those runs that can be compared, and what is wrong with the others."""
     good: list[Opened] = []
     bad: list[tuple[str, OverlaplabError]] = []
-    for name, opened in found.items():
+    for name, opened in by_name.items():
         if isinstance(opened, OverlaplabError):
             bad.append((name, opened))
         elif opened.summary.empty:
