@@ -491,7 +491,7 @@ def test_timeline_draws_one_table_over_its_window() -> None:
     ]
     assert {param["name"]: param.get("bind") for param in found["params"]} == {"window": "scales", "pointed": None}
     assert found["title"]["text"] == (
-        "Exposed communication 30.0 ms of 40.0 ms, 30\u00a0% of the time, from 0 ms to 100.0 ms"
+        "Exposed communication 30.0 ms of 40.0 ms, 30\u00a0% of this window, from 0 ms to 100.0 ms"
     )
     assert found["title"]["subtitle"] == ["emulated link 1Gbps,200us"]
 
