@@ -319,6 +319,14 @@ def test_a_bucket_told_by_its_launch_waits_for_no_other() -> None:
         assert ("waited more than" in json.dumps(spec(chart)["title"])) is waits
 
 
+def test_a_wait_too_short_to_be_seen_is_not_in_the_legend() -> None:
+    legend = []
+    for late_ns in (1_000, 1_000_000):
+        chart = charts.buckets(pd.DataFrame([bucket(0, launch_ns=12 * MS, start_ns=12 * MS + late_ns)]))
+        legend.append(spec(chart)["layer"][0]["encoding"]["color"]["legend"]["values"])
+    assert [charts.readiness.STARTING in words for words in legend] == [False, True]
+
+
 def test_buckets_without_their_communication_claim_nothing_about_it() -> None:
     unknown = {"start_ns": None, "end_ns": None, "exposed_ns": None}
     title = spec(charts.buckets(pd.DataFrame([bucket(0, **unknown), bucket(1, **unknown)])))["title"]
