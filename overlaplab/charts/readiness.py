@@ -46,7 +46,7 @@ _SHARED = {
 _NO_CAUSES = pd.DataFrame({"row": pd.array([], dtype="Int64"), "cause": [], "label": [], "start_ns": [], "end_ns": []})
 _LEAST_MS = 1e-9  # shorter is rounding
 _NUMBER_SHARE = 0.012  # share of the axis: waits at least this wide bear the number of the rank
-_SEEN_SHARE = 0.0007  # share of the axis: what is shorter, half a pixel, is not in the legend
+_SEEN_SHARE = 0.0015  # share of the axis: what is shorter, about a pixel, is not in the legend
 _AT_THE_END = "Exposed time is drawn at a bucket's end."
 _FULL, _FOREIGN = 0.7, 0.4
 _HEIGHTS = {ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}

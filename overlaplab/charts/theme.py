@@ -174,7 +174,7 @@ def finish(
         height=height,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         background="transparent",
-        config=_config(tones, predicted=any(map(says_predicted, texts))),
+        config=_config(tones, predicted=any(says_predicted(text.lower()) for text in texts)),
     )
 
 

@@ -23,7 +23,7 @@ from overlaplab.events import Run
 from overlaplab.folders import natural_key
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
-from overlaplab.words import count
+from overlaplab.words import capitalise, count
 
 
 def page() -> None:
@@ -144,7 +144,7 @@ def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
     with _say_comparing(len(good)):
         times, *costs = _make_sections(*_cache_arguments(good))
-    lead(times.lead, _note(good))
+    lead(times.lead, capitalise(_note(good) or "") or None)
     show_blocks(times.blocks)
     for section in costs:
         show_section(section)

@@ -56,6 +56,7 @@ def test_what_follows_a_sentence_begins_like_one(opened: Open, sweeps: Path) -> 
     app = opened(sweeps, "compare", "sweep/cap-5")
     assert ". Emulated link 1Gbps,200us" in texts(app)
     assert ". emulated link" not in texts(app)
+    assert "emulated link" not in [text.value[:13] for text in opened(sweeps, "compare", "alone").text]
 
 
 def test_a_sweep_is_shown_by_cap(opened: Open, sweeps: Path) -> None:
