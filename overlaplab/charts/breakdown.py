@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import bars, row_axis, tooltip, words
+from overlaplab.charts.parts import bars, fills_drawn, row_axis, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings.first_screen import ranks_left_out, summary_scope, summary_title
 from overlaplab.words import count, rank_word, to_ms
@@ -37,8 +37,7 @@ def summary(
     long = _parts(_most_exposed(table, most))
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
-    there = set(long["part"])
-    drawn = {part: tone for part, tone in zip(PARTS.values(), of_parts, strict=True) if part in there}
+    drawn = dict(fills_drawn(zip(PARTS.values(), of_parts, strict=True), long["part"]))
     axis = alt.Axis(title="% of the step time", values=list(range(0, 101, 10)))
     x = alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis)
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": "% of the step time"}, share=".2f")
@@ -67,7 +66,7 @@ def _most_exposed(table: pd.DataFrame, most: int | None) -> pd.DataFrame:
 
 
 def _parts(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per rank and part: ms, share of the rank's span and its place on the bar, both in percent."""
+    """One row per rank and part that took time: ms, share of the rank's span and place on the bar, both in percent."""
     grouped = table.groupby("rank", dropna=False, sort=True)
     waits_known = table["exposed_wait_ns"].notna().groupby(table["rank"], dropna=False, sort=True).all()
     sums = grouped[[*PARTS, "span_ns"]].sum()
@@ -79,6 +78,8 @@ def _parts(table: pd.DataFrame) -> pd.DataFrame:
         left_out = {"exposed_comm_ns"} if split else {"exposed_wait_ns", "exposed_transfer_ns"}
         for column in (name for name in PARTS if name not in left_out):
             took = int(row[column])
+            if took == 0:
+                continue
             begin, end = 100 * done / whole, 100 * (done + took) / whole
             rows.append((rank_word(rank), PARTS[column], to_ms(took), 100 * took / whole, begin, end))
             done += took

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, row_axis, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, fills_drawn, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
 from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
@@ -91,6 +91,7 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         (rank, part, to_ms(begin), to_ms(end), to_ms(end - begin))
         for rank, alone, cost in zip(ranks, drawn["alone_ns"].astype(int), drawn["cost_ns"].astype(int), strict=True)
         for part, begin, end in ((ALONE, 0, alone), (SHARED, alone, cost))
+        if end > begin
     ]
     table_of_bars = pd.DataFrame(rows, columns=["rank", "part", "begin", "end", "ms"])
     costs = to_ms(drawn["cost_ns"].astype("float64"))
@@ -99,7 +100,7 @@ def late_ranks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
     scale = with_room(max(ends["end"], default=0.0), ends["text"])
     axis = alt.Axis(title="waited for it, all other ranks together (ms)", format=",~f", tickCount=10, labelFlush=FLUSH)
     x = alt.X("begin:Q", scale=scale, axis=axis)
-    fills = colours([(ALONE, tones.waiting), (SHARED, tones.starting)])
+    fills = colours(fills_drawn([(ALONE, tones.waiting), (SHARED, tones.starting)], table_of_bars["part"]))
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms"})
     layers = [
         bars(table_of_bars, x, y, fills, lines, 0.7),

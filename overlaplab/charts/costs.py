@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, Layer, row_axis, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, fills_drawn, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings import costs_title, run_labels
 from overlaplab.words import byte_unit, count, size_exact
@@ -54,7 +54,8 @@ def _beside_theory(
     top = max(drawn["end"], default=0.0) or 7.0  # one rank sends nothing
     x_scale, x_axis = with_room(top, drawn["word"]), alt.Axis(tickCount=10, labelFlush=FLUSH)
     x = alt.X(f"{MEASURED}:Q", title=f"{verb.lower()} ({unit})", scale=x_scale, axis=x_axis)
-    fills = colours([(MEASURED, tone), (THEORY, tones.ink)], left=labels_width(drawn["run"]))
+    held = drawn[[MEASURED, THEORY]].dropna(axis="columns", how="all")
+    fills = colours(fills_drawn([(MEASURED, tone), (THEORY, tones.ink)], held.columns), left=labels_width(drawn["run"]))
     shared = {"y": y, "color": fills, "tooltip": tooltip({"run": "", "word": verb.lower()})}
     bars = Layer(drawn).mark_bar(height={"band": 0.6}, opacity=1)
     ticks = Layer(drawn[drawn[THEORY].notna()].assign(part=THEORY))

@@ -183,7 +183,7 @@ def mark_colours(tones: Palette) -> dict[MarkKind, str]:
         MarkKind.ALL_TO_ALL: tones.to_all,
         MarkKind.COMMUNICATION: tones.other,
         **{mark: cause_colours(tones)[cause] for mark, cause in CAUSE_MARKS.items()},
-        MarkKind.EXPOSED: tones.starting,
+        MarkKind.EXPOSED: tones.idle,
         MarkKind.MEMORY: tones.memory,
         MarkKind.FREE: tones.ink,
     }

@@ -29,9 +29,16 @@ class Layer(alt.Chart):
         return self.copy(deep=False)
 
 
-def step_fills(tones: Palette) -> list[tuple[str, str]]:
-    """The colour of each of `STEP_PARTS`."""
-    return list(zip(STEP_PARTS, (tones.compute, tones.hidden, tones.exposed, tones.idle), strict=True))
+def step_fills(tones: Palette, parts: Iterable[str] = STEP_PARTS) -> list[tuple[str, str]]:
+    """The colour of each of `STEP_PARTS` that is among these parts."""
+    fills = zip(STEP_PARTS, (tones.compute, tones.hidden, tones.exposed, tones.idle), strict=True)
+    return fills_drawn(fills, parts)
+
+
+def fills_drawn(fills: Iterable[tuple[str, str]], parts: Iterable[str]) -> list[tuple[str, str]]:
+    """The pairs of a part and its colour for the parts that a chart draws: its legend has no others."""
+    drawn = set(parts)
+    return [(part, tone) for part, tone in fills if part in drawn]
 
 
 def stack_parts(lengths: Iterable[float]) -> list[tuple[str, float, float, float]]:

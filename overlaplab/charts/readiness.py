@@ -24,7 +24,7 @@ EXPOSED = "communication exposed"
 
 UNHIDEABLE = Cause.UNHIDEABLE.label
 
-_ALWAYS = {
+_PARTS = {
     ARRIVING: "idle",
     WAITING: "held",
     QUEUED: "queued",
@@ -32,7 +32,7 @@ _ALWAYS = {
     HIDDEN: "hidden",
     EXPOSED: "exposed",
 }
-"""In the legend, drawn or not, where causes are unknown; each with its colour of the palette."""
+"""What is drawn where causes are unknown; each with its colour of the palette."""
 _SHARED = {
     "held": "ready, not launched yet",
     "queued": QUEUED,
@@ -46,6 +46,7 @@ _SHARED = {
 _NO_CAUSES = pd.DataFrame({"row": pd.array([], dtype="Int64"), "cause": [], "label": [], "start_ns": [], "end_ns": []})
 _LEAST_MS = 1e-9  # shorter is rounding
 _NUMBER_SHARE = 0.012  # share of the axis: waits at least this wide bear the number of the rank
+_SEEN_SHARE = 0.0015  # share of the axis: what is shorter, about a pixel, is not in the legend
 _AT_THE_END = "Exposed time is drawn at a bucket's end."
 _FULL, _FOREIGN = 0.7, 0.4
 _HEIGHTS = {ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}
@@ -111,7 +112,9 @@ def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: dict[str, tu
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16, labelFlush=FLUSH))
     lines = tooltip({"bucket": "", "what": "", "ms:Q": "took ms"} | WHEN)
     pairs = list(dict.fromkeys(fills.values()))
-    legend = colours(pairs, left=labels_width(table["bucket"]), columns=3, offset=22)
+    seen = {*table.loc[table["ms"] >= _SEEN_SHARE * (domain[1] - domain[0]), "part"]}
+    named = [word for word, _ in pairs if word in seen]
+    legend = colours(pairs, left=labels_width(table["bucket"]), values=named, columns=3, offset=22)
     heights = dict.fromkeys((*_HEIGHTS.values(), *([_FOREIGN] if _thin(bands) else []), _FULL))
     return [
         bars(table[table["height"] == height].drop(columns="height"), x, y, legend, lines, height) for height in heights
@@ -122,8 +125,8 @@ def _fills(causes: pd.DataFrame, bands: list[_Band], tones: Palette) -> dict[str
     """By part that is drawn: the legend's word, the same for all parts of one colour, and the colour."""
     # In the legend's order; the best buckets' row has what is unhideable without a cause.
     coloured = {label: Cause(cause).colour for label, cause in zip(causes["label"], causes["cause"], strict=True)}
-    names = _ALWAYS | coloured | {UNHIDEABLE: Cause.UNHIDEABLE.colour}
-    drawn = {part for _, part, *_ in bands} | ({*_ALWAYS} if causes.empty else set())
+    names = _PARTS | coloured | {UNHIDEABLE: Cause.UNHIDEABLE.colour}
+    drawn = {part for _, part, *_ in bands}
     by_colour: dict[str, list[str]] = {}
     for part, name in names.items():
         if part in drawn:

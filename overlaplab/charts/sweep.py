@@ -19,7 +19,7 @@ _, HIDDEN, EXPOSED, _ = STEP_PARTS
 _LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
 """The columns of `overlaplab.sweep` with the lengths of `STEP_PARTS`."""
 
-_ROW_PX = 38  # pixels, the same in both charts; with as many lines above, their rows line up
+_ROW_PX = 38  # pixels, the same in both charts; with as many lines above, the legend's all drawn or not, rows line up
 _LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _SLOTS = 400  # hidden and exposed time are distinguished in stretches of at least this fraction of the axis
 

@@ -37,16 +37,16 @@ class Palette:
     hidden: str = _tone("#C97F0A", "#F0B429")  # communication that computation hides
     exposed: str = _tone("#C5263A", "#FF5862")  # communication that nothing hides; as a cause, that of the tail
     waiting: str = _tone("#FF9386", "#BC909B")  # exposed, before the last rank arrived
-    memory: str = _tone("#868693", "#B9B8B8")
-    idle: str = _tone("#DADDE5", "#3B404A")
+    memory: str = _tone("#868693", "#CACBC8")
+    idle: str = _tone("#DADDE5", "#595A4A")
     # What goes before a transfer, and causes of exposed time
-    held: str = _tone("#424390", "#8A83FA")  # ready, and not launched yet
+    held: str = _tone("#403BB7", "#8A83FA")  # ready, and not launched yet
     queued: str = _tone("#5473EF", "#5869E8")  # launched, but the link is still busy with earlier work
     starting: str = _tone("#747576", "#A3BEBE")  # launched and not started, for no reason that the trace shows
     blocking: str = _tone("#A14EA8", "#C260A3")  # waited for at once
     bound: str = _tone("#5B0216", "#B62F77")  # what nothing can hide: longer than the computation there is
     gap: str = _tone("#D5BF2E", "#8F7401")  # the host paused
-    bubble: str = _tone("#9F8C91", "#5E584A")  # a pipeline's schedule leaves nothing to do
+    bubble: str = _tone("#9F8C91", "#47413B")  # a pipeline's schedule leaves nothing to do
     uneven: str = _tone("#11C9AF", "#24A062")  # a slower stage is not done
     sending: str = _tone("#22A4C6", "#17DBF9")  # a message between stages is on its way
     # Kinds of collectives
@@ -82,19 +82,21 @@ def labels_width(labels: Iterable[str]) -> int:
 
 
 def colours(pairs: Sequence[tuple[str, str]], *, left: int = 60, **legend: Any) -> alt.Color:
-    """The colours of the field `part`, from pairs of a value and its colour; all are in the legend, in this order.
+    """The colours of the field `part`, from pairs of a value and its colour; the legend has them, or those of its
+    `values`, in this order.
 
     `left`: pixels that the other axis takes at most.
     """
     words, tones = [word for word, _ in pairs], [tone for _, tone in pairs]
     look: dict[str, Any] = {"orient": "top", "labelLimit": 0, "symbolType": "square", "columns": len(words)} | legend
-    look["columns"] = alt.ExprRef(_columns(words, look["columns"], left))
+    named = look.get("values", words)
+    look["columns"] = alt.ExprRef(_columns(named, look["columns"], left))
     return alt.Color(
         "part:N",
         title=None,
         sort=words,
         scale=alt.Scale(domain=words, range=tones),
-        legend=alt.Legend(**look) if words else None,  # Vega gives an empty legend an infinite size
+        legend=alt.Legend(**look) if named else None,  # Vega gives an empty legend an infinite size
     )
 
 
@@ -172,7 +174,7 @@ def finish(
         height=height,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         background="transparent",
-        config=_config(tones, predicted=any(map(says_predicted, texts))),
+        config=_config(tones, predicted=any(says_predicted(text.lower()) for text in texts)),
     )
 
 

@@ -10,13 +10,14 @@ import altair as alt
 import pandas as pd
 
 from overlaplab import findings
-from overlaplab.charts.parts import FLUSH, Layer, bars, known_ms, row_axis, tooltip, with_room, words
+from overlaplab.charts.parts import FLUSH, Layer, bars, fills_drawn, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
 from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import byte_unit, ms, to_ms
 
 _HEIGHT_PX = 190
 _LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
+_WORD_PX = 22  # pixels below a dot in which a line would go through the dot's word
 _DASHES = [5, 4]
 _PALE_OPACITY = 0.35
 _WORD_SHARE = 0.15  # of a curve's height: as much as a word needs
@@ -177,7 +178,11 @@ def _draw_curve(
     last = shown.tail(1).assign(word="predicted")
     layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if below else -10, fontStyle="italic"))
     if dots is not None and len(dots):
-        layers += _draw_dots(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines)
+        top = max([(table["value"] + (0 if half is None else half)).max(), dots["ms"].max(), *low])
+        px = _HEIGHT_PX / (top - lowest + room)
+        below = [(dots["ms"].min() - level) * px for level in low]
+        clear = max((gap for gap in below if 0 <= gap < _WORD_PX), default=0.0)  # below the line, not across it
+        layers += _draw_dots(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines, clear)
     description = f"A dashed, predicted line over {curve.x_title}. {curve.title}."
     return finish(layers, curve.title, subtitle, description, dark=dark, height=_HEIGHT_PX, line=_LINE_CHARACTERS)
 
@@ -203,12 +208,12 @@ def _inline(table: pd.DataFrame) -> Any:
 
 
 def _draw_dots(
-    dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip]
+    dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip], clear: float
 ) -> list[alt.Chart]:
-    """The dots, and a word below the lowest, or above it where it is under `low`."""
+    """The dots, and a word so many pixels `clear` below the lowest, or above it where it is under `low`."""
     drawn: alt.Chart = Layer(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
     first = dots.sort_values("value").head(1).assign(word="measured")
-    dy = 10 if first["value"].iloc[0] > low else -16
+    dy = 10 + clear if first["value"].iloc[0] > low else -16
     look: dict[str, Any] = {"align": "left", "dx": 8, "dy": dy, "fontWeight": 600}
     return [drawn.encode(x=x, y=y, tooltip=list(lines)), words(_inline(first), x, y, tones.ink, **look)]
 
@@ -233,12 +238,14 @@ def step_lanes(
     longest = to_ms(float(max(spans_ns)))
     scale = with_room(longest, [f"{ms(max(spans_ns))} predicted"])
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=10, labelFlush=FLUSH))
-    fills = list(zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True))
-    tinted = colours(fills, left=labels_width(_ROWS))
     lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
     solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
+    fills = zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True)
+    pairs = fills_drawn(fills, pd.concat([solid, pale])["part"])
+    tinted = colours(pairs, left=labels_width(_ROWS))
     dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE_OPACITY}
-    outline = alt.Stroke("part:N", scale=alt.Scale(domain=[*_PARTS], range=[tone for _, tone in fills]), legend=None)
+    outlines = alt.Scale(domain=[part for part, _ in pairs], range=[tone for _, tone in pairs])
+    outline = alt.Stroke("part:N", scale=outlines, legend=None)
     words_of_ends = [ms(measured_ns), f"{ms(step_ns)} predicted"]
     ends = pd.DataFrame({"row": [*_ROWS[::2]], "begin": [to_ms(float(ns)) for ns in spans_ns], "word": words_of_ends})
     layers = [

@@ -66,7 +66,7 @@ _STYLE = """
 [class*="_words"] [data-testid="stElementContainer"] + [data-testid="stElementContainer"] {opacity: 0.75;}
 .st-key-screen h3 {padding: 0;}
 .st-key-screen [data-testid="stDataFrame"] {margin-top: 0.35rem;}
-:is(.st-key-causes, .st-key-actions) {padding-top: 0.3rem;}
+:is(.st-key-causes, .st-key-actions) {padding-top: 0.8rem;}
 :is(.st-key-causes, .st-key-actions) button {min-height: 0; padding: 0;}
 .st-key-causes_rest [data-testid="stText"] {font-size: 0.85rem; opacity: 0.75;}
 @media (max-width: 1100px) {
@@ -86,6 +86,8 @@ _STYLE = """
 .stMain h3 {font-size: 1.1rem; padding: 0.5rem 0 0.35rem;}
 [class*="st-key-remarks_"] [data-testid="stText"] {font-size: 0.9rem; opacity: 0.8;}
 [class*="st-key-side_by_side"] [data-testid="stColumn"] {min-width: 24rem;}
+[class*="st-key-side_by_side"] [data-testid="stColumn"] > [data-testid="stVerticalBlock"] {height: 100%;}
+[class*="st-key-side_by_side"] [data-testid="stLayoutWrapper"]:has(> [class*="st-key-title_"]) {margin-bottom: auto;}
 [class*="st-key-downloads_"] {margin-top: -1.75rem;}
 [class*="st-key-downloads_"] p {font-size: 0.85rem; opacity: 0.8;}
 .st-key-timeline_below h3 {font-size: 1rem; padding: 0.35rem 0 0;}
@@ -101,7 +103,7 @@ _STYLE = """
   font-variant-numeric: tabular-nums;}
 .st-key-timeline_facts [data-testid="stText"] ::first-line {font-size: 0.8rem; font-weight: 700; opacity: 0.75;}
 @media (max-width: 1150px) {.st-key-timeline_below [data-testid="stColumn"] {min-width: 100%;}}
-@media (max-width: 1000px) {
+@media (max-width: 1100px) {
   [data-testid="stSidebar"][data-collapsed="false"] {width: 13rem !important; min-width: 13rem;}
   .block-container {padding-left: 1.5rem; padding-right: 1.5rem;}
 }

@@ -25,7 +25,7 @@ from overlaplab.dashboard.head import PageHead
 from overlaplab.findings import Diagnosis
 from overlaplab.formats import in_one_unit
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
-from overlaplab.words import count, shorten
+from overlaplab.words import capitalise, count, shorten
 
 _ROOM = 930  # pixels that a table has in a window of 1280
 _LETTER, _PADDING = 6.3, 24  # pixels of a table's letter, and of what stands beside a cell's
@@ -221,8 +221,8 @@ def _download_buttons(block: Chart, run: str) -> None:
 
 
 def _draw(block: Chart, run: str, *, dark: bool) -> alt.LayerChart:
-    """The chart, with these words about the run at the beginning of its note."""
-    return block.draw(dark=dark, note=" · ".join(filter(None, (run, block.note))) or None)
+    """The chart, with these words about the run at the beginning of its note, which follows a sentence."""
+    return block.draw(dark=dark, note=capitalise(" · ".join(filter(None, (run, block.note)))) or None)
 
 
 def _run_words(block: Chart, run: str) -> str:

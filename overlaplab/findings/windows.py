@@ -50,7 +50,7 @@ def window_lead(window: WindowStatistics, step: int | None = None, chosen: str =
         busy, span = int(table["busy_ns"].sum()), int(table["span_ns"].sum())
         return f"{where}: no communication; {percent(busy, span)} of the ranks' time is busy."
     lead = f"{where}: {ms(exposed)} of {ms(comm)} of communication is exposed"
-    lead += f" ({percent(exposed, int(table['span_ns'].sum()))} of the time"
+    lead += f" ({percent(exposed, int(table['span_ns'].sum()))} of this window"
     if len(table) == 1:
         return f"{lead})."
     lead += ", all ranks together)."
@@ -67,7 +67,7 @@ def timeline_title(view: View) -> str:
     exposed = int(view.totals["exposed_comm_ns"].sum())
     ranks = f" over {len(view.totals)} ranks" if len(view.totals) > 1 else ""
     share = percent(exposed, int(view.totals["span_ns"].sum()))
-    return f"Exposed communication {ms(exposed)} of {ms(comm)}, {share} of the time{ranks}, {where}"
+    return f"Exposed communication {ms(exposed)} of {ms(comm)}, {share} of this window{ranks}, {where}"
 
 
 def timeline_lead(view: View, where: str, ranks: int) -> str:

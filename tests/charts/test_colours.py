@@ -32,6 +32,8 @@ MOST_TURNED_DEGREES = 30
 GROUNDS = {"light": "#FFFFFF", "dark": "#0E1117"}
 """Streamlit's, and the report's."""
 PALETTES = {"light": LIGHT, "dark": DARK}
+PARTS = ("compute", "hidden", "waiting", "exposed", "memory", "idle")
+"""Of a bar of the page Summary."""
 KINDS = ("reduce", "gather", "scatter", "to_all", "other")
 MEANINGS = {
     "compute": {"compute only", "backward compute"},
@@ -113,6 +115,7 @@ def test_what_meets_is_told_apart(drawn: dict[str, list[alt.LayerChart]], theme:
     tones = PALETTES[theme]
     lanes = {tone for mark, tone in mark_colours(tones).items() if mark not in (*PHASES, *EXPOSED)}
     meet = [set(scale.values()) for chart in drawn[theme] for scale in scales(chart.to_dict())]
+    meet += [{getattr(tones, name) for name in PARTS}]
     meet += [{getattr(tones, kind) for kind in KINDS}, set(cause_colours(tones).values()), lanes | {tones.exposed}]
     near = {
         pair: distance(*pair, blindness)
@@ -129,6 +132,23 @@ def test_what_stands_on_one_page_is_told_apart(theme: str) -> None:
     tones = PALETTES[theme]
     seen = {getattr(tones, name) for name in (*KINDS, "compute", "hidden")} | set(cause_colours(tones).values())
     assert min(distance(*pair) for pair in combinations(sorted(seen), 2)) >= LEAST_SEEN
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+def test_what_a_reader_took_for_one_is_further_apart(theme: str) -> None:
+    tones = PALETTES[theme]
+    assert distance(tones.waiting, tones.memory) >= 0.12
+    assert distance(tones.held, tones.reduce) >= (0.12 if theme == "light" else 0.09)
+    assert contrast(tones.idle, GROUNDS[theme]) >= (1.3 if theme == "light" else 2.5)
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+def test_marks_of_exposed_time_have_a_colour_each(theme: str) -> None:
+    """Except what nothing can hide, which goes by two names."""
+    tones = mark_colours(PALETTES[theme])
+    exposed = [tones[mark] for mark in EXPOSED if mark.value != Cause.UNHIDEABLE.value]
+    assert len({*exposed}) == len(exposed)
+    assert min(distance(*pair) for pair in combinations(exposed, 2)) >= LEAST
 
 
 def test_a_legend_has_a_colour_once(drawn: dict[str, list[alt.LayerChart]]) -> None:

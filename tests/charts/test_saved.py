@@ -175,6 +175,28 @@ def test_a_saved_chart_has_marks_and_whole_titles(name: str, tmp_path: Path) -> 
     check_saved(DRAWN[name](), tmp_path)
 
 
+@pytest.mark.parametrize("name", list(DRAWN))
+def test_a_legend_has_no_more_than_is_drawn(name: str) -> None:
+    spec = DRAWN[name]().to_dict()
+    words, drawn = set(), set()
+    for layer in spec["layer"]:
+        colour = layer.get("encoding", {}).get("color", {})
+        if not isinstance(colour, dict) or "scale" not in colour:
+            continue
+        words |= {*colour["scale"]["domain"]}
+        data = layer.get("data", spec.get("data", {}))
+        rows = data["values"] if "values" in data else spec["datasets"][data["name"]]
+        drawn |= {row["part"] for row in rows if row.get("held", 1) and row.get("end", 1e9) > row.get("begin", 0)}
+    assert words <= drawn
+
+
+def test_a_legend_of_a_run_without_communication_has_none() -> None:
+    table = overlaplab.summary(sample_run("bucketed"))
+    none = table.filter(regex="comm|overlapped|exposed").columns.drop("overlap_ratio", errors="ignore")
+    legend = charts.summary(table.assign(**dict.fromkeys(none, 0))).to_dict()["layer"][0]["encoding"]["color"]
+    assert set(legend["scale"]["domain"]) <= {"compute only", "memory only", "idle"}
+
+
 def test_saved_charts_of_a_watched_training(tmp_path: Path) -> None:
     table = WatchedTables(load_watched(eventful(tmp_path / "watched"))).series
     check_saved(charts.watched_times(table), tmp_path)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import pandas as pd
 import pytest
+from made.traces import launched, run_of, step
 
-from overlaplab import charts
+from overlaplab import charts, compare
 from overlaplab.causes import Cause
 from overlaplab.charts.theme import DARK, LIGHT
 from overlaplab.findings import bucket_notes, compare_advice
@@ -317,6 +319,14 @@ def test_a_bucket_told_by_its_launch_waits_for_no_other() -> None:
         assert ("waited more than" in json.dumps(spec(chart)["title"])) is waits
 
 
+def test_a_wait_too_short_to_be_seen_is_not_in_the_legend() -> None:
+    legend = []
+    for late_ns in (1_000, 1_000_000):
+        chart = charts.buckets(pd.DataFrame([bucket(0, launch_ns=12 * MS, start_ns=12 * MS + late_ns)]))
+        legend.append(spec(chart)["layer"][0]["encoding"]["color"]["legend"]["values"])
+    assert [charts.readiness.STARTING in words for words in legend] == [False, True]
+
+
 def test_buckets_without_their_communication_claim_nothing_about_it() -> None:
     unknown = {"start_ns": None, "end_ns": None, "exposed_ns": None}
     title = spec(charts.buckets(pd.DataFrame([bucket(0, **unknown), bucket(1, **unknown)])))["title"]
@@ -374,6 +384,36 @@ def test_compare_draws_the_parts_of_the_median_step() -> None:
     assert [row["word"] for row in rows(chart, 2)] == ["100.0 ms, IQR 1.5 ms, fastest"]
     assert spec(chart)["title"]["text"] == "Fastest: bucket_cap_mb 25, 100.0 ms per step"
     assert spec(chart)["title"]["subtitle"][-1] == "emulated link"
+
+
+def test_compare_draws_parts_that_add_up_to_the_bar() -> None:
+    """Medians of the parts may be of different steps, and add up to more than the median step."""
+    table = pd.DataFrame([compared(exposed_ms_median=50.0, comm_ms_median=80.0)])
+    drawn = rows(charts.compare(table), 0)
+    assert [row["ms"] for row in drawn] == pytest.approx([50 / 1.3, 30 / 1.3, 50 / 1.3])
+    assert drawn[-1]["end"] == pytest.approx(100.0)
+
+
+def test_compare_draws_idle_time_by_its_share(tmp_path: Path) -> None:
+    """Steps of 100, 100 and 400 µs: compute and communication are 60 and 40, 40 and 60, and 40 and 0."""
+    events = [step(0, 0, 100), step(1, 100, 200), step(2, 200, 600)]
+    for number, (begin, computes, sends) in enumerate([(0, 60, 40), (100, 40, 60), (560, 40, 0)]):
+        events += launched("gemm", min(begin, 200), begin, begin + computes, correlation=2 * number + 1)
+        if sends:
+            start = begin + computes
+            events += launched(
+                "ncclDevKernel_AllReduce", begin + 1, start, start + sends, stream=9, correlation=2 * number + 2
+            )
+    run = run_of(tmp_path / "run", events, backend="nccl")
+    table = compare([run])
+    drawn = {row["part"]: row["ms"] for row in rows(charts.compare(table), 0)}
+    assert drawn == pytest.approx(
+        {
+            "compute only": 0.1 * 140 / 600,
+            "communication exposed": 0.1 * 100 / 600,
+            "neither (idle, memory)": 0.1 * 360 / 600,
+        }
+    )
 
 
 def test_compare_names_runs_by_folder_where_more_than_the_cap_differs() -> None:
@@ -459,7 +499,7 @@ def test_timeline_draws_one_table_over_its_window() -> None:
     ]
     assert {param["name"]: param.get("bind") for param in found["params"]} == {"window": "scales", "pointed": None}
     assert found["title"]["text"] == (
-        "Exposed communication 30.0 ms of 40.0 ms, 30\u00a0% of the time, from 0 ms to 100.0 ms"
+        "Exposed communication 30.0 ms of 40.0 ms, 30\u00a0% of this window, from 0 ms to 100.0 ms"
     )
     assert found["title"]["subtitle"] == ["emulated link 1Gbps,200us"]
 

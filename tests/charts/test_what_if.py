@@ -31,6 +31,16 @@ def test_the_word_predicted_is_not_on_the_axis(held: tuple[int, ...], below: boo
     assert (word(charts.held_predicted(table, chosen=2), "predicted")["dy"] > 0) is below
 
 
+@pytest.mark.parametrize(("found_ms", "under"), [(595, True), (300, False), (None, False)])
+def test_no_line_strikes_the_word_measured_through(found_ms: int | None, under: bool) -> None:
+    """It stands under a line that runs close below its dot."""
+    caps = pd.DataFrame({"bucket_cap_mb": [1.0, 25.0], "step_ns": [620 * 10**6, 800 * 10**6]})
+    measured = pd.DataFrame({"bucket_cap_mb": [25.0], "step_ns": [610 * 10**6]})
+    found_ns = None if found_ms is None else found_ms * 10**6
+    chart = charts.caps_predicted(caps, measured, 25.0, 90e6, found_ns=found_ns)
+    assert (word(chart, "measured")["dy"] > 14) is under
+
+
 @pytest.mark.parametrize(("measured_ms", "below"), [(120, False), (700, True)])
 def test_the_word_measured_is_not_on_the_axis(measured_ms: int, below: bool) -> None:
     table = pd.DataFrame({"ranks": [2, 16, 128], "step_ns": [120_000_000, 500_000_000, 1_000_000_000]})

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import streamlit
 from made.runs import engine_events, made_gathering, made_runs, made_sweep
 from made.traces import run_of
 from streamlit.testing.v1 import AppTest
@@ -69,6 +72,20 @@ def opened(monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Callable[...
         return app
 
     return open_page
+
+
+@pytest.fixture
+def spinners(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What pages say while they compute something."""
+    said: list[str] = []
+    real = streamlit.spinner
+
+    def spinner(text: str, **look: Any) -> AbstractContextManager[None]:
+        said.append(text)
+        return real(text, **look)
+
+    monkeypatch.setattr(streamlit, "spinner", spinner)
+    return said
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ def window(comm: int, overlapped: int, busy: int) -> WindowStatistics:
     ("found", "lead"),
     [
         (window(0, 0, 500), "no communication; 50\u00a0% of the ranks' time is busy"),
-        (window(400, 100, 900), "(30\u00a0% of the time)"),
-        (window(400, 395, 995), "(<1\u00a0% of the time)"),
+        (window(400, 100, 900), "(30\u00a0% of this window)"),
+        (window(400, 395, 995), "(<1\u00a0% of this window)"),
     ],
 )
 def test_lead(found: WindowStatistics, lead: str) -> None:

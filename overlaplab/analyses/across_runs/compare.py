@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, setting_numbers
+from overlaplab.analyses.across_runs.step_parts import median_parts
 from overlaplab.analyses.across_runs.tiers import Steps, is_fastest, spread, step_times, tiers
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.summary import summary
@@ -56,6 +57,8 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     Runs of the same settings are recordings of one setting and judged together, unless all runs are: then each stands
     for itself. What a tier is, and by which test, stands in `across_runs.tiers`; all recordings of a setting that is
     alone in the first of several tiers are fastest. Among runs of different models none is.
+
+    Its `attrs["parts_ms"]` has, by path, what the median step is made of (see `median_parts`).
     """
     rows = [_summarise_whole_run(run) if selection.is_everything else _summarise_run(run, selection) for run in runs]
     measured = [table for table, _ in rows]
@@ -75,7 +78,9 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
     numbers = ("bucket_cap_mb", "overlap_ratio", "spread_ms", *figures, *_COSTS)
     table = table.astype(dict.fromkeys(numbers, "Float64"))
     shown = ["path", "strategy", "bucket_cap_mb", "ranks", "steps", *figures, "overlap_ratio", "fastest", "emulated"]
-    return table[[*shown, "predicted", *_COSTS, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
+    table = table[[*shown, "predicted", *_COSTS, "phantoms", "spread_ms", "model", "recording_of", "tier"]]
+    table.attrs["parts_ms"] = {run.path: median_parts(steps) for run, steps in zip(runs, measured, strict=True)}
+    return table
 
 
 def _summarise_run(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:

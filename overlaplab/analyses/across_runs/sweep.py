@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_sweep, name_differences
+from overlaplab.analyses.across_runs.step_parts import STEP_PARTS, median_parts
 from overlaplab.analyses.across_runs.tiers import is_fastest, spread, step_times, tiers
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
@@ -19,14 +20,6 @@ from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.intervals import Intervals, clip, intersect, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import to_ms
-
-STEP_PARTS = {
-    "compute_only_ms": ("compute_only_ns",),
-    "hidden_ms": ("overlapped_ns",),
-    "exposed_ms": ("exposed_comm_ns",),
-    "rest_ms": ("memory_only_ns", "idle_ns"),
-}
-"""The parts of a cap's step, and the columns of `summary` that each consists of."""
 
 LINK_PARTS = ("hidden", "exposed")
 
@@ -138,20 +131,16 @@ def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """A cap's figures, from the summaries of its recordings."""
     pooled = pd.concat(tables)
     times = [step_times(table) for table in tables]
-    median, span, comm = to_ms(pooled["span_ns"].median()), int(pooled["span_ns"].sum()), int(pooled["comm_ns"].sum())
+    comm = int(pooled["comm_ns"].sum())
     wide, middles = spread(times), [float(np.nanmedian(recording)) for recording in times]
-    shares = {
-        part: median * sum(int(pooled[column].sum()) for column in columns) / span if span else None
-        for part, columns in STEP_PARTS.items()
-    }
     return {
         "runs": len(tables),
         "steps": sum(recording.shape[1] for recording in times),
-        "step_ms": median,
+        "step_ms": to_ms(pooled["span_ns"].median()),
         "spread_ms": wide if np.isfinite(wide) else None,
         "lowest_ms": min(middles),
         "highest_ms": max(middles),
-        **shares,
+        **median_parts(pooled),
         "overlap_ratio": int(pooled["overlapped_ns"].sum()) / comm if comm else None,
     }
 

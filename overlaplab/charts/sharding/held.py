@@ -18,7 +18,8 @@ LABELS_WIDTH = 72
 LABELS_LOOK: dict[str, Any] = {"minExtent": LABELS_WIDTH, "maxExtent": LABELS_WIDTH}
 _HELD = "Held from the launch of a gather until the unit is freed."
 _IN_PART = " A unit that is resharded to fewer ranks stays held in part until it is gathered again."
-_HEADROOM = 1.45  # times the highest point: the peak's name stands above it
+_HEADROOM = 1.55  # times the highest point: above it stand the limit's name and, above that, the peak's
+_NAME_PX = 8  # pixels from the chart's top to the middle of the peak's name
 
 
 def gathered(
@@ -76,14 +77,14 @@ def _limit(limit: HeldLimit | None, scale: float, ink: str) -> list[alt.Chart]:
     if limit is None:
         return []
     place = pd.DataFrame({"held": [limit.bytes / scale]})
-    rule, name = dashed_lines(place, "y", "held", held_limit(limit), ink, width=1.2, align="right", dx=-4, dy=-8)
+    rule, name = dashed_lines(place, "y", "held", held_limit(limit), ink, width=1.2, align="right", dx=-4, dy=-10)
     return [rule, name.encode(x=alt.value("width"))]
 
 
 def _peak(
     curve: pd.DataFrame, held: pd.Series[float], name: str, window: tuple[int, int], dark: bool
 ) -> list[alt.Chart]:
-    """A dot on the curve's first maximum, and its name."""
+    """A dot on the curve's first maximum, and its name at the top, which neither curve nor limit reaches."""
     tones = palette(dark)
     place = int(held.argmax())
     at = int(curve["time_ns"].iloc[place])
@@ -91,15 +92,16 @@ def _peak(
     left = at > window[0] + 0.6 * (window[1] - window[0])  # there is no room to the right
     at_peak = Layer(row).encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"))
     dot: alt.Chart = at_peak.mark_point(size=70, filled=True, opacity=1, color=tones.ink)
-    word: alt.Chart = at_peak.mark_text(
+    rule: alt.Chart = Layer(row).mark_rule(color=tones.soft, strokeWidth=1)
+    rule = rule.encode(x=alt.X("begin:Q"), y=alt.Y("held:Q"), y2=alt.value(_NAME_PX))
+    word: alt.Chart = Layer(row).mark_text(
         align="right" if left else "left",
-        dx=-8 if left else 8,
-        dy=14,  # within the area: above it is the limit
+        dx=-5 if left else 5,
         color=tones.ink,
         fontSize=13,
         fontWeight="bold",
-    ).encode(text=alt.Text("word:N"))
-    return [dot, word]
+    )
+    return [rule, dot, word.encode(x=alt.X("begin:Q"), y=alt.value(_NAME_PX), text=alt.Text("word:N"))]
 
 
 def time_axis(window_ns: tuple[int, int], line: int) -> alt.X:

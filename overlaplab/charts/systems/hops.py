@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import Layer, row_axis, tooltip
+from overlaplab.charts.parts import Layer, fills_drawn, row_axis, tooltip
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import hops_remark, hops_title
 from overlaplab.words import count, rank_word
@@ -40,7 +40,7 @@ def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note
     place = {"x": x, "xOffset": alt.XOffset("chunk:O"), "y": y}
     lines = tooltip({"row": "rank", "after": "after hop", "chunk": "", "ranks": "sum of ranks", "came": "came"})
     border = alt.condition("datum.came == 'in this hop'", alt.value(tones.ink), alt.value("transparent"))
-    fills = colours([(PARTIAL, tones.idle), (WHOLE, tones.gather)])
+    fills = colours(fills_drawn([(PARTIAL, tones.idle), (WHOLE, tones.gather)], cells["part"]))
     layers = [Layer(cells).mark_rect(strokeWidth=1.5).encode(**place, color=fills, stroke=border, tooltip=lines)]
     if len(after) * cells["chunk"].nunique() <= _MOST_NUMBERED_CELLS:
         ink = alt.condition(f"datum.part == '{WHOLE}'", alt.value(tones.on_dark), alt.value(tones.ink))

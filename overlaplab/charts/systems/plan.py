@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses.systems.plan import PLAN_PARTS
-from overlaplab.charts.parts import Layer, dashed_lines, row_axis, tooltip
+from overlaplab.charts.parts import Layer, dashed_lines, fills_drawn, row_axis, tooltip
 from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.words import byte_unit, size_exact
 
@@ -31,13 +31,14 @@ def planned_memory(
         word=drawn["bytes"].map(size_exact),
         whole=drawn["total_bytes"].map(size_exact),
     )
-    fills = (tones.gather, tones.scatter, tones.to_all, tones.memory)
+    tones_of_parts = (tones.gather, tones.scatter, tones.to_all, tones.memory)
+    fills = fills_drawn(zip(PLAN_PARTS, tones_of_parts, strict=True), drawn.loc[drawn["bytes"] > 0, "part"])
     bars = Layer(drawn).mark_bar(height={"band": 0.7}, opacity=1)
     bars = bars.encode(
         y=row_axis("label", labels.values(), "GPUs"),
         x=alt.X("held:Q", title=f"memory per GPU ({unit})", stack="zero"),
         order=alt.Order("order:Q"),
-        color=colours(list(zip(PLAN_PARTS, fills, strict=True)), left=labels_width(labels.values()), offset=22),
+        color=colours(fills, left=labels_width(labels.values()), offset=22),
         tooltip=tooltip({"label": "GPUs", "part": "", "word": "takes", "whole": "of"}),
     )
     layers = [bars]

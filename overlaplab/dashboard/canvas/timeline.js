@@ -72,6 +72,8 @@ class TimelineView {
     this.event = -1; // what was clicked
     this.over = -1; // what the pointer is on
     this.wished = null; // the window that was asked for, until the reader moves
+    this.known = [0, 1]; // the window that Python knows
+    this.apart = null; // ns: stretches that are nearer are one for N and P, until the reader moves
     this.awaited = null; // an event to be selected once its host is here
     this.unfolded = new Set(); // hosts, by their traces' places
     this.launches = new Map(); // event -> pairs of a call and what it launched
@@ -122,9 +124,14 @@ class TimelineView {
       this.event = Array.isArray(event) ? -1 : (event ?? -1);
       this.range = range;
       for (const place of hosts) this.unfolded.add(place);
-      this.wished = window;
+      this.wished = this.known = window;
+      this.apart = null;
     }
-    if (this.wished) this.show(...this.wished, false); // once more where a host has brought earlier events
+    if (this.wished) {
+      this.show(...this.wished, false); // once more where a host has brought earlier events
+      const moved = this.window().some((bound, place) => Math.abs(bound - this.known[place]) > 1);
+      if (moved) this.tell(0); // the run ends before what was asked for: figures are of what is seen
+    }
     const host = this.awaited && run.hosts.get(this.awaited[0]);
     if (host?.lanes) {
       this.event = this.awaited[1] < host.count ? host.at + this.awaited[1] : -1;
@@ -164,10 +171,11 @@ class TimelineView {
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
       this.describe();
+      this.known = this.window();
       this.setStateValue("view", {
         id: this.run.id,
         asked: this.data.asked,
-        window: this.window(),
+        window: this.known,
         range: this.range && this.range.map(Math.round),
         event: this.eventForPython(),
         hosts: [...this.unfolded],
@@ -332,7 +340,7 @@ class TimelineView {
     this.point(-1); // what the pointer is on has moved away
     this.repaint();
     if (!tell) return;
-    this.wished = null;
+    this.wished = this.apart = null;
     this.tell(PAUSE);
   }
 
@@ -519,11 +527,9 @@ class TimelineView {
       const part = this.partOf[code];
       const left = named[place + 1] / this.ratio;
       const room = named[place + 2] / this.ratio - left - 7;
-      const word = this.nameOn(event, row.lane.kind);
-      const fits = Math.floor(room / 5.6);
-      if (fits < 3) continue;
+      const text = fitted(this.nameOn(event, row.lane.kind), Math.floor(room / 5.6));
+      if (text === "") continue;
       context.fillStyle = part >= this.inks.length ? this.tones.soft : steps ? this.tones.ink : this.inks[part];
-      const text = word.length <= fits ? word : `${word.slice(0, fits - 1)}…`;
       context.fillText(text, GUTTER + left + 4, AXIS + y + height / 2 + 0.5, room);
     }
   }
@@ -949,7 +955,7 @@ class TimelineView {
   key(event) {
     if (this.run === null || event.ctrlKey || event.metaKey || event.altKey) return;
     const at = this.pointer >= 0 && this.pointer <= this.plot ? this.anchor(this.pointer) : 0.5;
-    if (event.target === this.stage && this.walk(event)) {
+    if ((event.target === this.stage || event.key !== "Enter") && this.walk(event)) { // Enter presses a button
       event.preventDefault();
       event.stopPropagation();
       return;
@@ -1033,17 +1039,19 @@ class TimelineView {
   }
 
   // To the next exposed stretch of the rank (1) or the one before (-1) from what is selected, if it begins in view; else
-  // to one in view. What looks like one stretch is one.
+  // to one in view. What looks like one stretch at the first press is one.
   stretch(way) {
     const lane = this.exposedLane();
     if (lane === undefined) return;
-    const list = stretchesOf(this.run, lane, (SEEN_APART_PX * (this.to - this.from)) / this.plot);
+    const apart = this.apart ?? (SEEN_APART_PX * (this.to - this.from)) / this.plot;
+    const list = stretchesOf(this.run, lane, apart);
     const start = this.run.start[this.event];
     const isExposed = this.event >= lane.first && this.event < lane.end;
     const selected = isExposed ? list.find(({ begin, end }) => begin <= start && start < end)?.begin : start;
     const [from, to] = [this.from, this.to].map((time) => time - this.run.base_ns);
     const isSeen = selected >= from && selected <= to; // not of no event, whose start is undefined
     this.showStretch(lane, list, stretchBeside(list, isSeen ? selected : way > 0 ? from - 1 : to + 1, way));
+    this.apart = apart; // where that has zoomed, too: the next one is of the same list
   }
 
   // To the rank's longest exposed stretch, of the step in the middle of the window or of all steps.
@@ -1301,4 +1309,4 @@ function leads(element) {
   return link != null && new URL(link.href).pathname !== location.pathname;
 }
 
-export { axisTime, brief, lasting, longestStretch, paintLane, stretchBeside, stretchesOf, unpack }; // for tests
+export { axisTime, brief, fitted, lasting, longestStretch, paintLane, stretchBeside, stretchesOf, unpack }; // for tests

@@ -31,6 +31,14 @@ function brief(name) {
   return (at >= 0 && at + 2 < own.length ? own.slice(at + 2) : own || name).trim();
 }
 
+// What of a mark's name so many letters hold; of a bucket its number, so that narrow ones are named alike.
+function fitted(name, letters) {
+  if (name.length <= letters) return name;
+  const number = name.replace(/^bucket (?=\d+$)/, "b");
+  if (number !== name) return number.length <= letters ? number : "";
+  return letters < 3 ? "" : `${name.slice(0, letters - 1)}…`;
+}
+
 function rankName(lane) {
   if (lane.rank === null) return "rank unknown";
   return `rank ${lane.rank}${lane.where ? ` (${lane.where})` : ""}`;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pandas as pd
@@ -22,11 +23,14 @@ from overlaplab.events import Run
 from overlaplab.folders import natural_key
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
+from overlaplab.words import capitalise, count
 
 
 def page() -> None:
     page_head("Compare", "Several runs side by side: how long their steps take, and how much of that is communication.")
-    good, bad = _open_all(_choose(st.session_state["names"]))
+    by_name = _open_all(_choose(st.session_state["names"]))
+    with _say_comparing(len(by_name)):
+        good, bad = _sort_out(by_name)
     if bad:
         st.warning("Left out, because they cannot be read:")
         for name, error in bad:
@@ -80,7 +84,7 @@ def _choose(names: list[str]) -> list[str]:
 Stamps = tuple[tuple[str, Stamp], ...]
 
 
-@st.cache_resource(max_entries=8, show_spinner="Comparing the recordings")
+@st.cache_resource(max_entries=8, show_spinner=False)
 def _make_sweep(
     stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]
 ) -> tuple[Section, pd.DataFrame]:
@@ -108,7 +112,8 @@ def _cache_arguments(good: list[Opened]) -> tuple[Stamps, str | None, str | None
 
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
-    section, links = _make_sweep(*_cache_arguments(good))
+    with _say_comparing(len(good)):
+        section, links = _make_sweep(*_cache_arguments(good))
     first = good[0].run
     strategy = first.manifest.strategy if first.manifest else None
     lead(section.lead, findings.sweep_subject(strategy, len(first.traces), len(good), _note(good)))
@@ -137,20 +142,32 @@ def _go_to(good: list[Opened], rows: pd.DataFrame) -> None:
 
 def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
-    times, *costs = _make_sections(*_cache_arguments(good))
-    lead(times.lead, _note(good))
+    with _say_comparing(len(good)):
+        times, *costs = _make_sections(*_cache_arguments(good))
+    lead(times.lead, capitalise(_note(good) or "") or None)
     show_blocks(times.blocks)
     for section in costs:
         show_section(section)
     what_to_do([*times.advice, *(line for section in costs for line in section.advice)])
 
 
-def _open_all(names: list[str]) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:
+def _say_comparing(runs: int) -> AbstractContextManager[None]:
+    """What the page says while it computes something of so many runs."""
+    return st.spinner(f"Comparing {count(runs, 'run')}", show_time=True)
+
+
+def _open_all(names: list[str]) -> dict[str, Opened | OverlaplabError]:
+    """The runs by name; while one is read, the page says so."""
+    return {name: open_run(st.session_state["folder"], name) for name in names}
+
+
+def _sort_out(
+    by_name: dict[str, Opened | OverlaplabError],
+) -> tuple[list[Opened], list[tuple[str, OverlaplabError]]]:
     """Those runs that can be compared, and what is wrong with the others."""
     good: list[Opened] = []
     bad: list[tuple[str, OverlaplabError]] = []
-    for name in names:
-        opened = open_run(st.session_state["folder"], name)
+    for name, opened in by_name.items():
         if isinstance(opened, OverlaplabError):
             bad.append((name, opened))
         elif opened.summary.empty:

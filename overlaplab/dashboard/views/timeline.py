@@ -27,7 +27,7 @@ from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.host_lanes import HostLanes, host_lanes
 from overlaplab.timeline.marks import Timeline
 from overlaplab.timeline.window_statistics import timeline_window
-from overlaplab.words import shorten
+from overlaplab.words import shorten, to_ms
 
 _KEY = "timeline_canvas"
 _ASKED = "timeline_asked"
@@ -191,12 +191,13 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
         if event is not None:
             _event(opened, event)
         *tables, kernels = (cast(TableBlock, block) for block in section.blocks)
+        span = selected or state.window
         beside = iter(st.columns([4, 3, 3] if len(tables) > 1 else [4, 6], gap="medium"))
         for block in tables:
             with next(beside):
-                _table(block)
+                _table(block, span)
         with next(beside):
-            _kernels(kernels)
+            _kernels(kernels, span)
 
 
 def _selection(
@@ -249,19 +250,24 @@ def _facts(facts: pd.DataFrame) -> None:
             st.text(f"{what}\n{value}", width="stretch")
 
 
-def _table(block: TableBlock) -> None:
-    """A headline, a table, and the same as CSV."""
-    _headline(block.caption, as_shown(block.frame, block.wide or block.columns), block.key)
+def _table(block: TableBlock, span: tuple[int, int] | None = None) -> None:
+    """A headline, a table, and the same as CSV; `span` is the window that it is about."""
+    _headline(block.caption, _with_span(as_shown(block.frame, block.wide or block.columns), span), block.key)
     show_table(block, narrow=True)
 
 
-def _kernels(block: TableBlock) -> None:
+def _kernels(block: TableBlock, span: tuple[int, int]) -> None:
     """A line each: kernels of templates have names that no column is wide enough for. See main.py for their look."""
-    _headline(block.caption, as_shown(block.frame, block.columns), block.key)
+    _headline(block.caption, _with_span(as_shown(block.frame, block.columns), span), block.key)
     with st.container(key=block.key, gap=None):
         busy = texts(block.frame["busy_ns"], column("kernels", "busy_ns"))
         for took, name in zip(busy, block.frame["name"], strict=True):
             st.text(f"{took} ms  {name}")
+
+
+def _with_span(table: pd.DataFrame, span: tuple[int, int] | None) -> pd.DataFrame:
+    """The table, each row with the window that it is about: a file has no headline."""
+    return table if span is None else table.assign(**dict(zip(("from (ms)", "to (ms)"), map(to_ms, span), strict=True)))
 
 
 def _headline(title: str, table: pd.DataFrame, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,9 @@ _HALF = 70  # characters of a subtitle's line in one of two columns
 def page() -> None:
     head = open_page("ZeRO-3")
     opened = head.opened
-    if opened.schedule.empty:
+    with _say_following(opened):
+        nothing = opened.schedule.empty
+    if nothing:
         head.show(shown_diagnosis(opened))
         nothing_to_show(
             opened,
@@ -51,9 +54,10 @@ def page() -> None:
     table = run_tables.one_window(opened.schedule, opened.window, pick=pick_one)
     other = _pick_other(opened)
     window = run_tables.table_window(table)
-    diagnosis = opened.find_diagnosis(*window)
+    with _say_following(opened):
+        diagnosis = opened.find_diagnosis(*window)
+        section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
     head.show(diagnosis)
-    section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
     lead(section.lead)
     show_warnings(opened)
     *drawn, rows = section.blocks
@@ -62,12 +66,20 @@ def page() -> None:
     else:
         _two((opened, table), (other, run_tables.one_window(other.schedule, {"rank": window[0], "step": window[1]})))
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
-    for strip in opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note)):
+    with _say_following(opened):
+        below = opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note))
+    for strip in below:
         show_choice(strip, partial(_choose_cell, strip.key), opened.title)
     row = show_block(rows, choose=True)
     if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
     what_to_do(section.advice, diagnosis)
+
+
+def _say_following(opened: Opened) -> AbstractContextManager[None]:
+    """What the page says while it computes something of the run."""
+    events = sum(len(trace.events) for trace in opened.run.traces)
+    return st.spinner(f"Following each unit from its gather to its free, among {events:,} events", show_time=True)
 
 
 def _choose_cell(strip: str) -> None:
@@ -134,7 +146,8 @@ def _two(first: tuple[Opened, pd.DataFrame], second: tuple[Opened, pd.DataFrame]
                 st.text(f"{opened.title}, {findings.window_name(table)}".rstrip(", "))
             st.text(findings.note(opened.run.manifest) or "")
     chosen: dict[str, Any] = {"window_ns": window, "top_bytes": top, "line": _HALF}
-    blocks = [_section(*rows, **chosen, prefix=key).blocks[:2] for rows, key in zip(pair, keys, strict=True)]
+    with _say_following(second[0]):
+        blocks = [_section(*rows, **chosen, prefix=key).blocks[:2] for rows, key in zip(pair, keys, strict=True)]
     for drawn in zip(*blocks, strict=True):  # the schedules, then the curves
         for column, block, (opened, _) in zip(st.columns(2, gap="medium"), drawn, pair, strict=True):
             with column:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+import pandas as pd
 import pytest
 from browsing.browser import app_on, pick, rerun, settle, visit, watched
 from browsing.canvas import AXIS, FIND, GUTTER, at, gpu_rank, hexed, open_timeline, pixels, plot, share_of, told, window
@@ -205,6 +206,11 @@ def test_a_lane_is_painted_as_its_events_lie(script: Page) -> None:
         ("brief('reduce-scatter of 4 B, number 4')", "reduce-scatter of 4 B"),
         ("brief('waited for rank 1: bucket 3, all-reduce 7')", "waited for rank 1"),
         ("brief('<<<')", "<<<"),
+        ("fitted('bucket 12', 9)", "bucket 12"),
+        ("fitted('bucket 12', 8)", "b12"),
+        ("fitted('bucket 12', 2)", ""),
+        ("fitted('softmax', 4)", "sof…"),
+        ("fitted('softmax', 2)", ""),
         ("lasting(0)", "0 ms"),
         ("lasting(999)", "999 ns"),
         ("lasting(1_234_000)", "1.234 ms"),
@@ -215,7 +221,8 @@ def test_a_lane_is_painted_as_its_events_lie(script: Page) -> None:
     ],
 )
 def test_words(script: Page, call: str, said: str | None) -> None:
-    assert script.evaluate(f"window.script.{call}") == (said or "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+    said = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if said is None else said
+    assert script.evaluate(f"window.script.{call}") == said
 
 
 # ---- The page
@@ -260,6 +267,8 @@ def test_a_picture_of_what_is_seen_is_taken_away(page_of_gpu: Page) -> None:
         assert abs(twice[0] - 2 * seen[0]) <= 4
         assert abs(twice[-1] - 2 * seen[-1]) <= 4
         assert (image[: -2 * (rows + AXIS + 46)] == hexed(colour)).sum() > 300  # the legend's patch
+    legend = image[: -2 * (rows + AXIS + 46)]
+    assert (legend[:, :8] == hexed("#FFFFFF")).all()  # nothing touches the edge
     assert image[-1, 0] == hexed("#FFFFFF")
     assert np.array_equal(pixels(page_of_gpu), before)
 
@@ -348,6 +357,10 @@ def test_a_drag_selects_a_range_and_shows_its_figures(page_of_gpu: Page) -> None
     assert (low, high) == (pytest.approx(400_000, abs=1500), pytest.approx(700_000, abs=1500))
     figures = f"Selected: {low / 1e6:.3f} to {high / 1e6:.3f} ms"
     expect(page.locator("h3").first).to_have_text(figures)
+    with page.expect_download() as waited:
+        page.get_by_role("button", name="CSV").first.click()
+    taken = pd.read_csv(waited.value.path())
+    assert taken[["from (ms)", "to (ms)"]].drop_duplicates().to_numpy().tolist() == [[low / 1e6, high / 1e6]]
     page.wait_for_url(f"**range={low}*")
     page.reload()  # as whoever is sent the address sees it
     settle(page)
@@ -505,6 +518,21 @@ def test_the_address_is_a_link_to_what_is_seen(page: Page, served_at: str) -> No
         if seen is not None:
             page.wait_for_selector(".timeline:not([data-painted='0'])")
             assert window(page) == seen
+
+
+@pytest.mark.parametrize("asked", [(-500_000, 500_000), (600_000, 1_900_000), (100_000, 500_000)])
+def test_figures_and_address_are_of_the_window_that_is_drawn(
+    page: Page, served_at: str, asked: tuple[int, int]
+) -> None:
+    """A link may ask for what lies before or after the run, where the canvas does not go."""
+    open_timeline(page, served_at, "gpu", "&from={}&to={}".format(*asked))
+    start, end = window(page)
+    assert (start, end) == asked if asked[0] == 100_000 else -30_000 <= start < end <= 1_030_000
+    expect(page.locator("h3").first).to_have_text(f"Visible: {start / 1e6:,.3f} to {end / 1e6:,.3f} ms")
+    page.wait_for_url(f"**from={start}&to={end}**")
+    page.reload()
+    page.wait_for_selector(".timeline:not([data-painted='0'])")
+    assert window(page) == (start, end)
 
 
 def test_reruns_do_not_send_the_events_again(browser: Browser, served_at: str) -> None:

@@ -62,9 +62,10 @@ def test_a_row_leads_to_its_spot_on_the_timeline(page: Page, address: str) -> No
     settle(page)
     found = query(page)
     assert (found["run"], found["rank"]) == ("bucketed", "1")
-    # The most exposed come first, the second of them runs from 1,600 to 1,950 µs; half of that is shown on either side.
-    assert (int(found["from"]), int(found["to"])) == (1_425_000, 2_125_000)
     assert "event" in found
+    # The most exposed come first, the second of them runs from 1,600 to 1,950 µs; half of that is shown on either side,
+    # as far as the run goes: it ends after 2,000 µs, 2 % of the window before the canvas does.
+    page.wait_for_url("**from=1314000&to=2014000**")
 
 
 def test_what_was_chosen_is_marked_on_the_timeline(page: Page, address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from browsing.browser import app_on, settle, visit, wait_until, watched
 from colours import contrast
 from made.watched import eventful, with_recording
 from playwright.sync_api import Browser, Page
+from samples import TRACES
 
 PAGES = (
     ("summary", "bucketed"),
@@ -101,6 +103,39 @@ def test_every_page(browser: Browser, address: str, theme: str) -> None:
     assert weak == {}
     assert [found for found in cut.items() if found[1]] == []
     assert [found for found in unsaid.items() if found[1]] == []
+
+
+def test_charts_side_by_side_begin_and_end_alike(browser: Browser, tmp_path: Path) -> None:
+    """Though one's subtitle takes more lines than the other's."""
+    shutil.copytree(TRACES / "bucketed", tmp_path / "bucketed")
+    with app_on(tmp_path) as address, watched(browser, width=1440, height=900) as page:
+        visit(page, address, "what_if", query="run=bucketed")
+        edges = page.evaluate("""() => [...document.querySelectorAll('[class*=st-key-side_by_side]')].map((row) =>
+          [[...row.querySelectorAll('[class*=st-key-title_]')].map((one) =>
+             Math.round(one.getBoundingClientRect().top)),
+           [...row.querySelectorAll('[data-testid=stVegaLiteChart]')].map((one) =>
+             Math.round(one.getBoundingClientRect().bottom))])""")
+        rows = [row for row in edges if len(row[0]) > 1]
+        assert rows
+        assert [row for row in rows if any(max(each) - min(each) > 1 for each in row)] == []
+
+
+def test_labels_of_bars_keep_off_their_heading(browser: Browser, address: str) -> None:
+    with watched(browser, width=1440, height=900) as page:
+        visit(page, address, query="run=bucketed")
+        gap = page.evaluate("""() => {
+          const heading = [...document.querySelectorAll('h3')].find((one) => one.innerText.startsWith('Where the '));
+          const label = document.querySelector('[class*="st-key-causes_"][class*="_label"]');
+          return label.getBoundingClientRect().top - heading.getBoundingClientRect().bottom;
+        }""")
+        assert gap >= 4
+
+
+def test_a_table_of_seven_columns_is_whole_in_a_narrow_window(browser: Browser, address: str) -> None:
+    with watched(browser, width=1024, height=1600) as page:
+        visit(page, address, "plan", query="run=bucketed")
+        scrolls = page.locator("[data-testid=stDataFrame] .dvn-scroller").first
+        assert scrolls.evaluate("one => one.scrollWidth - one.clientWidth") <= 1
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

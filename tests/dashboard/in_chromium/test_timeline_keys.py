@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing.browser import app_on, rerun, settle
+from browsing.browser import app_on, rerun, settle, watched
 from browsing.canvas import FIND, open_timeline, told, window
 from made.traces import launched, run_of, step
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 
 def exposed_rank(stretches: list[tuple[int, int]], end: int) -> list[dict[str, Any]]:
@@ -89,7 +89,10 @@ def test_what_looks_like_one_stretch_is_one(page: Page, address: str) -> None:
     for _ in range(3):  # the first zooms to where they can be told apart
         page.keyboard.press("n")
         seen.append(stretch(page))
-    assert seen == ["1 of 2, rank 0: 5 µs", "2 of 6, rank 0: 1 µs", "3 of 6, rank 0: 1 µs"]
+    assert seen == ["1 of 2, rank 0: 5 µs", "2 of 2, rank 0: 50 µs", "1 of 2, rank 0: 5 µs"]
+    page.keyboard.press("w")  # from where the reader has zoomed, what is seen there counts
+    page.keyboard.press("n")
+    assert stretch(page) == "2 of 6, rank 0: 1 µs"
 
 
 def test_the_longest_stretch_of_the_step_and_of_the_run(page: Page, address: str) -> None:
@@ -173,7 +176,29 @@ def test_enter_and_arrows_choose_events(stage: Page) -> None:
     assert end - start == 1_000_000
     assert told(page, "event") == event
     page.keyboard.press("Shift+ArrowRight")
-    assert told(page, "event") == event
+    assert told(page, "event") != event
+
+
+@pytest.mark.parametrize("how", ["key", "button"])
+def test_arrows_choose_events_wherever_the_longest_stretch_was_asked_for(page: Page, address: str, how: str) -> None:
+    open_timeline(page, address, "stretches", "&from=0&to=2000000")
+    page.evaluate("document.activeElement?.blur()")
+    page.keyboard.press("l") if how == "key" else page.locator("button.longest").click()
+    chosen = page.locator(".chosen")
+    expect(chosen).to_contain_text("exposed")
+    seen = window(page)
+    page.keyboard.press("Shift+ArrowUp")
+    expect(chosen).to_contain_text("stream")
+    assert window(page) == seen  # the arrow did not pan
+
+
+def test_words_about_a_stretch_move_nothing(browser: Browser, address: str) -> None:
+    with watched(browser, width=1440, height=900) as page:
+        open_timeline(page, address, "stretches", "&from=0&to=2000000")
+        before = page.locator(".stage").bounding_box()
+        page.locator("button.worst").click()
+        assert stretch(page) == "longest of the run, rank 0: 300 µs"
+        assert page.locator(".stage").bounding_box() == before
 
 
 def test_the_legend_has_what_is_in_view(stage: Page, address: str) -> None:

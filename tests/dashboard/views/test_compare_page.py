@@ -44,6 +44,21 @@ def texts(app: AppTest) -> str:
     return " ".join(text.value for text in app.text)
 
 
+def test_the_page_says_that_it_compares(opened: Open, sweeps: Path, spinners: list[str]) -> None:
+    opened(sweeps, "compare", "sweep/cap-5")
+    assert "Comparing 3 runs" in spinners
+    spinners.clear()
+    opened(sweeps, "compare", "alone")
+    assert "Comparing 2 runs" in spinners
+
+
+def test_what_follows_a_sentence_begins_like_one(opened: Open, sweeps: Path) -> None:
+    app = opened(sweeps, "compare", "sweep/cap-5")
+    assert ". Emulated link 1Gbps,200us" in texts(app)
+    assert ". emulated link" not in texts(app)
+    assert "emulated link" not in [text.value[:13] for text in opened(sweeps, "compare", "alone").text]
+
+
 def test_a_sweep_is_shown_by_cap(opened: Open, sweeps: Path) -> None:
     app = opened(sweeps, "compare", "sweep/cap-5")
     assert app.multiselect[0].value == ["sweep/cap-5", "sweep/cap-5-2", "sweep/cap-25"]

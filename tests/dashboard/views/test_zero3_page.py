@@ -47,6 +47,11 @@ def scales(app: AppTest, chart: int) -> dict[str, Any]:
     return {axis: encoding[axis]["scale"]["domain"] for axis in ("x", "y")}
 
 
+def test_the_page_says_that_it_follows_units(opened: Open, gathering: Path, spinners: list[str]) -> None:
+    opened(gathering, "zero3")
+    assert any(said.startswith("Following each unit from its gather to its free, among ") for said in spinners)
+
+
 def test_the_page_counts_what_was_seen(opened: Open, gathering: Path) -> None:
     app = opened(gathering, "zero3", "ahead")
     assert body_texts(app)[0] == (
