@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
-from overlaplab.manifest import Manifest, strategy_traits
+from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
@@ -106,7 +106,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
     if after.ranks != before.ranks:
-        _require_ranks(run, manifest, after)
+        _require_ranks(run, manifest, link)
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(retime_program(each, manifest.link, link) for each in chosen)
@@ -244,11 +244,11 @@ def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, D
     return manifest, recorded.programs, recorded.displaced
 
 
-def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
-    """Raises `OverlaplabError` where so many ranks cannot be played."""
+def _require_ranks(run: Run, manifest: Manifest, link: Link | None) -> None:
+    """Raises `OverlaplabError` where other ranks cannot be played behind the setting's link, or the recorded one."""
     if manifest.phantom_ranks:
         raise refusal(run, "its other ranks are phantoms, whose work is not known")
-    if options.ranks != manifest.world_size and manifest.link is None:
+    if link is None:
         what = "how long collectives of other numbers of ranks take is not known without a link"
         raise refusal(run, what, "Name one with --link")
 
