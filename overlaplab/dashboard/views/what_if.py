@@ -68,7 +68,7 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
         with st.spinner("Replaying the run with each setting"):
             parts = what_if_parts(opened.run, question, recorded, findings.note(opened.manifest))
     except OverlaplabError as error:
-        error_line(error)
+        error_line(OverlaplabError(message_without_path(opened.run, error)))
         return
     head.text(parts.headline)
     for line in parts.notes:

@@ -169,8 +169,9 @@ class _RankPrograms:
             later = place >= len(self._events) and self._added_launch(place).at_ns > call.start_ns
             points.append((call.start_ns, 1, [] if later else [wait], max(call.end_ns, ended_ns)))
         for call in full_queues(self._trace):
-            if call.until not in self._edit.gone:
-                wake_ns = max(call.end_ns - self._events[call.until].start_ns, 0)
+            begun_ns = self._events[call.until].start_ns
+            if call.until not in self._edit.gone and begun_ns <= call.end_ns:  # else none had: there was room
+                wake_ns = call.end_ns - begun_ns
                 points.append((call.start_ns, 1, [Wait(self._key("begun", call.until), wake_ns)], call.end_ns))
         spared = [*self._edit.spared, *((each.start_ns, each.end_ns) for each in self._edit.moved)]
         points += [(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
