@@ -93,6 +93,7 @@ from overlaplab.findings.predictions import (
     gain_finding,
     hops_unknown,
     interval_line,
+    microbatches_of,
     not_predicted,
     prediction_lead,
     refuse_to_predict,
