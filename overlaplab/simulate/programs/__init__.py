@@ -40,6 +40,7 @@ from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.simulate.refusal import refusal
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
+from overlaplab.words import known_names
 
 Programs: TypeAlias = tuple[Program, ...]
 """One of each rank."""
@@ -164,8 +165,7 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
     if cut is None or (not other_caps and cut.buckets is None):
         raise refusal(run, "which bucket sends which gradient is not known")
     if name not in cut.sizes:
-        remedy = f"Known: {', '.join(cut.order[:5])}{' …' if len(cut.order) > 5 else ''}"
-        raise refusal(run, f"it sends no gradient of {name}", remedy)
+        raise refusal(run, f"it sends no gradient of {name}", known_names(name, cut.order, most=5))
     buckets = cut.cut(*after.caps) if other_caps else cut.buckets or ()
     left = [[each for each in names if each != name] for names in buckets]
     return cut.programs([names for names in left if names])
