@@ -66,12 +66,10 @@ def test_what_was_recorded_is_said(
         train(model, recorder, 5)
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("overlaplab")]
     assert said == ["overlaplab: 2 steps recorded in runs/my own: overlaplab summary 'runs/my own'"]
-    with (
-        Recorder(tmp_path / "watched", model, start_at=99, watch=True) as watched,
-        pytest.warns(UserWarning, match="no run"),
-    ):
+    with Recorder(tmp_path / "watched", model, start_at=99, watch=True) as watched:
         train(model, watched, 2)
-        watched.close()
+        with pytest.warns(UserWarning, match="no run"):
+            watched.close()
     assert "recorded in" not in capfd.readouterr().err
 
 
