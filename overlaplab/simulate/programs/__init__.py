@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
-from overlaplab.manifest import Link, Manifest, strategy_traits
+from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.assign import MIB
 from overlaplab.simulate.displaced import Displaced
 from overlaplab.simulate.further import with_further
@@ -107,12 +107,15 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
     if after.ranks != before.ranks:
-        _require_ranks(run, manifest, link)
+        _require_no_phantoms(run, manifest)
+        if link is None:
+            what = "how long collectives of other numbers of ranks take is not known without a link"
+            raise refusal(run, what, "Name one with --link")
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(retime_program(each, manifest.link, link) for each in chosen)
     if after != before:
-        _require_strategy(run, manifest, after)
+        _require_strategy(run, manifest)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
         _require_plain_steps(run, programs)
     served = is_served(run, Setting())
@@ -189,9 +192,9 @@ def _behind_link(run: Run, setting: Setting) -> Programs:
     return tuple(retime_program(each, manifest.link, setting.link) for each in programs)
 
 
-def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
+def _require_strategy(run: Run, manifest: Manifest) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
-    _require_ranks(run, manifest, options)
+    _require_no_phantoms(run, manifest)
     if manifest.strategy not in _STRATEGIES:
         raise refusal(run, f"only the link can be changed of {manifest.strategy}, whose steps are not made anew")
     if not manifest.parameters or not manifest.units:
@@ -244,13 +247,9 @@ def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, D
     return manifest, recorded.programs, recorded.displaced
 
 
-def _require_ranks(run: Run, manifest: Manifest, link: Link | None) -> None:
-    """Raises `OverlaplabError` where other ranks cannot be played behind the setting's link, or the recorded one."""
+def _require_no_phantoms(run: Run, manifest: Manifest) -> None:
     if manifest.phantom_ranks:
         raise refusal(run, "its other ranks are phantoms, whose work is not known")
-    if link is None:
-        what = "how long collectives of other numbers of ranks take is not known without a link"
-        raise refusal(run, what, "Name one with --link")
 
 
 def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
