@@ -255,7 +255,12 @@ _ANYWHERE = (
     _flag("predicted", "predicted", "Whether nobody recorded the run: it was predicted from another."),
     _count("phantoms", "phantom ranks", "Ranks of the emulated group for which there is no process."),
     _text("model", "model", "What run.json says about the model and its input, as JSON."),
-    _ms("spread_ms", "spread", "A difference in step time counts only if it is larger than this.", "±"),
+    _ms(
+        "spread_ms",
+        "spread",
+        "A difference in step time counts if it is larger, or if all steps of one run are shorter.",
+        "±",
+    ),
     # A sweep over bucket_cap_mb
     _count("runs", "recordings", "How many recordings the row is made of.", "runs"),
     _count("buckets", "buckets", "How many buckets a step has, at most."),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
 
@@ -135,6 +136,17 @@ def count(number: int, noun: str) -> str:
 def join_names(names: Sequence[str]) -> str:
     """One name or more as a list: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def known_names(name: str, names: Iterable[str], most: int | None = None) -> str:
+    """Say which names an unknown one may mean, as they begin with it or are written alike, and all that are known.
+
+    `most`: of how many the names are listed; then `…`.
+    """
+    names = list(names)
+    alike = [each for each in names if name and each.startswith(name)] or get_close_matches(name, names, cutoff=0.7)
+    meant = f"Did you mean {' or '.join(alike[:3])}? " if alike else ""
+    return f"{meant}Known: {', '.join(names[:most])}{' …' if len(names) > len(names[:most]) else ''}"
 
 
 _MOST_NUMBERS = 8

@@ -98,7 +98,7 @@ def compare(
             from overlaplab.report.markdown import gate_markdown
 
             _write(markdown, gate_markdown(loaded[-1], selection, figures, before, lines))
-        _say(lines)
+        _say(lines, findings.busy_note(loaded[-1:] if first is None else [first, loaded[-1]], selection))
 
 
 @app.command("baseline", epilog="Example: overlaplab baseline runs/main-1 runs/main-2 runs/main-3 -o baseline.json")
@@ -123,14 +123,19 @@ def baseline_command(
     show(f"{out}: {count(len(stored.recordings), 'recording')}", *terminal.warnings_by_run(loaded))
 
 
-def _say(lines: Sequence[CheckLine]) -> None:
-    """Say what became of each condition, and exit with 1 if any failed, else with 3 if any is inconclusive."""
+def _say(lines: Sequence[CheckLine], busy: str | None) -> None:
+    """Say what became of each condition, and exit with 1 if any failed, else with 3 if any is inconclusive.
+
+    `busy`: that the machine was busy, which is said where a condition fails.
+    """
     from overlaplab.findings import Outcome
 
     words = {Outcome.HOLDS: "ok", Outcome.FAILED: "failed", Outcome.INCONCLUSIVE: "inconclusive"}
     for line in lines:
         print(f"overlaplab: {words[line.outcome]}: {line.sentence}", file=sys.stderr)
     outcomes = {line.outcome for line in lines}
+    if busy is not None and Outcome.FAILED in outcomes:
+        print(f"overlaplab: note: {busy}", file=sys.stderr)
     if Outcome.FAILED in outcomes:
         raise typer.Exit(1)
     if Outcome.INCONCLUSIVE in outcomes:

@@ -36,20 +36,25 @@ def find_meant(text: str, names: Sequence[str], root: Path | None) -> list[str]:
     return []
 
 
-def say_what_is_shown(text: str, meant: Sequence[str], shown: str, names: Sequence[str]) -> None:
-    """Say it where a link's text names no run: which runs the folder of that name holds, or which there are."""
+def say_what_is_shown(
+    text: str, meant: Sequence[str], shown: str, names: Sequence[str], *, compares: bool = False
+) -> None:
+    """Say it where a link's text names no run: which runs the folder of that name holds, or which there are.
+
+    `compares`: the page compares runs already.
+    """
     if len(meant) == 1:
         return
     with st.container(key="link_names", horizontal=True, border=True):
-        st.text(describe_link(text, meant, shown, names), width="stretch")
-        if meant:
+        st.text(describe_link(text, meant, shown, names, compares=compares), width="stretch")
+        if meant and not compares:
             st.page_link(_COMPARE, label="Compare them ›")
 
 
-def describe_link(text: str, meant: Sequence[str], shown: str, names: Sequence[str]) -> str:
+def describe_link(text: str, meant: Sequence[str], shown: str, names: Sequence[str], *, compares: bool = False) -> str:
     """What a link's text names, and what is shown for it; a text that could be no run's name is not repeated."""
     name = links.run_name(text)
-    showing = f"Showing {run_word(shown)}."
+    showing = "The runs chosen below are compared." if compares else f"Showing {run_word(shown)}."
     if name is None and meant:
         name = text  # a folder that is there
     if name is None:

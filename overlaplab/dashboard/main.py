@@ -125,7 +125,7 @@ def main() -> None:
     links.begin()
     at_first, at_last = st.sidebar.empty(), st.sidebar.empty()
     needs_run = page.url_path not in WITHOUT_RUN
-    there = _pick_run(needs_run)
+    there = _pick_run(needs_run, compares=page.url_path == "compare")
     st.set_page_config(page_title=_tab_title(page, of_run=there and needs_run))
     folded = list_pages(at_first, pages, page)
     if there and page.url_path not in OF_WATCHED and st.session_state["run"] not in st.session_state["names"]:
@@ -153,8 +153,11 @@ def _turn_to_live(live: StreamlitPage) -> None:
     st.page_link(live, label="What was watched ›")
 
 
-def _pick_run(needed: bool) -> bool:
-    """Let the user choose a run of the opened folder or bring one along; says what to do where one is needed."""
+def _pick_run(needed: bool, *, compares: bool) -> bool:
+    """Let the user choose a run of the opened folder or bring one along; says what to do where one is needed.
+
+    `compares`: the page compares runs.
+    """
     folder = opened_folder()
     there = folder is not None and folder.is_dir()
     entries, outside = scan_runs(folder) if folder is not None and there else ([], [])
@@ -193,7 +196,7 @@ def _pick_run(needed: bool) -> bool:
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
     if linked is not None:
-        say_what_is_shown(linked, meant, chosen, names)
+        say_what_is_shown(linked, meant, chosen, names, compares=compares)
     if chosen in recorded:
         pick_communication()
     st.session_state["run_turned"] = st.session_state.get("run") != chosen

@@ -228,7 +228,8 @@ def full_queues(trace: Trace) -> tuple[Blocking, ...]:
         waiting = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
         usual_ns = int(np.median(took[rows[waiting < _QUEUE]]))
         last = np.searchsorted(in_order, called + took[rows], side="right") - 1
-        for number in np.flatnonzero((waiting >= _QUEUE) & (in_order[last] > called + usual_ns)).tolist():
+        waits = (waiting >= _QUEUE) & (last >= 0) & (in_order[last] > called + usual_ns)
+        for number in np.flatnonzero(waits).tolist():
             start_ns, row = int(called[number]), int(rows[number])
             if row not in blocking:
                 end_ns, until = start_ns + int(took[row]), int(places[order[last[number]]])

@@ -94,6 +94,7 @@ from overlaplab.findings.predictions import (
     gain_finding,
     hops_unknown,
     interval_line,
+    microbatches_of,
     not_predicted,
     prediction_lead,
     refuse_to_predict,
@@ -142,7 +143,7 @@ from overlaplab.findings.systems.plan import (
     require_planned,
     require_told,
 )
-from overlaplab.findings.warnings import busy_share, not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.warnings import busy_note, busy_share, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.watched import (
     kind_word_of_steps,
     watched_about,

@@ -23,10 +23,13 @@ def exposed_by_axis(table: pd.DataFrame) -> str | None:
     return f"Exposed by axis, all these ranks and steps together: {parts}."
 
 
-def collectives_lead(table: pd.DataFrame, diagnosis: Diagnosis | None = None) -> str:
+def collectives_lead(
+    table: pd.DataFrame, diagnosis: Diagnosis | None = None, summary: pd.DataFrame | None = None
+) -> str:
     """How much of the ranks' time in collectives was waiting, and for which rank the diagnosed one waited most.
 
-    Takes rows of `overlaplab.collectives`, and the diagnosis of one of their ranks' steps.
+    Takes rows of `overlaplab.collectives`, the diagnosis of one of their ranks' steps, and rows of `summary` of the
+    same ranks and steps, which tell how much of the waiting was exposed.
     """
     number = count(int(table["index"].nunique()), "collective")
     table = table[~table.duplicated(["rank", "start_ns", "end_ns"]) | table["start_ns"].isna()]  # a kernel counts once
@@ -41,7 +44,7 @@ def collectives_lead(table: pd.DataFrame, diagnosis: Diagnosis | None = None) ->
     in_these = "them" if number_known == every else f"the {number_known} whose waits are known"
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in {in_these},"
-        f" {ms(waited_ns)} was spent waiting for the last rank to arrive."
+        f" {ms(waited_ns)} was spent waiting for the last rank to arrive{_name_exposed(waited_ns, summary)}."
     )
     if diagnosis is None or diagnosis.late_rank is None:
         return first
@@ -50,6 +53,14 @@ def collectives_lead(table: pd.DataFrame, diagnosis: Diagnosis | None = None) ->
         f"{first} {where} {rank_word(diagnosis.rank)}'s longest waits were for rank {diagnosis.late_rank}:"
         f" {ms(diagnosis.waited_ns)} of its exposed time."
     )
+
+
+def _name_exposed(waited_ns: int, summary: pd.DataFrame | None) -> str:
+    """How much of the waiting was exposed; empty where that is unknown."""
+    if summary is None or summary["exposed_wait_ns"].isna().any():
+        return ""
+    exposed_ns = int(summary["exposed_wait_ns"].sum())
+    return f", {ms(exposed_ns)} of it exposed" if exposed_ns <= waited_ns else ""
 
 
 def bandwidth_title(with_bandwidth: pd.DataFrame, link_gb_per_s: float | None) -> str:
@@ -92,4 +103,4 @@ def late_ranks_title(late: pd.DataFrame) -> str:
     """How long ranks waited for late ones, from rows of `overlaplab.stragglers`; the chart names them."""
     if late.empty or not late["last"].any():
         return "No rank came last by more than the clocks' error"
-    return f"Ranks lost {ms(late['cost_ns'].sum())} waiting for late ranks"
+    return f"Ranks waited {ms(late['cost_ns'].sum())} for those late by more than the clocks' error"

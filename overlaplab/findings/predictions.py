@@ -94,11 +94,31 @@ def gain_line(half_ns: int) -> str:
     return f"The gain of one setting over another, predicted from one recording, lies within ± {ms(half_ns)}."
 
 
-def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int) -> str:
-    """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains."""
+def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int, microbatches: tuple[int, int] = (1, 1)) -> str:
+    """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains.
+
+    `microbatches`: of a step, as recorded and as predicted. Each has as many samples, so that of other numbers a
+    microbatch's share of the step is compared.
+    """
+    before, after = microbatches
+    lead, what = "", "mean step"
+    if before != after:
+        recorded_ns, predicted_ns = round(recorded_ns / before), round(predicted_ns / after)
+        half_ns, what = round(half_ns / min(before, after)), "microbatch"
+        lead = (
+            f"A step works on {after} microbatches, not {before}, each of as many samples: {ms(predicted_ns)} per"
+            f" microbatch, {ms(recorded_ns)} recorded. "
+        )
     gain_ns = recorded_ns - predicted_ns
     how = "Gain" if gain_ns >= 0 else "Loss"
-    return f"{how} per mean step: {ms(abs(gain_ns))}{doubt_clause(gain_ns, half_ns)}."
+    return f"{lead}{how} per {what}: {ms(abs(gain_ns))}{doubt_clause(gain_ns, half_ns)}."
+
+
+def microbatches_of(manifest: Manifest | None) -> int:
+    """How many microbatches a step has."""
+    if manifest is None:
+        return 1
+    return (manifest.pipeline.microbatches if manifest.pipeline else manifest.accumulate) or 1
 
 
 def hops_unknown(recorded: Manifest, strategy: str | None) -> str:

@@ -32,9 +32,10 @@ from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead
-from overlaplab.findings.runs import PREDICTED, link_missed
+from overlaplab.findings.runs import PREDICTED, link_missed, steps_named
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
 from overlaplab.manifest import MachineStep
+from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, join_names, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
@@ -325,6 +326,14 @@ def busy_share(run: Run, step: int | None) -> float | None:
 def busy_steps(run: Run) -> set[int]:
     """The numbers of the steps in which the machine was busy."""
     return {int(number) for number in _busy_rows(run)["step"].dropna()}
+
+
+def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | None:
+    """That some of these steps were recorded on a busy machine, for checks that judge them all the same."""
+    steps = selection.steps
+    busy = {run.path: sorted(busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs}
+    named = [f"{steps_named(numbers)} of {path}" for path, numbers in busy.items() if numbers]
+    return f"the machine was busy in {join_names(named)}: record again before you rely on it" if named else None
 
 
 def _busy_rows(run: Run) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
-from overlaplab.findings.predictions import extrapolation, gain_line, interval_line
+from overlaplab.findings.predictions import extrapolation, gain_finding, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
@@ -46,10 +46,21 @@ def setting_words(setting: Setting) -> str:
     return join_names(changes) if changes else ""
 
 
-def what_if_headline(setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int) -> str:
-    """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ."""
+def what_if_headline(
+    setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int, microbatches: int = 1
+) -> str:
+    """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ.
+
+    `microbatches`: of a recorded step.
+    """
     if setting == Setting():
         return f"As recorded, a step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
+    if setting.accumulate is not None and setting.accumulate != microbatches:
+        gained = gain_finding(measured_ns, step_ns, doubt_ns, (microbatches, setting.accumulate))
+        return (
+            f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)}"
+            f" ({ms(measured_ns)} measured). {gained}"
+        )
     less = abs(measured_ns - step_ns)
     change = f"{'Gain' if step_ns <= measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
     return (

@@ -72,12 +72,13 @@ def timeline_title(view: View) -> str:
 
 def timeline_lead(view: View, where: str, ranks: int) -> str:
     """What a report's timeline shows, which cannot be zoomed to single events; `ranks` are all, shown or not."""
-    shown, marks, events = len(view.totals), len(view.marks), int(view.marks["events"].sum())
+    streams = view.marks[view.marks["kind"].eq("stream")]  # as `window_size` counts; other lanes repeat them
+    shown, marks, events = len(view.totals), len(streams), int(streams["events"].sum())
     left_out = f" The first {shown} of {ranks} ranks." if ranks > shown else ""
     merged = "." if marks == events else f", drawn as {marks:,} marks: neighbours too close to tell apart share one."
     return (
         f"What ran when in {where}, a lane per stream or thread, all ranks by one clock.{left_out}"
-        f" {events:,} events{merged}"
+        f" {events:,} events on streams{merged}"
     )
 
 

@@ -63,6 +63,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             tables.hops,
             tables.transfer_lines,
             tables.exposed,
+            tables.summary,
         ),
     )
     whole = [section for section in parts if section is not None]

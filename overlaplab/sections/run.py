@@ -170,9 +170,10 @@ def collectives_section(
     hops: pd.DataFrame | None = None,
     lines: pd.DataFrame | None = None,
     exposed: pd.DataFrame | None = None,
+    summary: pd.DataFrame | None = None,
 ) -> Section | None:
-    """Rows of `collectives`, `stragglers` and, if given, `communication_by`, `staleness` and `exposed` about the same
-    ranks and steps.
+    """Rows of `collectives`, `stragglers` and, if given, `communication_by`, `staleness`, `exposed` and `summary` about
+    the same ranks and steps.
 
     `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `diagnosis`: that of a rank's step
     among them. `lines`: rows of `transfer_lines`.
@@ -203,7 +204,7 @@ def collectives_section(
     by_axis = None if exposed is None else findings.exposed_by_axis(exposed)
     return Section(
         title="Collectives",
-        lead=" ".join(filter(None, (findings.collectives_lead(table, diagnosis), by_axis))),
+        lead=" ".join(filter(None, (findings.collectives_lead(table, diagnosis, summary), by_axis))),
         blocks=blocks,
         advice=_advice(diagnosis),
     )

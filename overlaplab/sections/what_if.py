@@ -85,7 +85,12 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
     hops = findings.hops_unknown(played.manifest, question.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
-            question.setting, answer.step_ns, played.measured_ns, played.sure.half_ns, played.doubt_ns
+            question.setting,
+            answer.step_ns,
+            played.measured_ns,
+            played.sure.half_ns,
+            played.doubt_ns,
+            findings.microbatches_of(played.manifest),
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (hops, no_tried, no_ranks)))],
         over=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],

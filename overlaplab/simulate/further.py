@@ -112,19 +112,25 @@ def with_further(programs: Sequence[Program], ranks: int) -> tuple[Program, ...]
 def _moves_by_step(program: Program) -> Iterator[list[Move]]:
     """The moves up to each end of a step.
 
-    Where a later collective was waited for before, a wait does nothing. It is left out if its collective is an earlier
-    step's: among other steps it may do something, or there may be no such collective.
+    Where its collective was waited for before, or one that queues behind it, a wait does nothing. It is left out if
+    its collective is an earlier step's: among other steps it may do something, or there may be no such collective.
     """
     numbers: dict[Hashable, int] = {}
+    alone: dict[Hashable, bool] = {}  # those that do not queue: whether they are still to be waited for
     waited, begun = -1, 0
     step: list[Move] = []
     for move in program:
         if isinstance(move, Launch):
             numbers[move.key] = len(numbers)
+            if not move.queues:
+                alone[move.key] = True
         if isinstance(move, Wait):
-            if numbers[move.key] < begun and numbers[move.key] <= waited:
+            if numbers[move.key] < begun and not alone.get(move.key, numbers[move.key] > waited):
                 continue
-            waited = max(waited, numbers[move.key])
+            if move.key in alone:
+                alone[move.key] = False
+            else:
+                waited = max(waited, numbers[move.key])
         step.append(move)
         if isinstance(move, End):
             yield step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, missing_ranks
 from overlaplab.simulate.player import Played, Program, StuckError, play
 
 
@@ -19,4 +19,10 @@ def play_or_refuse(run: Run, programs: Sequence[Program]) -> Played:
     try:
         return play(programs)
     except StuckError:
-        raise refusal(run, "its ranks launch collectives in different orders") from None
+        if len(run.traces) > 1:
+            raise refusal(run, "its ranks launch collectives in different orders") from None
+        missing = missing_ranks(run)
+        what = "what its host and streams wait for is not in its trace"
+        if missing:
+            what = f"{missing} of {missing + 1} ranks have no trace, and {what}"
+        raise refusal(run, what, "Open all ranks' traces together." if missing else None) from None

@@ -82,8 +82,9 @@ def widen(programs: Sequence[Program]) -> WideProgram:
     )
 
 
-_Place: TypeAlias = tuple[int, float]
-"""How many launches and ends of steps come before; then the launch number that is waited for, or infinity."""
+_Place: TypeAlias = tuple[int, float, float]
+"""How many launches and ends of steps come before; then of a wait how often one for an earlier launch followed one for
+a later launch since, and the launch number that is waited for; of others infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,16 @@ _PASSES = _Slot(End(), 0, PASSES)
 def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     """The keys of one rank's launches, and its moves by their places.
 
-    Collectives end in the order of their launches. So once a rank has waited for one, waits for earlier ones do
-    nothing, and are left out: where they stand may depend on how long each happened to take. Those that do not queue
-    are refused unless they are waited for in that order.
+    Collectives that queue end in the order of their launches. So once a rank has waited for one, waits for earlier
+    ones do nothing, and are left out: where they stand may depend on how long each happened to take. Those that do not
+    queue may be waited for in any order, each rank in its own: what one rank waits for, others pass.
     """
     keys: dict[Hashable, int] = {}
     slots: dict[_Place, _Slot] = {}
     worked = passed = 0
-    waited = -1
-    alone: set[Hashable] = set()  # those that do not queue, until they are waited for
+    waited = before = -1
+    again = 0
+    alone: dict[Hashable, bool] = {}  # those that do not queue: whether they are still to be waited for
     for move in program:
         match move:
             case Work(ns):
@@ -118,23 +120,24 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
             case Wait(key, wake_ns):
                 if key not in keys:
                     raise StuckError("a rank waits for a collective that it has not launched")
-                if keys[key] <= waited and key in alone:
-                    what = "a rank waits for collectives that do not queue in another order than it launched them"
-                    raise StuckError(what)
-                if keys[key] <= waited:
+                if not alone.get(key, keys[key] > waited):
                     continue
-                alone.discard(key)
-                waited = keys[key]
-                slots[passed, waited] = _Slot(Wait(waited), worked, wake_ns)
+                if key in alone:
+                    alone[key] = False
+                else:
+                    waited = keys[key]
+                again += keys[key] < before
+                before = keys[key]
+                slots[passed, again, keys[key]] = _Slot(Wait(keys[key]), worked, wake_ns)
             case Launch(key):
-                slots[passed, inf] = _Slot(replace(move, key=len(keys), host_ns=0, displaced_ns=0), worked)
+                slots[passed, inf, inf] = _Slot(replace(move, key=len(keys), host_ns=0, displaced_ns=0), worked)
                 keys[key] = len(keys)
-                passed += 1
+                passed, before, again = passed + 1, -1, 0
                 if not move.queues:
-                    alone.add(key)
+                    alone[key] = True
             case End():
-                slots[passed, inf] = _Slot(move, worked)
-                passed += 1
+                slots[passed, inf, inf] = _Slot(move, worked)
+                passed, before, again = passed + 1, -1, 0
         worked = 0
     return list(keys), slots
 

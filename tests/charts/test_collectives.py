@@ -150,7 +150,7 @@ def test_late_ranks_name_who_how_often_and_what_it_cost() -> None:
         "6.0 ms; last in 1 of 2",
         "never last in 2",
     ]
-    assert spec(chart)["title"]["text"] == "Ranks lost 6.0 ms waiting for late ranks"
+    assert spec(chart)["title"]["text"] == "Ranks waited 6.0 ms for those late by more than the clocks' error"
 
 
 def test_many_collectives_share_points_and_none_vanishes() -> None:
@@ -171,6 +171,10 @@ def test_the_lead_names_the_rank_that_was_waited_for() -> None:
         " arrive."
     )
     assert collectives_lead(both, None) == said
+    hidden = step.assign(exposed_wait_ns=pd.array([2 * MS], dtype="Int64"))
+    assert collectives_lead(both, None, hidden) == f"{said.removesuffix('.')}, 2.0 ms of it exposed."
+    unknown = step.assign(exposed_wait_ns=pd.array([None], dtype="Int64"))
+    assert collectives_lead(both, None, unknown) == said
     assert collectives_lead(both, found) == (
         f"{said} In step 4 rank 0's longest waits were for rank 1: 5.0 ms of its exposed time."
     )

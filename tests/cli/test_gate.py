@@ -75,6 +75,27 @@ def test_a_change_within_the_recordings_is_noted_and_passes(command: Any, stored
     assert "lies within the 3 recordings" in " ".join(error.split())
 
 
+def test_a_failed_check_of_steps_on_a_busy_machine_names_them(command: Any, tmp_path: Path) -> None:
+    run = tmp_path / "busy"
+    shutil.copytree(SWEEP / "cap-25", run)
+    manifest = json.loads((run / "run.json").read_text())
+    steps = sorted({row["step"] for row in manifest["link_steps"]})
+    manifest["machine"] = [
+        {"rank": rank, "step": number, "took_ns": 10**8, "cores": 2, "busy": number in steps[:2]}
+        for rank in (0, 1)
+        for number in steps
+    ]
+    (run / "run.json").write_text(json.dumps(manifest))
+    said = f"overlaplab: note: the machine was busy in steps {steps[0]} and {steps[1]} of {run}: record again before"
+    options = ("compare", SWEEP / "cap-1", run, "--fail-if")
+    code, _, error = command(*options, "exposed_comm_ns > 5%")
+    assert (code, said in " ".join(error.split())) == (1, True)
+    code, _, error = command(*options, "exposed_comm_ns > 5000%")
+    assert (code, "busy" in error) == (0, False)
+    code, _, error = command(*options, "exposed_comm_ns > 5%", "--step", steps[2])
+    assert (code, "busy" in error) == (1, False)
+
+
 def test_junit_and_markdown_say_what_failed(command: Any, tmp_path: Path, stored: Path) -> None:
     files = ("--junit", tmp_path / "check.xml", "--markdown", tmp_path / "check.md")
     conditions = ("--fail-if", "exposed_comm_ns > 5%", "--fail-if", "exposed.blocking > 10s")

@@ -106,6 +106,11 @@ def test_every_option_changes_the_prediction(
         ((SWEEP / "cap-1", "--schedule", "1f1b"), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--microbatches", 2), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--stages", "2,x"), "--stages 2,x are not the layers of each stage"),
+        ((SWEEP / "cap-1", "--edit", "half-byte"), "no edit is called half-byte. Did you mean half-bytes? Known: "),
+        (
+            (SWEEP / "cap-1", "--strategy", "zero"),
+            "no strategy zero is known. Did you mean zero1 or zero2 or zero3? Known: ",
+        ),
         ((SWEEP / "cap-1", "--edit", "faster"), "no edit is called faster. Known: balance, even-work, "),
         ((SWEEP / "cap-1", "--edit", "cap=x"), "--edit cap=x: no value for cap. As in cap=4"),
         ((SWEEP / "cap-1", "--edit", "caps=1,0"), "caps must be above 0"),

@@ -119,6 +119,8 @@ def test_what_a_link_names_is_said_unless_it_could_be_no_name() -> None:
     beside = ["a", "sweep/cap-1", "sweep/cap-4"]
     said = "There is no run 'sweep/cap-9' here: there are sweep/cap-1 and sweep/cap-4. Showing a."
     assert describe_link("sweep/cap-9", [], "a", beside) == said
+    folder = describe_link("sweep", beside[1:], "sweep/cap-1", beside, compares=True)
+    assert folder == "'sweep' is a folder of 2 runs: sweep/cap-1 and sweep/cap-4. The runs chosen below are compared."
     assert describe_link("<b>", [], "run-0", names) == "The link names a run that is not here. Showing run-0."
     assert describe_link("x" * 300, [], "a", ["a"]) == "The link names a run that is not here. Showing a."
     assert describe_link("x", [], "a", ["a"]) == "There is no run 'x' here: there is a. Showing a."

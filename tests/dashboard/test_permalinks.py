@@ -215,6 +215,9 @@ def test_a_folder_of_several_runs_is_named_with_its_runs(followed, tmp_path: Pat
     assert body_texts(app)[0] == f"'{text}' is a folder of 2 runs: sweep/cap-1 and sweep/cap-4. Showing sweep/cap-1."
     assert head_texts(app)[0] == "sweep/cap-1"
     assert app.query_params == {"run": "sweep/cap-1"}
+    app = followed(tmp_path / "runs", "compare", run=text)  # both are compared already
+    assert any(line.endswith("and sweep/cap-4. The runs chosen below are compared.") for line in body_texts(app))
+    assert "Compare them ›" not in [link.proto.label for link in app.main.get("page_link")]
 
 
 def test_a_run_to_compare_with_stands_in_the_link(followed, gathering: Path) -> None:

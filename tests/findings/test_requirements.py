@@ -134,7 +134,10 @@ def test_what_fails_goes_before_what_is_open(tmp_path: Path) -> None:
     ("requirement", "why"),
     [
         ("hidden_gathers > 5%", "is a change"),
-        ("hidden > 5", "no figure 'hidden'"),
+        ("hidden > 5", "no figure 'hidden'. Did you mean hidden_gathers or hidden_scatters or hidden_all_reduces?"),
+        ("exposed > 5%", "no figure 'exposed'. Did you mean exposed_comm_ns or exposed_wait_ns or exposed_transfer_ns"),
+        ("exposed_com_ns > 5%", "Did you mean exposed_comm_ns"),
+        ("nothing > 5", "no figure 'nothing'. Known: span_ns, "),
         ("hidden_gathers >= 7ms", "Write a count, or a change in %"),
         ("exposed.tail_share < 5ms", "Write a ratio from 0 to 1"),
         ("exposed.tail < 5", "Write %, ns, us, ms or s after it"),

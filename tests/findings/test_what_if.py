@@ -95,6 +95,15 @@ def test_a_gain_that_may_be_none_is_not_certain() -> None:
         "Gain per mean step: 20.0 ms ± 38.0 ms, so perhaps none."
     )
     assert findings.gain_finding(628_000_000, 728_000_000, 38_000_000) == ("Loss per mean step: 100.0 ms ± 38.0 ms.")
+    # Twice as many samples in a longer step are a gain.
+    assert findings.gain_finding(600_000_000, 960_000_000, 30_000_000, (6, 12)) == (
+        "A step works on 12 microbatches, not 6, each of as many samples: 80.0 ms per microbatch, 100.0 ms recorded."
+        " Gain per microbatch: 20.0 ms ± 5.0 ms."
+    )
+    more = findings.what_if_headline(Setting(accumulate=4), 150_000_000, 50_000_000, 1_000_000, 2_000_000)
+    assert more.endswith("Gain per microbatch: 12.5 ms ± 2.0 ms.")
+    as_many = findings.what_if_headline(Setting(accumulate=4), 150_000_000, 50_000_000, 1_000_000, 2_000_000, 4)
+    assert "Loss: 100.0 ms" in as_many
 
 
 def test_advice_for_a_script_of_somebody_else() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from samples import sample_run
 
-from overlaplab.findings import window_lead
-from overlaplab.timeline.window_statistics import WindowStatistics
+from overlaplab.findings import timeline_lead, window_lead, window_size
+from overlaplab.timeline.timeline import timeline_events, timeline_view
+from overlaplab.timeline.window_statistics import WindowStatistics, timeline_window
 
 
 def window(comm: int, overlapped: int, busy: int) -> WindowStatistics:
@@ -27,3 +29,10 @@ def window(comm: int, overlapped: int, busy: int) -> WindowStatistics:
 )
 def test_lead(found: WindowStatistics, lead: str) -> None:
     assert lead in window_lead(found)
+
+
+def test_a_report_counts_the_events_that_the_timeline_counts() -> None:
+    timeline = timeline_events(sample_run("bucketed"))
+    start, end = timeline.extent
+    counted = window_size(timeline_window(timeline, start, end)).split(", ")[1].removesuffix(".")
+    assert f" {counted}, drawn as " in timeline_lead(timeline_view(timeline), "the whole recording", 2)

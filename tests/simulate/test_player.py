@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import sample_run
 
+from overlaplab.errors import OverlaplabError
+from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, play
 
 
@@ -278,3 +282,13 @@ def test_against_machines_that_tick(data: st.DataObject) -> None:
                 moves += [Work(data.draw(st.integers(0, 6))), Wait(data.draw(st.sampled_from(waiting)))]
         programs.append([*moves, Work(data.draw(st.integers(0, 6)))])
     assert [own[0] for own in spans(*programs)] == by_ticks(programs)
+
+
+def test_a_single_trace_that_is_stuck_is_not_told_of_orders_of_ranks() -> None:
+    run = sample_run("bucketed")
+    alone = replace(run, traces=run.traces[:1])
+    stuck = [[Wait("never")]]
+    with pytest.raises(OverlaplabError, match="1 of 2 ranks have no trace, and what its host and streams wait for"):
+        play_or_refuse(alone, stuck)
+    with pytest.raises(OverlaplabError, match="its ranks launch collectives in different orders"):
+        play_or_refuse(run, stuck)

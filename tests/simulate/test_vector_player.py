@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from samples import sample_run
 
 from overlaplab.simulate.further import draw_ranks, with_further
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, play
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.vector_player import PASSES, WideProgram, play_wide, retime_collectives, widen
 
@@ -45,7 +44,8 @@ def same(programs: Sequence[Program], wide: WideProgram) -> None:
     """Both players give the same times."""
     expected, got = play(programs), play_wide(wide)
     assert got.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
-    assert got.carried_ns.tolist() == [list(times) for times in expected.carried.values()]
+    in_order = find_launches(programs[0]) if programs else []
+    assert got.carried_ns.tolist() == [list(expected.carried[launch.key]) for launch in in_order]
 
 
 def wide_of(name: str) -> WideProgram:
@@ -81,13 +81,25 @@ def test_against_the_event_player(data: st.DataObject) -> None:
         ]
         for _ in range(data.draw(st.integers(1, 4)))
     ]
-    wide = None
-    with suppress(StuckError):  # waited for in another order, which matters where they do not queue
-        wide = widen(programs)
-    if wide is None:
-        assert not queues
-    else:
-        same(programs, wide)
+    same(programs, widen(programs))
+
+
+@given(st.data())
+def test_each_rank_may_wait_in_its_own_order_for_what_does_not_queue(data: st.DataObject) -> None:
+    times = st.integers(0, 9)
+    programs: list[list[Move]] = [[] for _ in range(data.draw(st.integers(1, 4)))]
+    launched: list[int] = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        fresh = range(len(launched), len(launched) + data.draw(st.integers(1, 3)))
+        launches = [Launch(key, data.draw(times), queues=data.draw(st.integers(0, 3)) == 0) for key in fresh]
+        launched += fresh
+        for program in programs:
+            for launch in launches:
+                program += (Work(data.draw(times)), launch)
+            for key in data.draw(st.permutations(launched)):
+                program += (Work(data.draw(times)), Wait(key, data.draw(times)))
+            program.append(End())
+    same(programs, widen(programs))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,16 +138,18 @@ def test_a_drawn_rank_does_what_one_rank_did_in_a_step_with_these_moves() -> Non
 
 @given(st.data())
 def test_further_ranks_play_as_those_drawn(data: st.DataObject) -> None:
-    """Steps alike, in which each rank waits, or does not, for one of the last collectives."""
+    """Steps alike, in which each rank waits, or does not, for this and one of the last collectives."""
     times = st.integers(0, 9)
     waits = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    queues = data.draw(st.booleans())
     programs: list[list[Move]] = [[End()] for _ in range(2)]
     for number in range(len(waits) * 4):
         last = number % len(waits) == len(waits) - 1
         for program in programs:
-            program += (Work(data.draw(times)), Launch(number, 5))
-            if data.draw(st.booleans()):
-                program.append(Wait(max(number - waits[number % len(waits)], 0), data.draw(times)))
+            program += (Work(data.draw(times)), Launch(number, 5, queues=queues))
+            for back in data.draw(st.permutations([0, waits[number % len(waits)]])):
+                if data.draw(st.booleans()):
+                    program += (Wait(max(number - back, 0), data.draw(times)), Work(data.draw(times)))
             program += (Work(data.draw(times)), *([End()] if last else []))
     same(with_further(programs, 6), draw_ranks(widen(programs), 6))
 

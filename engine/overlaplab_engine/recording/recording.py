@@ -246,6 +246,17 @@ class Recording:
             warnings.warn(f"{self._out} has {len(self._recorded_steps)} of {self._steps} steps: {why}", stacklevel=5)
         if self._unsent and self._rank == 0:
             self._report_unsent()
+        if self._rank == 0 and fault is None:
+            with suppress(OSError, ValueError):  # a folder that is gone, a stderr that is closed
+                self._report_run()
+
+    def _report_run(self) -> None:
+        """Say what was recorded, and what shows it; other ranks may still write theirs."""
+        here = Path.cwd()
+        run = self._out.relative_to(here) if self._out.is_relative_to(here) else self._out
+        steps = f"{len(self._recorded_steps)} step{'s' * (len(self._recorded_steps) > 1)}"
+        command = f"overlaplab summary {shlex.quote(str(run))}"
+        print(f"overlaplab: {steps} recorded in {run}: {command}", file=sys.stderr, flush=True)
 
     def _keep(self) -> None:
         """The step that ends is recorded, unless a pause has split its work."""

@@ -15,7 +15,7 @@ from statistics import fmean
 from overlaplab.analyses.scalars import HIDDEN, OF_CAUSE, SHARES, Scalars
 from overlaplab.analyses.summary import FIGURES
 from overlaplab.errors import OverlaplabError
-from overlaplab.words import ms
+from overlaplab.words import known_names, ms
 
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*([<>]=?)\s*([-+]?\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s|)\s*")
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -164,7 +164,7 @@ def parse_condition(text: str, option: str = "--fail-if") -> Condition:
     column, sign, limit, unit = match[1].replace("-", "_"), match[2], float(match[3]), match[4]
     figures = (*FIGURES, *OF_CAUSE, *SHARES, *HIDDEN)
     if column not in figures:
-        raise OverlaplabError(f"{option}: no figure {match[1]!r}", remedy=f"There are {', '.join(figures)}.")
+        raise OverlaplabError(f"{option}: no figure {match[1]!r}", remedy=known_names(match[1], figures))
     if unit != "%" and (column in _WITHOUT_UNIT) is not (unit == ""):
         limits = "a count" if column in HIDDEN else "a ratio from 0 to 1"
         by_unit = "Write %, ns, us, ms or s after it."

@@ -2,21 +2,24 @@
 
 A setting is what was recorded once or several times: a bucket_cap_mb of a sweep, a strategy.
 
-Two settings **differ** if their own recordings say so: who else is compared changes nothing about that.
+Two settings **differ** if their own recordings say so.
 
 - *With two recordings or more of both* the recordings decide, each by its median step: an exact two-sided rank-sum test
   at 5 % (Mann and Whitney, "On a test of whether one of two random variables is stochastically larger than the other",
   1947): of all the orders in which recordings of equal settings could have come, at most 5 % are as extreme. It assumes
   nothing of how step times are distributed, only that recordings of equal settings could have been exchanged;
   `overlaplab sweep` records the caps in random order for that reason.
-- *With one recording of either* differences between recordings are unseen, and the steps' spread decides: the median
+- *With one recording of either* differences between recordings are unseen, and the steps decide: either the median
   steps differ by more than the larger of the two spreads (see `spread`), and each recording of the one has a shorter
-  median than each of the other.
+  median than each of the other; or every step of the one is shorter than every one of the other, and there are so many
+  (four of both, or three and five) that this comes by chance in at most 5 % of cases. One long step widens the spread,
+  but no step of the others.
 
-A **tier** is the setting with the shortest median step and all that do not differ from it; the next tier begins with
-the shortest of those that are left. So tier 1 holds the fastest and what cannot be told apart from it, and what is in
-another tier is slower than that one, whoever else is listed. Two others of one tier may well differ from each other:
-of them nothing is said.
+A **tier** is the setting with the shortest median step, all that do not differ from it, and all whose median is not
+longer than that of one of these; the next tier begins with the shortest of those that are left. So tiers are in the
+order of the medians: none is called slower than the fastest while one with a longer median ties with it. What is in
+another tier differs from the fastest. Who else is listed can make two tie, and never tells them apart. Two others of
+one tier may well differ from each other: of them nothing is said.
 
 What this can decide, and what not: two settings with R recordings each come in one of the two extreme orders by chance
 in 2·R!·R!/(2R)! of all cases: 33 % for 2 recordings, 10 % for 3, 2.9 % for 4. So 4 recordings of each are the fewest
@@ -90,15 +93,17 @@ def tiers(settings: Sequence[Sequence[Steps]]) -> list[int]:
     """
     if any(np.isfinite(recording).sum() == 0 for recordings in settings for recording in recordings):
         return [1] * len(settings)
-    left = dict(enumerate(map(_setting_times, settings)))
+    times = [_setting_times(recordings) for recordings in settings]
+    left = sorted(range(len(times)), key=lambda place: times[place].middle)
     tier_of = [1] * len(settings)
     tier = 0
     while left:
         tier += 1
-        first = min(left.values(), key=lambda setting: setting.middle)
-        for place in [place for place, setting in left.items() if not _is_slower(setting, first)]:
+        first = times[left[0]]
+        limit = max(times[place].middle for place in left if not _is_slower(times[place], first))
+        for place in [place for place in left if times[place].middle <= limit]:
             tier_of[place] = tier
-            del left[place]
+            left.remove(place)
     return tier_of
 
 
@@ -121,12 +126,23 @@ class _SettingTimes:
     spread: float
     medians: Medians
     """The median step of each recording."""
+    steps: int
+    lowest: float
+    highest: float
+    """The longest step of any rank."""
 
 
 def _setting_times(recordings: Sequence[Steps]) -> _SettingTimes:
     medians = np.array([np.nanmedian(recording) for recording in recordings])
     middle = float(np.nanmedian(np.concatenate([recording.ravel() for recording in recordings])))
-    return _SettingTimes(middle=middle, spread=spread(recordings), medians=medians)
+    return _SettingTimes(
+        middle=middle,
+        spread=spread(recordings),
+        medians=medians,
+        steps=sum(int(np.isfinite(recording).any(axis=0).sum()) for recording in recordings),
+        lowest=min(float(np.nanmin(recording)) for recording in recordings),
+        highest=max(float(np.nanmax(recording)) for recording in recordings),
+    )
 
 
 def _is_slower(setting: _SettingTimes, first: _SettingTimes) -> bool:
@@ -134,7 +150,14 @@ def _is_slower(setting: _SettingTimes, first: _SettingTimes) -> bool:
     if min(len(setting.medians), len(first.medians)) > 1:
         return chance(first.medians, setting.medians) <= LEVEL
     beyond = setting.middle - first.middle > max(setting.spread, first.spread)
-    return beyond and bool(first.medians.max() < setting.medians.min())
+    if beyond and bool(first.medians.max() < setting.medians.min()):
+        return True
+    return steps_can_tell(setting.steps, first.steps) and first.highest < setting.lowest
+
+
+def steps_can_tell(many: int, more: int) -> bool:
+    """Whether so many steps of two settings tell them apart, if all of one are shorter than all of the other."""
+    return min(many, more) >= FEWEST and 2 / comb(many + more, many) <= LEVEL
 
 
 def _count_inversions(faster: Medians, slower: Medians) -> int:

@@ -16,11 +16,12 @@ from overlaplab.sections.run import collectives_section
 
 def _section(opened: Opened, step: int | None, diagnosis: Diagnosis | None) -> Section | None:
     """The section about this step, None for all, with the diagnosis of the page's head."""
-    tables, manifest = (opened.collectives, opened.hops, opened.staleness, opened.exposed), opened.manifest
-    table, hops, stale, exposed = (of if step is None else of[of["step"] == step] for of in tables)
+    tables = (opened.collectives, opened.hops, opened.staleness, opened.exposed, opened.summary)
+    manifest = opened.manifest
+    table, hops, stale, exposed, summary = (of if step is None else of[of["step"] == step] for of in tables)
     link = manifest.link if manifest else None
     late, lines = stragglers_of(table), opened.transfer_lines if len(table) else None
-    more = {"stale": stale, "hops": hops, "lines": lines, "exposed": exposed}
+    more = {"stale": stale, "hops": hops, "lines": lines, "exposed": exposed, "summary": summary}
     return collectives_section(table, late, link, findings.note(manifest), diagnosis, **more)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from overlaplab import findings
-from overlaplab.costs import Algorithm
+from overlaplab.costs import Algorithm, parse_link
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
@@ -37,6 +37,8 @@ from overlaplab.traits import TRAITS, Traits
 
 _BANDWIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
+_LINKS = (("1Gbps", "500us"), ("10Gbps", "50us"), ("100Gbps", "5us"))
+"""For runs that were recorded over an unknown link."""
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 5000, 10_000)
 _ALGORITHMS: dict[Algorithm, str] = {"ring": "ring, as emulated", "auto": "ring or trees"}
 _PREDICTED = [name for name, traits in TRAITS.items() if traits.is_played]
@@ -66,7 +68,7 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
         with st.spinner("Replaying the run with each setting"):
             parts = what_if_parts(opened.run, question, recorded, findings.note(opened.manifest))
     except OverlaplabError as error:
-        error_line(error)
+        error_line(OverlaplabError(message_without_path(opened.run, error)))
         return
     head.text(parts.headline)
     for line in parts.notes:
@@ -173,7 +175,9 @@ def _link(controls: _Controls, manifest: Manifest) -> Link | None:
     """The link that was chosen; None for the recorded one."""
     link = manifest.link
     if link is None:
-        return None
+        words = {"_".join(parts): ", ".join(parts) for parts in _LINKS} if manifest.world_size > 1 else {}
+        chosen = controls.select("Link", words, "as recorded") if words else None
+        return parse_link(chosen.replace("_", ","), manifest.world_size) if chosen else None
     bandwidth = controls.slide("Bandwidth", "{:g} Gbit/s", _BANDWIDTHS, link.bandwidth_gbps)
     latency = controls.slide("Latency", "{:g} µs", _LATENCIES, link.latency_us)
     if bandwidth is None and latency is None:

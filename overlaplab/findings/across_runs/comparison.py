@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from overlaplab.analyses.across_runs.tiers import steps_can_tell
 from overlaplab.findings.runs import PREDICTED
 from overlaplab.findings.thresholds import FEWEST_RECORDINGS, FEWEST_STEPS, MOST_BEATEN, MOST_REASONS, MOST_RUNS_LISTED
 from overlaplab.words import count, duration, join_names, percent, sentence, shorten
@@ -94,7 +95,10 @@ def compare_finding(table: pd.DataFrame) -> str:
 def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of a comparison must know of how it was decided, a line each."""
     fewest = int(table["recording_of"].value_counts().min())
-    few = too_few_recordings(fewest, "settings") if fewest > 1 and table["tier"].notna().all() else ()
+    judged = table["tier"].notna().all()
+    few = too_few_recordings(fewest, "settings") if fewest > 1 and judged else ()
+    if fewest == 1 and judged and table["tier"].eq(1).all():
+        few = _too_few_steps(table)
     by = "a predicted run is no recording: it is judged by the spread of the steps that it was predicted from"
     return (*few, by) if table["predicted"].any() else few
 
@@ -106,6 +110,18 @@ def too_few_recordings(fewest: int, what: str) -> tuple[str, ...]:
     return (
         f"{fewest} recordings of each cannot tell two {what} apart: all of one are faster than all of the other by"
         f" chance in {percent(2, comb(2 * fewest, fewest))} of cases; {FEWEST_RECORDINGS} can",
+    )
+
+
+def _too_few_steps(table: pd.DataFrame) -> tuple[str, ...]:
+    """That steps of single recordings tie, although all of one may be shorter than all of the other."""
+    steps = table.groupby("recording_of")["steps"].sum()
+    fewest = int(steps.min())
+    if len(steps) < 2 or steps_can_tell(fewest, fewest) or fewest < FEWEST_STEPS:
+        return ()
+    return (
+        f"{fewest} steps of each tell two settings apart only by a gap wider than their range: all of one are shorter"
+        f" than all of the other by chance in {percent(2, comb(2 * fewest, fewest))} of cases; {fewest + 1} steps can",
     )
 
 

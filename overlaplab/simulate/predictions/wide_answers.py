@@ -69,15 +69,18 @@ def _play(run: Run, question: Question) -> tuple[WideProgram, WidePlayed]:
     setting, algorithm = question.setting, question.algorithm
     ranks = setting.ranks or len(run.traces)
     program_ranks = _program_ranks(run, setting)
-    program = setting_program(run, replace(setting, link=None, ranks=program_ranks))
-    link = run.manifest.link if run.manifest else None
+    recorded = run.manifest.link if run.manifest else None
+    program = setting_program(
+        run, replace(setting, link=setting.link if recorded is None else None, ranks=program_ranks)
+    )
+    link = setting.link or recorded
     if link is not None:
-        before = replace(link, world_size=program_ranks or len(run.traces))
-        after = replace(setting.link or link, world_size=ranks)
+        before = recorded and replace(recorded, world_size=program_ranks or len(run.traces))
+        after = replace(link, world_size=ranks)
         if after != before or algorithm != "ring":
             program = retime_collectives(program, lambda launch: elsewhere_ns(launch, before, after, algorithm))
-    elif setting.link is not None or setting.ranks is not None:
-        raise refusal(run, "without a link no other link or number of ranks can be played")
+    elif setting.ranks is not None:
+        raise refusal(run, "without a link no other number of ranks can be played", "Choose one")
     if ranks != program.ranks:
         program = draw_ranks(program, ranks, skew=question.skew)
     return program, play_wide(program)

@@ -35,6 +35,7 @@ from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
+from overlaplab.words import known_names
 
 Programs: TypeAlias = tuple[Program, ...]
 """One of each rank."""
@@ -101,12 +102,15 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     link = link and replace(link, world_size=after.ranks)
     median = median_rank(programs)
     if after.ranks != before.ranks:
-        _require_ranks(run, manifest, after)
+        _require_no_phantoms(run, manifest)
+        if link is None:
+            what = "how long collectives of other numbers of ranks take is not known without a link"
+            raise refusal(run, what, "Name one with --link")
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(retime_program(each, manifest.link, link) for each in chosen)
     if after != before:
-        _require_strategy(run, manifest, after)
+        _require_strategy(run, manifest)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
         _require_plain_steps(run, programs)
     served = is_served(run, Setting())
@@ -159,8 +163,7 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
     if cut is None or (not other_caps and cut.buckets is None):
         raise refusal(run, "which bucket sends which gradient is not known")
     if name not in cut.sizes:
-        remedy = f"Known: {', '.join(cut.order[:5])}{' …' if len(cut.order) > 5 else ''}"
-        raise refusal(run, f"it sends no gradient of {name}", remedy)
+        raise refusal(run, f"it sends no gradient of {name}", known_names(name, cut.order, most=5))
     buckets = cut.cut(*after.caps) if other_caps else cut.buckets or ()
     left = [[each for each in names if each != name] for names in buckets]
     return cut.programs([names for names in left if names])
@@ -184,9 +187,9 @@ def _behind_link(run: Run, setting: Setting) -> Programs:
     return tuple(retime_program(each, manifest.link, setting.link) for each in programs)
 
 
-def _require_strategy(run: Run, manifest: Manifest, options: Options) -> None:
+def _require_strategy(run: Run, manifest: Manifest) -> None:
     """Raises `OverlaplabError` for what cannot be made anew from the run."""
-    _require_ranks(run, manifest, options)
+    _require_no_phantoms(run, manifest)
     if manifest.strategy not in _STRATEGIES:
         raise refusal(run, f"only the link can be changed of {manifest.strategy}, whose steps are not made anew")
     if not manifest.parameters or not manifest.units:
@@ -239,13 +242,9 @@ def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, D
     return manifest, recorded.programs, recorded.displaced
 
 
-def _require_ranks(run: Run, manifest: Manifest, options: Options) -> None:
-    """Raises `OverlaplabError` where so many ranks cannot be played."""
+def _require_no_phantoms(run: Run, manifest: Manifest) -> None:
     if manifest.phantom_ranks:
         raise refusal(run, "its other ranks are phantoms, whose work is not known")
-    if options.ranks != manifest.world_size and manifest.link is None:
-        what = "how long collectives of other numbers of ranks take is not known without a link"
-        raise refusal(run, what, "Name one with --link")
 
 
 def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:

@@ -30,6 +30,7 @@ from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
+from overlaplab.words import known_names
 
 Programs: TypeAlias = Sequence[Program]
 EditChoice: TypeAlias = tuple[str, str | None]
@@ -104,7 +105,7 @@ def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditC
 def _edit(run: Run, name: str, value: str | None) -> Edit:
     """The edit of a name that is asked for with this value."""
     if name not in EDITS:
-        raise refusal(run, f"no edit is called {name}", f"Known: {', '.join(EDITS)}")
+        raise refusal(run, f"no edit is called {name}", known_names(name, EDITS))
     edit = EDITS[name]
     if bool(value) > bool(edit.value) or edit.required > bool(value):
         how = f"--edit {name}={edit.value}" if edit.value else f"--edit {name}, without a value"
@@ -154,7 +155,9 @@ def _without_pauses(programs: Programs) -> list[list[Move]] | None:
 def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[list[Move]]:
     works = host_works(programs)
     if value not in works or value is None:
-        remedy = f"Known: {', '.join(works)}" if works else "None has a name: torch.profiler.record_function gives one"
+        remedy = (
+            known_names(value or "", works) if works else "None has a name: torch.profiler.record_function gives one"
+        )
         raise refusal(run, f"no host work between its passes is called {value}", remedy)
     return [without_host_work(program, value) for program in programs]
 

@@ -12,6 +12,7 @@ from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
+from overlaplab.words import known_names
 
 DDP_FIRST_MB = 1.0
 """The first bucket of torch's DDP where no cap is given (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""
@@ -49,7 +50,7 @@ def strategy_options(run: Run, manifest: Manifest, setting: Setting) -> Options:
     strategy = setting.strategy or manifest.strategy or ""
     traits = TRAITS.get(strategy) or (strategy_traits(manifest) if strategy == manifest.strategy else None)
     if traits is None:
-        raise refusal(run, f"no strategy {strategy} is known", f"Known: {', '.join(TRAITS)}")
+        raise refusal(run, f"no strategy {strategy} is known", known_names(strategy, TRAITS))
     _require(run, setting, strategy, traits)
     options: dict[str, Any] = {"strategy": strategy}
     if traits.buckets:

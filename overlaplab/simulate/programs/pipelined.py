@@ -16,6 +16,7 @@ from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import retime_program
+from overlaplab.words import known_names
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
 """The changes that a pipeline has."""
@@ -111,6 +112,6 @@ def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
     if set(manifest.axes.axes) > {"pp", "dp", "tp"} or manifest.axes.axes["tp"] > 1:
         raise refusal(run, f"pipelines on such a mesh are not predicted: {manifest.axes}")
     if setting.schedule is not None and setting.schedule not in PLAYED:
-        raise refusal(run, f"the schedule {setting.schedule} is not predicted", f"Known: {', '.join(PLAYED)}")
+        raise refusal(run, f"the schedule {setting.schedule} is not predicted", known_names(setting.schedule, PLAYED))
     if setting.microbatches is not None and not 0 < setting.microbatches <= _MAX_MICROBATCHES:
         raise refusal(run, f"microbatches must be from 1 to {_MAX_MICROBATCHES}, not {setting.microbatches}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb, factorial
 from typing import Any
 
@@ -34,6 +34,17 @@ def recorded(*medians: float) -> list[Any]:
         ([steps_of([10] * 9, [30] * 3), steps_of([20] * 9)], [1, 1]),  # one recording is slower than the others
         ([steps_of([30] * 3), steps_of([10] * 3), steps_of([11] * 3), steps_of([20] * 3)], [4, 1, 2, 3]),
         ([steps_of([30] * 3), steps_of([10, 11, 12]), steps_of([11, 12, 13])], [2, 1, 1]),
+        # All steps of the one are shorter, and four of both are enough to say so: 2.9 % by chance.
+        ([steps_of([56, 58, 61, 63]), steps_of([107, 120, 146, 245.7])], [1, 2]),
+        ([steps_of([56, 58, 63]), steps_of([107, 133, 245.7])], [1, 1]),  # 10 %, and the range is 139
+        ([steps_of([56, 58, 63]), steps_of([107, 120, 133, 146, 245.7])], [1, 2]),  # 3.6 %
+        ([steps_of([56, 63]), steps_of([107, 120, 133, 146, 160, 170, 180, 245.7])], [1, 1]),  # two steps tell nothing
+        ([steps_of([56, 58, 61, 107]), steps_of([107, 120, 146, 245.7])], [1, 1]),  # one as long
+        # Two ranks of one step are one step.
+        ([[np.array([[56, 58], [61, 63]])], [np.array([[107, 120], [146, 245.7]])]], [1, 1]),
+        # Who ties with the first has all of a shorter median beside it.
+        ([steps_of([56, 59, 63]), steps_of([107, 133, 246]), steps_of([98, 99.3, 101])], [1, 1, 1]),
+        ([steps_of([56, 59, 63]), steps_of([107, 133, 246]), steps_of([198, 199.3, 201])], [1, 1, 2]),
         ([steps_of([10] * 3)], [1]),
         ([steps_of([]), steps_of([10] * 3)], [1, 1]),
         ([], []),
@@ -58,8 +69,8 @@ def test_with_one_recording_the_steps_decide(settings: list[Any], expected: list
         ([recorded(1, 2, 3, 4), recorded(3, 4, 5, 6), recorded(5, 6, 7, 8)], [1, 1, 2]),
         # Three recordings tell no two settings apart.
         ([recorded(1, 2, 3), recorded(1, 2, 3), recorded(7, 8, 9), recorded(7, 8, 9)], [1, 1, 1, 1]),
-        # Of a pair with a single recording the steps decide: here none has a spread.
-        ([recorded(1, 2, 3, 4), recorded(6, 7, 8, 9), recorded(20)], [1, 2, 1]),
+        # Of a pair with a single recording the steps decide: here none has a spread, and so nothing is told of all.
+        ([recorded(1, 2, 3, 4), recorded(6, 7, 8, 9), recorded(20)], [1, 1, 1]),
         ([recorded(1, 2), recorded(7, 8), recorded(17, 18), recorded(27, 28)], [1, 1, 1, 1]),
         (  # those of traces/sweep: every recording of the last cap is slower than every other one
             [
@@ -89,6 +100,84 @@ def test_who_else_is_compared_changes_nothing_for_the_fastest(one: Any, other: A
     for others in (beside[:1], beside[1:], beside):
         first, second, *_ = tiers([one, other, *others])
         assert (first, second) == (1, 2)
+
+
+def by_all_orders(faster: list[float], slower: list[float]) -> float:
+    """The p-value of the two-sided rank-sum test, by trying every order."""
+    pooled = [*faster, *slower]
+    wrongs = []
+    for chosen in combinations(range(len(pooled)), len(faster)):
+        rest = set(range(len(pooled))) - {*chosen}
+        wrongs.append(sum(one > other for one in chosen for other in rest))
+    seen = sum(one >= other for one in faster for other in slower)
+    return min(2 * sum(wrong <= seen for wrong in wrongs) / len(wrongs), 1)
+
+
+def differ(first: list[list[float]], second: list[list[float]]) -> bool:
+    """The rule for two settings as the module's text has it; the first has the shorter median."""
+    steps, more = [*chain(*first)], [*chain(*second)]
+    medians, others = [float(np.median(one)) for one in first], [float(np.median(one)) for one in second]
+    if len(first) > 1 < len(second):
+        return by_all_orders(medians, others) <= 0.05
+
+    def spread_of(values: list[float]) -> float:
+        if len(values) >= 8:
+            return float(np.subtract(*np.quantile(values, [0.75, 0.25])))
+        return max(values) - min(values) if len(values) > 2 else float("inf")
+
+    apart = float(np.median(more)) - float(np.median(steps)) > max(spread_of(steps), spread_of(more))
+    if apart and max(medians) < min(others):
+        return True
+    return min(len(steps), len(more)) > 2 and max(steps) < min(more) and by_all_orders(steps, more) <= 0.05
+
+
+def by_rule(settings: list[list[list[float]]]) -> list[int]:
+    """The tiers by trying every cut of the settings in the order of their medians."""
+    middles = [float(np.median([*chain(*setting)])) for setting in settings]
+    order = sorted(range(len(settings)), key=middles.__getitem__)
+    tier_of = [0] * len(settings)
+    start = tier = 0
+    while start < len(order):
+        first = order[start]
+        end = next(
+            cut
+            for cut in range(start + 1, len(order) + 1)
+            if all(
+                differ(settings[first], settings[later]) and middles[later] > middles[order[cut - 1]]
+                for later in order[cut:]
+            )
+        )
+        tier += 1
+        for place in order[start:end]:
+            tier_of[place] = tier
+        start = end
+    return tier_of
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tiers_are_those_of_the_rule(seed: int) -> None:
+    """Against trying everything, on few and many steps, with ties and long steps."""
+    dice = np.random.default_rng(seed)
+    found: set[int] = set()
+    for _ in range(40):
+        settings = []
+        for _ in range(dice.integers(2, 6)):
+            often = dice.choice([1, 1, 1, 4])
+            base = dice.integers(10, 80)
+            lengths = [dice.integers(1, 6) if often == 1 else 1 for _ in range(often)]
+            settings.append(
+                [
+                    [float(base + dice.integers(0, 12) + 100 * (dice.random() < 0.1)) for _ in range(length)]
+                    for length in lengths
+                ]
+            )
+        tier_of = tiers([steps_of(*setting) for setting in settings])
+        assert tier_of == by_rule(settings), settings
+        middles = [float(np.median([*chain(*setting)])) for setting in settings]
+        ordered = [tier for _, tier in sorted(zip(middles, tier_of, strict=True))]
+        assert ordered == sorted(ordered)
+        found |= {max(tier_of)}
+    assert len(found) > 2
 
 
 def test_who_is_fastest() -> None:

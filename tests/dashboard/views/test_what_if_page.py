@@ -53,6 +53,15 @@ def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest
     assert "bucket_cap_mb 1 and 10000 ranks" in body_texts(app)[0]
 
 
+def test_over_an_unknown_link_one_is_named(on: Callable[[str], AppTest]) -> None:
+    app = on("torch-ddp-gloo")
+    slide(app, "ranks", "torch-ddp-gloo", 8)
+    assert [each.value for each in app.code] == ["without a link no other number of ranks can be played. Choose one"]
+    app.selectbox(key="asked_link of torch-ddp-gloo").set_value("10Gbps_50us").run()
+    assert not app.exception
+    assert any("10Gbps,50us" in text and "8 ranks" in text for text in body_texts(app))
+
+
 def test_an_action_is_played_on_the_page(opened: Open) -> None:
     """Of a loop by hand, of which no other setting can be asked; in the words and digits of `predict --edit`."""
     recorded = Path(__file__).parents[2] / "situations" / "recorded"

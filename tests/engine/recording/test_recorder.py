@@ -58,6 +58,21 @@ def test_it_leaves_a_run(tmp_path: Path, model: nn.Module) -> None:
     }
 
 
+def test_what_was_recorded_is_said(
+    tmp_path: Path, model: nn.Module, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Recorder("runs/my own", model, warmup=1, steps=2) as recorder:
+        train(model, recorder, 5)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("overlaplab")]
+    assert said == ["overlaplab: 2 steps recorded in runs/my own: overlaplab summary 'runs/my own'"]
+    with Recorder(tmp_path / "watched", model, start_at=99, watch=True) as watched:
+        train(model, watched, 2)
+        with pytest.warns(UserWarning, match="no run"):
+            watched.close()
+    assert "recorded in" not in capfd.readouterr().err
+
+
 def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
     with Recorder(tmp_path, model, warmup=1, steps=1) as recorder:
         train(model, recorder, 2)

@@ -20,6 +20,7 @@ def compared(*runs: tuple[str, float | None, int], **columns: Any) -> pd.DataFra
         "strategy": first,
         "bucket_cap_mb": None,
         "ranks": 2,
+        "steps": 5,
         "emulated": False,
         "predicted": False,
         "step_ms_median": [step for _, step, _ in runs],
@@ -102,3 +103,15 @@ def test_too_few_recordings_are_said() -> None:
     assert compare_notes(several(a=(1, 1.0), b=(2, 2.0))) == ()
     assert compare_notes(compared(("a", 1.0, 1), ("b", 2.0, 2))) == ()
     assert "more often" in compare_advice(pair)
+
+
+def test_too_few_steps_are_said() -> None:
+    """Three steps of each that do not overlap tie, if one of them is an outlier."""
+    (said,) = compare_notes(compared(("metrics2", 59.7, 1), ("loader", 133.0, 1), steps=3))
+    assert said == (
+        "3 steps of each tell two settings apart only by a gap wider than their range: all of one are shorter than all"
+        " of the other by chance in 10\u00a0% of cases; 4 steps can"
+    )
+    assert compare_notes(compared(("a", 1.0, 1), ("b", 2.0, 1), steps=4)) == ()
+    assert compare_notes(compared(("a", 1.0, 1), ("b", 2.0, 2), steps=3)) == ()
+    assert compare_notes(compared(("a", 1.0, 1), ("b", 2.0, 1), steps=2)) == ()  # the finding says it

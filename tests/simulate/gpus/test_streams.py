@@ -76,6 +76,19 @@ def test_a_host_waits_while_its_queue_is_full(tmp_path: Path) -> None:
     assert spans == pytest.approx([sum(1 for _ in range(2_000)) * 2_000], rel=0.01), "it never has to wait"
 
 
+def test_a_launch_waits_for_none_that_is_launched_later(tmp_path: Path) -> None:
+    """A device that begins only after 2,000 launches, as on ROCm: its host had room."""
+    events = [step(3, 0, 20_000)]
+    for place in range(2_000):
+        events.append(event("hipLaunchKernel", 2 * place, 2 * place + 1, cat="cuda_runtime", correlation=place))
+        start = 5_000 + 5 * place
+        events += launched("gemm", 2 * place, start, start + 5, correlation=place)[1:]
+    programs = device_programs(run_of(tmp_path, events, backend="nccl"))
+    assert programs is not None
+    assert not any(isinstance(move, Wait) for move in programs.programs[0])
+    play(programs.programs)
+
+
 def test_a_copy_that_blocks_waits_for_its_device_and_no_room(tmp_path: Path) -> None:
     """`.item()` of a host that is 1,900 launches ahead: without waiting for the device, it does not wait."""
     events = queued(10)[1:]

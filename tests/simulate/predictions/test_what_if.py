@@ -83,6 +83,21 @@ def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None
     assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]
 
 
+@pytest.mark.parametrize("ranks", [None, 2, 8])
+def test_over_gloo_alone_a_named_link_times_any_number_of_ranks(ranks: int | None) -> None:
+    """Its collectives do not queue, and are waited for in another order than launched."""
+    run = sample_run("torch-ddp-gloo")
+    assert run.manifest is not None
+    assert run.manifest.link is None
+    setting = Setting(link=Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=2), ranks=ranks)
+    assert what_if.why_not(run) is None
+    expected = play(all_programs(run, setting))
+    found = wide_answers.play_question(run, Question(setting=setting))[1]
+    assert found.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
+    with pytest.raises(OverlaplabError, match=r"without a link\. Name one with --link"):
+        all_programs(run, Setting(ranks=8))
+
+
 def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
     run = sample_run("bucketed")
     link = linked(run)
