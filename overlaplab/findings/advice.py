@@ -98,7 +98,11 @@ def option_words(row: Row) -> str:
 def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]:
     """What the advised setting and the best list of caps gain, and what no buckets gain: rows of `simulate.advise`."""
     if table.empty:
-        yield "There is no bucket or prefetch setting to try in this run."
+        most_ns = cutting_limit_ns(table, diagnosis)
+        if most_ns is None:
+            yield "No bucket or prefetch setting can be predicted from this run."
+        else:
+            yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."
         return
     chosen = advised(table)
     if chosen is None:

@@ -190,8 +190,16 @@ def test_a_rank_alone_is_advised_as_on_its_summary() -> None:
     assert advised["advice"] == diagnosis.advice
 
     assert "open all their traces together" in advised["advice"]
-    assert advised["sentences"] == ["There is no bucket or prefetch setting to try in this run."]
+    assert advised["sentences"] == ["No bucket or prefetch setting can be predicted from this run."]
     assert advised["settings"] == []
+
+
+def test_where_the_bound_alone_is_known_it_is_said() -> None:
+    """Of one rank of several on a GPU, whose buckets are not played."""
+    table = summary_rows((0, 1, 100, 30))
+    found = diagnose(table, table.iloc[0], exposed_rows((0, 1, "tail", 30, None)), table, bound=BOUND)
+    sentences = list(findings.advice_sentences(rows(), found))
+    assert sentences == ["Other buckets gain at most 26.0 ms in rank 0, step 1 (); which cap does is not known."]
 
 
 def steps(*medians: float) -> list[np.ndarray[Any, Any]]:
