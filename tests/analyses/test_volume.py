@@ -274,12 +274,10 @@ def test_memory_is_empty_without_a_manifest_that_has_it(tmp_path: Path) -> None:
 
 
 def test_the_values_of_run_json_are_typed(tmp_path: Path) -> None:
-    told = manifest(
-        "zero3", accumulate=3, prefetch=2, keep_last=True, memory=HELD, losses=[1.5, None], model={"layers": 3, "x": 1}
-    )
+    told = manifest("zero3", accumulate=3, prefetch=2, keep_last=True, memory=HELD, model={"layers": 3, "x": 1})
     found = run_of(tmp_path / "a", RANK, manifest=told).manifest
     assert found is not None
-    assert (found.prefetch, found.keep_last, found.losses, found.accumulate) == (2, True, (1.5, None), 3)
+    assert (found.prefetch, found.keep_last, found.accumulate) == (2, True, 3)
     assert found.model is not None
     assert (found.model.layers, found.memory[1].parameters) == (3, 11)
     with pytest.raises(overlaplab.OverlaplabError, match=r"`optimizer`.*memory"):
