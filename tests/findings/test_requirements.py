@@ -179,7 +179,7 @@ def test_what_may_not_be_is_judged_beside_what_must(command: Any, tmp_path: Path
     options = ("--fail-if", "exposed_comm_ns > 1us", "--require", "hidden_gathers >= 1")
     code, _, said = command("compare", run, run, *options)
     assert code == 1
-    assert [line.split(":")[1] for line in said.splitlines()] == [" failed", " inconclusive"]
+    assert [line.split(":")[1] for line in said.splitlines()] == [" failed", " inconclusive", " note"]
     assert command("compare", run, *options)[0] == 2
 
 

@@ -90,9 +90,13 @@ class Communicator:
     """One rank's view of a process group, or of two if all-gathers have their own."""
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, gathers: dist.ProcessGroup | None = None
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        streams: CommStreams | None = None,
+        gathers: dist.ProcessGroup | None = None,
     ) -> None:
-        """Communicate through `group`; tensors live on `device`. On CUDA, collectives run on streams of their own.
+        """Communicate through `group`; tensors live on `device`. On CUDA, collectives run on `streams`.
 
         `gathers` is a second group of the same ranks for all-gathers. NCCL runs the collectives of one group one after
         the other, but may run those of two groups at once.
@@ -100,7 +104,7 @@ class Communicator:
         self.group = group
         self._gathers = gathers or group
         self.device = device
-        self._streams = CommStreams() if device.type == "cuda" else None
+        self._streams = CommStreams() if streams is None and device.type == "cuda" else streams
         self.rank = group.rank()
         self.world_size = group.size()
         # NCCL can average, except with one rank (see _get_gradient_divide_factors in torch's FSDP2), and so can
