@@ -153,8 +153,7 @@ def play(programs: Sequence[Program]) -> Played:
     for rank, program in enumerate(programs):
         for launch in find_launches(program):
             members.setdefault(launch.key, []).append(rank)
-    ranks = range(len(programs))
-    now = [0] * len(programs)
+    ranks, now = range(len(programs)), [0] * len(programs)
     in_turn, sharing = _InTurn(members, len(programs)), _Sharing(members)
     alone: dict[Hashable, list[int]] = defaultdict(list)  # when those that do not queue were called
     carried: dict[Hashable, tuple[int, int]] = {}
@@ -237,15 +236,13 @@ class _InTurn:
         return launch.key, start, start + launch.transfer_ns
 
 
-_Lane: TypeAlias = tuple[str, tuple[int, ...]]
-"""`lane` with sender and receiver, or `group` with its ranks."""
+_Lane: TypeAlias = tuple[str, tuple[int, ...]]  # `lane` with sender and receiver, or `group` with its ranks
 
 
 class _Sharing:
     """Messages and groups' collectives that are launched and not carried yet; see [Note: shared links]."""
 
     def __init__(self, members: Mapping[Hashable, Sequence[int]]) -> None:
-        """`members`: the programs that launch each."""
         self._members = members
         self._queues: dict[_Lane, dict[int, deque[tuple[Launch, int]]]] = defaultdict(lambda: defaultdict(deque))
         self._free: dict[_Lane, int] = {}
@@ -253,7 +250,7 @@ class _Sharing:
         self._busy: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
 
     def launch(self, program: int, launch: Launch, at_ns: int) -> None:
-        lane = _lane(launch)
+        lane: _Lane = ("group", launch.group or ()) if launch.lane is None else ("lane", launch.lane)
         queue = self._queues[lane][program]
         queue.append((launch, at_ns))
         if len(queue) == 1:
@@ -286,10 +283,6 @@ class _Sharing:
         heads = [queues[member][0] for member in self._members[key] if queues[member]]
         if len(heads) == len(self._members[key]) and all(head.key == key for head, _ in heads):
             heappush(self._ready, (max(*(at for _, at in heads), self._free.get(lane, 0)), lane))
-
-
-def _lane(launch: Launch) -> _Lane:
-    return ("group", launch.group or ()) if launch.lane is None else ("lane", launch.lane)
 
 
 def _link_ends(launch: Launch) -> list[tuple[str, int]]:

@@ -96,8 +96,7 @@ def apply_device_edits(run: Run, programs: DevicePrograms, edits: Sequence[EditC
         apply = _edit(run, name, value).on_devices
         if apply is None:
             playable = ", ".join(name for name, edit in EDITS.items() if edit.on_devices)
-            what = f"edit {name} is not played of runs on GPUs"
-            raise refusal(run, what, f"Of these are played: {playable}")
+            raise refusal(run, f"edit {name} is not played of runs on GPUs", f"Of these are played: {playable}")
         programs = replace(programs, programs=tuple(_require_change(run, name, apply(run, programs, value))))
     return programs
 
@@ -155,9 +154,8 @@ def _without_pauses(programs: Programs) -> list[list[Move]] | None:
 def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[list[Move]]:
     works = host_works(programs)
     if value not in works or value is None:
-        remedy = (
-            known_names(value or "", works) if works else "None has a name: torch.profiler.record_function gives one"
-        )
+        unnamed = "None has a name: torch.profiler.record_function gives one"
+        remedy = known_names(value or "", works) if works else unnamed
         raise refusal(run, f"no host work between its passes is called {value}", remedy)
     return [without_host_work(program, value) for program in programs]
 
