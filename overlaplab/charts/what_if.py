@@ -210,11 +210,16 @@ def _inline(table: pd.DataFrame) -> Any:
 def _draw_dots(
     dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip], clear: float
 ) -> list[alt.Chart]:
-    """The dots, and a word so many pixels `clear` below the lowest, or above it where it is under `low`."""
+    """The dots, and a word beside the highest of several; else so many pixels `clear` below the one, or above it where
+    it is under `low`.
+    """
     drawn: alt.Chart = Layer(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
-    first = dots.sort_values("value").head(1).assign(word="measured")
-    dy = 10 + clear if first["value"].iloc[0] > low else -16
-    look: dict[str, Any] = {"align": "left", "dx": 8, "dy": dy, "fontWeight": 600}
+    first = dots.sort_values("value").tail(1).assign(word="measured")
+    look: dict[str, Any] = {"align": "left", "dx": 8, "fontWeight": 600}
+    if dots["at"].nunique() == 1:
+        look["dy"] = 10 + clear if first["value"].iloc[0] > low else -16
+    elif first["at"].iloc[0] == dots["at"].max():
+        look |= {"align": "right", "dx": -8}
     return [drawn.encode(x=x, y=y, tooltip=list(lines)), words(_inline(first), x, y, tones.ink, **look)]
 
 

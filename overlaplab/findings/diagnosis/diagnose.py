@@ -367,7 +367,9 @@ def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: A
     about_first = f"{start}. {_cause_sentence(first, ms(first.exposed_ns))}"
     second = next((share for share in shares if share is not first and not _is_of_short_pauses(share)), first)
     if first is shares[0] and second is not first and second.exposed_ns >= SECOND_CAUSE * span:
-        return f"{about_first} {_cause_sentence(second, ms(second.exposed_ns))}"
+        took = ms(second.exposed_ns)
+        further = sentence(_clause(second, took)) if second.what == first.what else _cause_sentence(second, took)
+        return f"{about_first} {further}"
     return f"{about_first} {_passed_over(first, shares, best)}".rstrip()
 
 
