@@ -71,7 +71,7 @@ def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
     if (diagnosis := run_tables.diagnosis) is not None:
         yield " ".join(filter(None, (findings.why_and_what_to_do(diagnosis)[0], findings.how_short(diagnosis))))
         yield " ".join((diagnosis.advice, *diagnosis.remarks))
-        if listed := findings.listed_actions(diagnosis.actions):
+        if listed := diagnosis.listed_actions:
             yield terminal_table(tables.actions_rows(listed))
         if diagnosis.causes:
             yield terminal_table(tables.causes_rows(diagnosis))

@@ -22,7 +22,7 @@ from overlaplab.words import ms, sentence
 def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Section:
     """What stands under the headline of `diagnosis`, a diagnosis of this run."""
     blocks: list[Block] = []
-    if listed := findings.listed_actions(diagnosis.actions):
+    if listed := diagnosis.listed_actions:
         blocks.append(action_bars(listed))
     marks = findings.step_marks(diagnosis)
     if len(marks):

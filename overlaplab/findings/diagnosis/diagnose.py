@@ -11,7 +11,14 @@ import pandas as pd
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
-from overlaplab.findings.actions.ranked import Advised, explain_actions, predicted_words, ranked_actions, short_words
+from overlaplab.findings.actions.ranked import (
+    Advised,
+    explain_actions,
+    listed_actions,
+    predicted_words,
+    ranked_actions,
+    short_words,
+)
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import (
     OPEN_ALL,
@@ -117,6 +124,11 @@ class Diagnosis:
     """How much exposed communication no kernel waited for, as a sentence; None where hardly any, or unknown."""
 
     @property
+    def listed_actions(self) -> Sequence[Advised]:
+        """What a first screen lists of the actions: nothing where the machine's load is what was recorded."""
+        return () if self.advice == LEAVE_CORES else listed_actions(self.actions)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What is said after the advice."""
         late_reason = self.late_reason if self._is_about_late_rank else None
@@ -207,7 +219,7 @@ def diagnose(
         moments=moments,
         advice=advice,
         gain_ns=gain_ns,
-        actions=() if advice == LEAVE_CORES else actions,
+        actions=actions,
         bound=bound,
         ahead=ahead,
         late_rank=waits[0].late_rank if waits else None,
