@@ -87,7 +87,8 @@ def test_what_of_reduce_scatters_is_exposed() -> None:
     rows = [("reduce_scatter", "layers.1", 1_000_000), ("reduce_scatter", "layers.0", 4_000_000)]
     exposed = pd.DataFrame([*rows, ("all_gather", "head", 9)], columns=["kind", "what", "exposed_ns"])
     assert findings.scatters_exposed(scatters, exposed) == (
-        "Of 10.0 ms of reduce-scatters 5.0 ms is exposed (50\u00a0% of their time), the largest part of layers.0 (4.0 ms)."
+        "Of 10.0 ms of reduce-scatters 5.0 ms is exposed (50\u00a0% of their time), the largest part of layers.0"
+        " (4.0 ms)."
     )
     assert findings.scatters_exposed(scatters, exposed.tail(1)) == "Of 10.0 ms of reduce-scatters nothing is exposed."
     assert findings.scatters_exposed(scatters.head(0), exposed) is None
