@@ -71,7 +71,7 @@ SITUATIONS = (
         remedied=(*BUCKETED, "--bucket-cap-mb", "SETTING"),
         label="nothing left to overlap (tail)",
         shown=" ms tail",
-        advice="bucket_cap_mb {setting:g}.",
+        advice="bucket_cap_mb {setting:g} (now 1).",
         remedy="cap",
     ),
     Situation(
