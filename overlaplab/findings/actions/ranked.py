@@ -134,7 +134,7 @@ def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns
 def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
     answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
-    if action.name in ("cap", "first_bucket"):  # against waits for barriers, buffers and metrics it does nothing
+    if action.of_gradients:
         named = told_rows["what"].notna()
         if named.any():
             answers &= named | (told_rows["cause"] != Cause.BLOCKING)
@@ -149,7 +149,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
     A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle. What shortens
     each transfer also gains where the loop waits by design: then that is all of `told_rows` that moves data.
     """
-    if action.name == "half_the_bytes" and gain_ns > rows["exposed_ns"].sum():
+    if action.of_transfers and gain_ns > rows["exposed_ns"].sum():
         moved_ns = told_rows.loc[~told_rows["cause"].isin(_NO_TRANSFERS), "exposed_ns"].sum()
         return f"all exposed transfers, {ms(int(moved_ns))}" if moved_ns else ""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():

@@ -34,6 +34,11 @@ class Action:
     shortens_overhead: bool = False
     """Whether it answers the compute gaps between any two operators, too."""
 
+    of_gradients: bool = False
+    """Whether it is about gradients alone: against waits for barriers, buffers and metrics it does nothing."""
+    of_transfers: bool = False
+    """Whether it shortens every transfer, also where the loop waits by design."""
+
     def answers(self, cause: Cause, *, overhead: bool) -> bool:
         """Whether it is against such exposed time."""
         return cause in self.causes and (self.shortens_overhead or not overhead)
@@ -56,8 +61,8 @@ ACTIONS = [
         "larger units: fully_shard on {units} of the present ones together",
         shortens_overhead=True,
     ),
-    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket),
-    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap),
+    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket, of_gradients=True),
+    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap, of_gradients=True),
     Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
     Action(
         "unused_parameters",
@@ -99,6 +104,7 @@ ACTIONS = [
         (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
         "half the bytes{fewer} or a link twice as fast",
         costs="numerics or hardware",
+        of_transfers=True,
     ),
 ]
 """Every action, those first that change least: the first of those that gain as much is advised."""

@@ -94,12 +94,17 @@ def cap(case: Case) -> str:
     """Another cap; for a strategy without buckets one that has them."""
     if case.setting is None or case.setting == case.loop.bucket_cap_mb:
         return ""
-    words, traits, now = cap_words(case.setting), case.loop.traits, case.loop.bucket_cap_mb
+    words, traits = cap_words(case.setting), case.loop.traits
     if traits is None or traits.buckets:
-        return words if now is None else f"{words} (now {now:g})"
+        return words + _present_cap(case.loop)
     at_once = case.rows.empty or case.rows["cause"].iloc[0] == Cause.BLOCKING
     why = "buckets leave during the backward pass" if at_once else "fewer, larger messages"
     return f"{_BUCKETED[case.loop.framework]} with {words}: {why}"
+
+
+def _present_cap(loop: Loop) -> str:
+    """The run's own cap, behind another one; empty where it has none."""
+    return "" if loop.bucket_cap_mb is None else f" (now {loop.bucket_cap_mb:g})"
 
 
 def first_bucket(case: Case) -> str:
@@ -243,7 +248,7 @@ def in_general(case: Case) -> str:
                 return prefetch(case)
             return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
-            return _TAILS[moved].format("" if loop.bucket_cap_mb is None else f" (now {loop.bucket_cap_mb:g})")
+            return _TAILS[moved].format(_present_cap(loop))
         case Cause.BLOCKING:
             return _unblock(moved, case)
     return ""

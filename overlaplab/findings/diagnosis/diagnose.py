@@ -173,14 +173,14 @@ def diagnose(
     """
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
-    is_busy = busy is not None or waits_for_cores(idled)
-    lead = "" if busy is None or waits_for_cores(idled) else _busy_lead(busy)
+    lacks_cores = waits_for_cores(idled)
+    lead = "" if busy is None or lacks_cores else _busy_lead(busy)
     of_window = {"rank": window["rank"], "step": window["step"]}
     moments = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
     moments["overhead"] = (moments["cause"] == Cause.GAP) & (moments["exposed_ns"] < SHORT_PAUSE_NS)
     cause_rows = _sum_by_collective(moments)
     if actions is None:
-        if gains is not None and is_busy:
+        if gains is not None and (lead or lacks_cores):
             gains = gains[~gains["remedy"].isin(_OF_A_BUSY_MACHINE)]
         actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
     else:
@@ -196,7 +196,7 @@ def diagnose(
         advice, gain_ns = _advice(window, shares, best, unseen)
         if lead and shares and not (best is not None and best.is_certain) and not _is_open(_largest(shares), best):
             advice, gain_ns = LEAVE_CORES, None
-    elif best is not None and not waits_for_cores(idled):
+    elif best is not None and not lacks_cores:
         other += _cause_of_advice(shares, best)
         advice, gain_ns = predicted_words(best), best.gain_ns
     else:
