@@ -86,10 +86,10 @@ def test_a_failed_check_of_steps_on_a_busy_machine_names_them(command: Any, tmp_
         for number in steps
     ]
     (run / "run.json").write_text(json.dumps(manifest))
-    said = f"overlaplab: note: the machine was busy in steps {steps[0]} and {steps[1]} of {run}: record again before"
+    note = f"overlaplab: note: the machine was busy in steps {steps[0]} and {steps[1]} of {run}: record again before"
     options = ("compare", SWEEP / "cap-1", run, "--fail-if")
     code, _, error = command(*options, "exposed_comm_ns > 5%")
-    assert (code, said in " ".join(error.split())) == (1, True)
+    assert (code, note in " ".join(error.split())) == (1, True)
     code, _, error = command(*options, "exposed_comm_ns > 5000%")
     assert (code, "busy" in error) == (0, False)
     code, _, error = command(*options, "exposed_comm_ns > 5%", "--step", steps[2])

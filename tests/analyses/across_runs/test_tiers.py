@@ -107,16 +107,16 @@ def by_all_orders(faster: list[float], slower: list[float]) -> float:
     pooled = [*faster, *slower]
     wrongs = []
     for chosen in combinations(range(len(pooled)), len(faster)):
-        rest = set(range(len(pooled))) - {*chosen}
-        wrongs.append(sum(one > other for one in chosen for other in rest))
-    seen = sum(one >= other for one in faster for other in slower)
+        not_chosen = set(range(len(pooled))) - {*chosen}
+        wrongs.append(sum(place > other for place in chosen for other in not_chosen))
+    seen = sum(fast >= slow for fast in faster for slow in slower)
     return min(2 * sum(wrong <= seen for wrong in wrongs) / len(wrongs), 1)
 
 
 def differ(first: list[list[float]], second: list[list[float]]) -> bool:
     """The rule for two settings as the module's text has it; the first has the shorter median."""
     steps, more = [*chain(*first)], [*chain(*second)]
-    medians, others = [float(np.median(one)) for one in first], [float(np.median(one)) for one in second]
+    medians, others = ([float(np.median(recording)) for recording in each] for each in (first, second))
     if len(first) > 1 < len(second):
         return by_all_orders(medians, others) <= 0.05
 
@@ -158,7 +158,7 @@ def by_rule(settings: list[list[list[float]]]) -> list[int]:
 def test_tiers_are_those_of_the_rule(seed: int) -> None:
     """Against trying everything, on few and many steps, with ties and long steps."""
     dice = np.random.default_rng(seed)
-    found: set[int] = set()
+    tier_counts: set[int] = set()
     for _ in range(40):
         settings = []
         for _ in range(dice.integers(2, 6)):
@@ -176,8 +176,8 @@ def test_tiers_are_those_of_the_rule(seed: int) -> None:
         middles = [float(np.median([*chain(*setting)])) for setting in settings]
         ordered = [tier for _, tier in sorted(zip(middles, tier_of, strict=True))]
         assert ordered == sorted(ordered)
-        found |= {max(tier_of)}
-    assert len(found) > 2
+        tier_counts |= {max(tier_of)}
+    assert len(tier_counts) > 2
 
 
 def test_who_is_fastest() -> None:

@@ -64,8 +64,8 @@ def test_what_was_recorded_is_said(
     monkeypatch.chdir(tmp_path)
     with Recorder("runs/my own", model, warmup=1, steps=2) as recorder:
         train(model, recorder, 5)
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("overlaplab")]
-    assert said == ["overlaplab: 2 steps recorded in runs/my own: overlaplab summary 'runs/my own'"]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("overlaplab")]
+    assert lines == ["overlaplab: 2 steps recorded in runs/my own: overlaplab summary 'runs/my own'"]
     with Recorder(tmp_path / "watched", model, start_at=99, watch=True) as watched:
         train(model, watched, 2)
         with pytest.warns(UserWarning, match="no run"):
