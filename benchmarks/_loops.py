@@ -129,11 +129,13 @@ def main(
     torch.set_num_threads(1)
     model = make_model(loop, mended=mended)
     ddp = parallel(loop, model, mended=mended)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    second = second_model(mended=mended) if loop == "two-models" else None
+    recorded = ddp if second is None else nn.ModuleDict({"generator": ddp, "discriminator": second})
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(recorded.parameters(), lr=1e-3)
     if loop == "sharded-optimizer" and not mended:
         optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=1e-3)
     items = loader(loop, mended=mended)
-    with Recorder(out, ddp, steps=STEPS) as recorder:
+    with Recorder(out, recorded, steps=STEPS) as recorder:
         for number in range(STEPS + 3):
             if loop == "lengths":  # one rank's input is 1.4 times as long, the other one's in the next step
                 length = 1.2 if mended else (1.0, 1.4)[(number + dist.get_rank()) % 2]
@@ -142,6 +144,8 @@ def main(
             if items is not None:
                 next(items)
             train(loop, ddp, mended=mended)
+            if second is not None:
+                second(torch.ones(1, requires_grad=True)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             if not mended:
@@ -196,6 +200,13 @@ def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn
     if loop == "waiting-hook":
         ddp.register_comm_hook(None, allreduce_hook if mended else lambda _, bucket: all_reduced(bucket))
     return ddp
+
+
+def second_model(*, mended: bool) -> nn.Module:
+    """Another model in DDP, in one bucket or several, with backward passes of its own."""
+    clock = SleepClock(None)
+    layers = [Layer(f"other{n}", clock) for n in range(LAYERS)]
+    return DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.12 if mended else 25)
 
 
 def all_reduced(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -63,6 +63,7 @@ LOOPS = {
     "registration-order": answer_by_edit("find_unused_parameters=False", edit="arrival-order"),
     "one-bucket": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.12),)),
     "small-buckets": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=0.06),)),
+    "two-models": FaultyLoop(("for discriminator",)),
     "blocking-hooks": FaultyLoop(("DistributedDataParallel", "async_op=True"), (Setting(bucket_cap_mb=0.09),)),
     "after-backward": FaultyLoop(("DistributedDataParallel",), (Setting(bucket_cap_mb=0.09),)),
     "tiny-units": answer_by_edit("larger units", edit="larger-units", value="3"),

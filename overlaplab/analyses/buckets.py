@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
+from math import inf
 from typing import Any
 
 import pandas as pd
@@ -30,16 +32,16 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and launch of a bucket, in launch order; times in ns from the step window's start.
 
     Columns: `rank`, `step` (Int64), `backward_start_ns`, `backward_end_ns` (of the backward pass that synchronises, to
-    the end of autograd's last operation, before any waiting; if several do, as with zero2's microbatches, of the step's
-    last one), `index`, `bytes` (Int64, null where unknown), `parameters` (tuple of names, None for unnamed ones),
-    `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived since the parameter was last sent; so
-    none is later than `ready_ns`), `last_parameter` (the one that arrived last; None if none did, or it is unnamed),
-    `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the collective),
-    `exposed_ns` (communication in that time during which this rank computed nothing; of buckets that are sent at once
-    each counts it). Times are Int64, null where unknown. On a GPU readiness is device time. Further: `passes` (how many
-    backward passes of the step sent gradients), `arrivals` (tuple, one per parameter: the gradient's place in the order
-    of arrival, from 1), `shapes` (tuple, one tuple per parameter, None where unknown), `gradients` (Int64: how many
-    arrived in the backward pass), `told_by` and `source`.
+    the end of autograd's last operation, before any waiting; if several do, as with zero2's microbatches, of the last
+    one of its model), `index`, `bytes` (Int64, null where unknown), `parameters` (tuple of names, None for unnamed
+    ones), `gradient_ready_ns` (tuple, one per parameter, None where no gradient arrived since the parameter was last
+    sent; so none is later than `ready_ns`), `last_parameter` (the one that arrived last; None if none did, or it is
+    unnamed), `ready_ns`, `launch_ns` (host time: on a GPU it may precede the window), `start_ns`, `end_ns` (of the
+    collective), `exposed_ns` (communication in that time during which this rank computed nothing; of buckets that are
+    sent at once each counts it). Times are Int64, null where unknown. On a GPU readiness is device time. Further:
+    `passes` (how many backward passes of the step sent its model's gradients), `arrivals` (tuple, one per parameter:
+    the gradient's place in the order of arrival, from 1), `shapes` (tuple, one tuple per parameter, None where
+    unknown), `gradients` (Int64: how many arrived in the backward pass), `told_by` and `source`.
 
     A bucket has several rows in a step where several calls of `backward` follow one of DDP's forward passes: torch's
     ranges do not tell such passes apart.
@@ -65,7 +67,10 @@ def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:
         rows = [
-            *_label_rows(launched_in(labels, step), launched_in(labelled, step), step, ran, exposed_before),
+            *chain.from_iterable(
+                _label_rows(of_pass, backwards, step, ran, exposed_before)
+                for of_pass, backwards in _last_passes(launched_in(labels, step), launched_in(labelled, step))
+            ),
             *_ddp_rows(launched_in(unlabelled, step), step, ran, exposed_before),
         ]
         yield from sorted(rows, key=lambda row: int(row["launch_ns"]))
@@ -81,6 +86,16 @@ def _synchronising_passes(trace: Trace, labels: Sequence[Label]) -> Sequence[Spa
     return [each for each in passes if bisect_left(launches, each.start_ns) < bisect_right(launches, each.end_ns)]
 
 
+def _last_passes(labels: Sequence[Label], backwards: Sequence[Span]) -> Iterator[tuple[list[Label], list[Span]]]:
+    """For each model of a step the labels of its last backward pass, and its passes: those that launch its buckets."""
+    starts = [*(backward.start_ns for backward in backwards), inf]
+    by_pass = [[label for label in labels if begin <= label.start_ns < end] for begin, end in pairwise(starts)]
+    launched = [{label.fields["bucket"] for label in each if label.word == "bucket_launch"} for each in by_pass]
+    for place, buckets in enumerate(launched):
+        if buckets and not buckets & set().union(*launched[place + 1 :]):
+            yield by_pass[place], [each for each, sent in zip(backwards, launched, strict=True) if sent & buckets]
+
+
 def _label_rows(
     labels: Sequence[Label],
     backwards: Sequence[Span],
@@ -88,14 +103,11 @@ def _label_rows(
     ran: Executions,
     exposed_before: Callable[[int], int],
 ) -> Iterator[dict[str, Any]]:
-    """The buckets of one step's labels, which must be in order of time.
+    """The buckets of one pass's labels, which must be in order of time; it is the last of these passes.
 
     A bucket holds of each of its parameters the last gradient that no bucket took before, and a launch sends the bucket
     that was ready last under its index.
     """
-    if not backwards:
-        return
-    labels = [label for label in labels if label.start_ns >= backwards[-1].start_ns]
     gradients = sum(len(_arrived_parameters(label)) for label in labels)
     common = _shared_columns(step, backwards, ran) | {"gradients": gradients, "source": "engine"}
     number = 0

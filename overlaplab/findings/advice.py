@@ -16,6 +16,7 @@ from overlaplab.analyses.across_runs.tiers import Verified
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.arrays import int_or_none
+from overlaplab.findings.actions.ranked import certainty_words
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
@@ -99,7 +100,11 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
     """What the advised setting and the best list of caps gain, and what no buckets gain: rows of `simulate.advise`."""
     if table.empty:
         most_ns = cutting_limit_ns(table, diagnosis)
-        if most_ns is None:
+        of_one_model = [each for each in diagnosis.actions if each.action.name == "cap" and each.what]
+        if of_one_model:
+            caps = (f"{each.text} gains {ms(each.gain_ns)} ({certainty_words(each)})" for each in of_one_model)
+            yield f"Each model has a cap of its own: {'; '.join(caps)}."
+        elif most_ns is None:
             yield "No bucket or prefetch setting can be predicted from this run."
         else:
             yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."

@@ -24,6 +24,7 @@ from overlaplab.simulate.buckets.cutting import best_cutting
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.issued import Issued, issued_by_step, progress
 from overlaplab.simulate.player import Launch, Move, Wait, Work, play
+from overlaplab.simulate.programs.models import sends_unnamed
 from overlaplab.simulate.transfers import Transfers, transfers
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
@@ -68,9 +69,9 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
 
 
 def _played_bounds(run: Run, link: Link | None) -> dict[tuple[int | None, int | None], dict[str, int]]:
-    """`found_ns` and `least_ns` by rank and step."""
+    """`found_ns` and `least_ns` by rank and step; unknown where other models' buckets cannot be cut."""
     search = bucket_search(run, link)
-    if search is None or search.best_found is None:
+    if search is None or search.best_found is None or sends_unnamed(search.cut.recorded.programs[0]):
         return {}
     played_ns, least = search.best_found.spans_ns, np.minimum(search.best_found.spans_ns, search.least.spans_ns)
     return {

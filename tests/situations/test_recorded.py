@@ -21,7 +21,7 @@ from overlaplab.simulate.player import find_launches
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs.buckets import find_recutting
+from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
@@ -75,6 +75,7 @@ ANSWERS = {
     "units-freed": Answer(advice="reshard_after_forward=False in fully_shard", gained_ms=39.4),
     "sharded-optimizer": Answer(advice="a whole optimizer on each rank", gained_ms=53.7),
     "barriers": Answer(advice="doing without the 10 barriers", gained_ms=14.6),
+    "two-models": Answer(advice="bucket_cap_mb 0.1 for discriminator", gained_ms=30.1),
     "waiting-hook": Answer(advice="a communication hook that returns its all-reduce's future", gained_ms=35.3),
     # a limit, and recorded launches take longer: the recorded remedy, a CUDA graph, gained 27.8 ms
     "gpu-launches": Answer(advice="fewer launches: CUDA graphs", gained_ms=14.4, misses_ms=12.6),
@@ -117,6 +118,21 @@ def test_it_gains_what_was_recorded(name: str) -> None:
     assert answer.misses_ms is None or answer.misses_ms > allowed_ms, "it is no miss"
 
 
+def test_each_of_several_models_has_buckets_and_a_cap_of_its_own() -> None:
+    """A GAN's two, of which the second sends all its gradients in one bucket."""
+    two = tables("two-models")
+    assert find_recutting(two.run) is None
+    launched = [[launch.what for launch in find_launches(cut.programs(cut.cut(1))[0])] for cut in recuttings(two.run)]
+    steps = two.summary["step"].nunique()
+    assert launched == [["0", "1", "2", "4", "5", "6", "3"] * steps, [*"012345678"] * steps]
+    found = two.diagnosis
+    assert found is not None
+    assert "No bucket size" not in found.headline
+    caps = [each.text for each in found.actions if each.action.name == "cap"]
+    assert caps == ["bucket_cap_mb 0.1 for discriminator", "bucket_cap_mb 0.09 for generator"]
+    assert [*two.buckets.groupby(["rank", "step"]).size()] == [4] * steps * 2
+
+
 def test_gradients_of_models_without_labels_are_no_other_collectives() -> None:
     """The last two models are alike, and each has its own backward pass before the optimizers' steps."""
     run, found = tables("further-models").run, tables("further-models").diagnosis
@@ -147,9 +163,9 @@ def test_what_is_listed_adds_up(name: str) -> None:
 
 
 def setting_of(action: Advised, run: Run) -> Setting | None:
-    """What `predict` and What if are asked for to get the same; None of what takes another strategy as well."""
+    """What `predict` and What if are asked for to get the same; None of another strategy, and of one model's cap."""
     match action.action.name:
-        case "cap" if (traits := strategy_traits(run.manifest)) is None or traits.buckets:
+        case "cap" if action.what is None and ((traits := strategy_traits(run.manifest)) is None or traits.buckets):
             return Setting(bucket_cap_mb=action.setting)
         case "cap" | "strategy":
             return None

@@ -92,9 +92,11 @@ def pipeline_action_words(remedy: str) -> Words:
 
 def cap(case: Case) -> str:
     """Another cap; for a strategy without buckets one that has them."""
-    if case.setting is None or case.setting == case.loop.bucket_cap_mb:
+    if case.setting is None or (case.setting == case.loop.bucket_cap_mb and not case.what):
         return ""
     words, traits = cap_words(case.setting), case.loop.traits
+    if case.what:
+        return f"{words} for {shorten(case.what, 40)}"
     if traits is None or traits.buckets:
         return words + _present_cap(case.loop)
     at_once = case.rows.empty or case.rows["cause"].iloc[0] == Cause.BLOCKING

@@ -4,14 +4,15 @@
 docs/actions.md says what each is. `setting` is the rank of `balance`, the units ahead of `prefetch`, those as one of
 `larger_units`, the cap in MiB of `cap` and `first_bucket`, and the part of the bytes of `half_the_bytes`. `what` is the
 name of the work of `host_work`, the operator in which the host waited for longest of `device_waits`, the range in which
-it pauses of `no_pause` (None where no range tells), the other strategy of `strategy`, and the parameter of
-`one_gradient_less`.
+it pauses of `no_pause` (None where no range tells), the other strategy of `strategy`, the parameter of
+`one_gradient_less`, and the model of `cap`, where there are several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from math import hypot
 from typing import Any
 
@@ -27,7 +28,7 @@ from overlaplab.simulate.advice.devices import Times, device_remedies
 from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
-from overlaplab.simulate.buckets.search import bucket_search
+from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import all_programs
@@ -151,17 +152,25 @@ def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[
 
 
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
-    """The best cap, where the run has a first bucket of its own its best cap, and the buckets without one gradient."""
-    search, manifest = bucket_search(run), run.manifest
-    if search is None:
-        return
-    cut = search.cut
-    if (best := search.best_cap) is not None:
-        yield "cap", {"setting": best.caps_mb[-1]}, cut.programs(best.buckets)
-    first, cap = (manifest.raw.get("first_bucket_mb"), manifest.bucket_cap_mb) if manifest else (None, None)
-    if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
-        yield "first_bucket", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
-    largest = max(cut.sizes, key=lambda name: cut.sizes[name])
-    if cut.buckets is not None and cut.sizes[largest] > _MIN_LARGEST_SHARE * sum(cut.sizes.values()):
-        left = [[name for name in names if name != largest] for names in cut.buckets]
-        yield "one_gradient_less", {"what": largest}, cut.programs([names for names in left if names])
+    """The best cap, where the run has a first bucket of its own its best cap, and the buckets without one gradient; of
+    each model where there are several.
+    """
+    manifest, searches = run.manifest, bucket_searches(run)
+    for search in searches:
+        cut = search.cut
+        if (best := search.best_cap) is not None:
+            model = _model_name(cut.order) if len(searches) > 1 else None
+            yield "cap", {"setting": best.caps_mb[-1], "what": model}, cut.programs(best.buckets)
+        first, cap = (manifest.raw.get("first_bucket_mb"), manifest.bucket_cap_mb) if manifest else (None, None)
+        if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
+            yield "first_bucket", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
+        largest = max(cut.sizes, key=lambda name: cut.sizes[name])
+        if cut.buckets is not None and cut.sizes[largest] > _MIN_LARGEST_SHARE * sum(cut.sizes.values()):
+            left = [[name for name in names if name != largest] for names in cut.buckets]
+            yield "one_gradient_less", {"what": largest}, cut.programs([names for names in left if names])
+
+
+def _model_name(gradients: Sequence[str]) -> str:
+    """What all its gradients' names begin with; else one of them."""
+    alike = takewhile(lambda words: len({*words}) == 1, zip(*(name.split(".") for name in gradients), strict=False))
+    return ".".join(words[0] for words in alike) or f"the model with {gradients[-1]}"

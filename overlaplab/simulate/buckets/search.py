@@ -20,7 +20,13 @@ from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, least_steps
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting, takes_behind, without_buckets
+from overlaplab.simulate.programs.buckets import (
+    Recutting,
+    find_recutting,
+    recuttings,
+    takes_behind,
+    without_buckets,
+)
 from overlaplab.simulate.programs.times import retime_program
 from overlaplab.simulate.undisturbed import TIE, step_weights
 
@@ -59,24 +65,37 @@ class Candidate:
 
 
 def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
-    """The search of a run, perhaps behind another link; None where its gradients cannot be sent in other buckets."""
-    return _search_behind(run, link or (run.manifest.link if run.manifest else None))
+    """The search of a run with one model, perhaps behind another link; None where its gradients cannot be sent in other
+    buckets.
+    """
+    if link is not None and link != (run.manifest.link if run.manifest else None):
+        return _search_behind(run, link)
+    searches = bucket_searches(run)
+    return searches[0] if len(searches) == 1 and find_recutting(run) else None
 
 
 @once_per_run
-def _search_behind(run: Run, link: Link | None) -> BucketSearch | None:
-    recorded = run.manifest.link if run.manifest else None
+def bucket_searches(run: Run) -> tuple[BucketSearch, ...]:
+    """The search of each model; the others' buckets stay as recorded."""
+    least = map(least_steps, recuttings(run))
+    return tuple(BucketSearch(each, step_weights(run)) for each in least if each is not None)
+
+
+@once_per_run
+def _search_behind(run: Run, link: Link) -> BucketSearch | None:
     cut = find_recutting(run)
-    if cut is not None and link is not None and link != recorded:
-        programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
-        cut = replace(
-            cut,
-            recorded=replace(cut.recorded, programs=programs),
-            alone=without_buckets(programs),
-            takes=takes_behind(run, cut.recorded, link),
-            measured=None,
-        )
-    least = None if cut is None else least_steps(cut)
+    if cut is None:
+        return None
+    recorded = run.manifest.link if run.manifest else None
+    programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
+    cut = replace(
+        cut,
+        recorded=replace(cut.recorded, programs=programs),
+        alone=without_buckets(programs),
+        takes=takes_behind(run, cut.recorded, link),
+        measured=None,
+    )
+    least = least_steps(cut)
     return None if least is None else BucketSearch(least, step_weights(run))
 
 

@@ -20,7 +20,7 @@ from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Mark, Program, StuckError, find_launches, split_steps
-from overlaplab.simulate.programs.buckets import find_recutting
+from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
 from overlaplab.simulate.programs.options import Options, strategy_options
@@ -249,6 +249,9 @@ def _require_no_phantoms(run: Run, manifest: Manifest) -> None:
 
 def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
     """Raises `OverlaplabError` for a Recorder's loop whose steps do more than those that strategies make anew."""
+    if len(recuttings(run)) > 1:
+        what = "it trains several models, each with a cap of its own"
+        raise refusal(run, what, "overlaplab advise says what each cap gains; overlaplab predict takes --link of it")
     for program in programs:
         for moves in split_steps(program):
             marks = Counter(move.word for move in moves if isinstance(move, Mark))

@@ -24,6 +24,7 @@ from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.edits.collectives import wait_at_pass_end, without_launches
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
+from overlaplab.simulate.programs.models import find_models, keep_model, named_buckets
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -52,7 +53,7 @@ class Recutting:
     takes: Callable[[int], int]
     """T of an all-reduce of so many bytes."""
     measured: tuple[int, int] | None
-    """The smallest and the largest of the recorded all-reduces in bytes, where T is a line through these."""
+    """The smallest and the largest of all models' recorded buckets in bytes, where T is a line through these."""
     host_ns: int
     """What launching a bucket costs the host before it is out, and as much again after: the mean."""
     displaces: Callable[[int], int]
@@ -117,17 +118,30 @@ class Recutting:
         )
 
 
-@once_per_run
 def find_recutting(run: Run) -> Recutting | None:
-    """None unless all-reduces average known gradients, no rank is missing, and the run can be played."""
+    """None unless all-reduces average known gradients of one model, no rank is missing, and the run can be played."""
+    models = recuttings(run)
+    return models[0] if len(models) == 1 else None
+
+
+@once_per_run
+def recuttings(run: Run) -> tuple[Recutting, ...]:
+    """Each model's, in which the others' buckets stay as recorded; see `find_recutting`."""
     if missing_ranks(run):
-        return None
+        return ()
     recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _traits_seen(run)
     if recorded is None or traits is None or traits.gradients != "all_reduce" or not recorded.gradients:
-        return None
-    if (order := _order(run, recorded)) is None:
-        return None
+        return ()
     if traits.buckets and wait_at_pass_end(recorded.programs) is not None:  # a hook would wait for other buckets, too
+        return ()
+    models = find_models(recorded.programs[0])
+    apart = [recorded] if len(models) == 1 else [keep_model(recorded, names) for names in models]
+    cuts = [_find_model_recutting(run, each, traits) for each in apart]
+    return () if None in cuts else tuple(cut for cut in cuts if cut is not None)
+
+
+def _find_model_recutting(run: Run, recorded: Recorded, traits: Traits) -> Recutting | None:
+    if (order := _order(run, recorded)) is None:
         return None
     link = run.manifest.link if run.manifest else None
     takes = takes_behind(run, recorded, link)
@@ -136,8 +150,8 @@ def find_recutting(run: Run) -> Recutting | None:
         takes(0)
     except (StuckError, OverlaplabError):  # collectives of several groups; transfers that follow no line
         return None
-    launches = [launch for program in recorded.programs for launch in _named_buckets(program)]
-    sizes = [launch.bytes for launch in launches]
+    launches = [launch for program in recorded.programs for launch in named_buckets(program)]
+    sizes = [launch.bytes for program in recorded.programs for launch in find_launches(program, "bucket")]
     return Recutting(
         recorded=recorded,
         buckets=_recorded_buckets(recorded) if traits.buckets else None,
@@ -186,7 +200,7 @@ def _order(run: Run, recorded: Recorded) -> tuple[str, ...] | None:
     order = tuple(dict.fromkeys(arrived))
     manifest = run.manifest
     if manifest is not None and manifest.strategy == "torch-ddp":
-        learnt = tuple(name for bucket in manifest.buckets for name in bucket.parameters)
+        learnt = tuple(name for bucket in manifest.buckets for name in bucket.parameters if name in order)
         order = learnt if set(learnt) == set(order) else order
     return order if set(order) == set(recorded.gradients) else None
 
@@ -203,11 +217,6 @@ def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
     return sent.pop() if len(sent) == 1 else None
 
 
-def _named_buckets(program: Program) -> list[Launch]:
-    """Those whose gradients have names; others are sent by models that the Recorder does not label."""
-    return [launch for launch in find_launches(program, "bucket") if launch.parameters]
-
-
 def without_buckets(programs: Sequence[Program]) -> tuple[WithoutBuckets, ...]:
     """See `Recutting.alone`."""
     return tuple(WithoutBuckets(without_displaced(program)) for program in programs)
@@ -217,7 +226,7 @@ class WithoutBuckets:
     """One rank's program without its buckets: what is the same whatever they are."""
 
     def __init__(self, program: Program) -> None:
-        self.moves = tuple(without_launches(program, {launch.key for launch in _named_buckets(program)}))
+        self.moves = tuple(without_launches(program, {launch.key for launch in named_buckets(program)}))
         self._unused = _unused_by_pass(program)
         words = ("gradient", "backward_end")
         self._marks = [place for place, move in enumerate(self.moves) if isinstance(move, Mark) and move.word in words]
