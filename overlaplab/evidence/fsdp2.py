@@ -8,7 +8,7 @@ their place in it, so that units of several roots may share a name.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise, zip_longest
 from math import inf
@@ -55,6 +55,15 @@ class Passes:
                 self._ended.append(label.end_ns)
             self._ended[-1] = last_ns = label.end_ns
 
+    @property
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """When each pass begins and ends, those that end."""
+        before = [0, *self._ended]
+        for end, last in zip(self._ended, before, strict=False):
+            first = bisect_left(self._begun, last)
+            if first < len(self._begun) and self._begun[first] < end:
+                yield self._begun[first], end
+
     def count_ended(self, at_ns: int) -> int:
         return bisect_right(self._ended, at_ns)
 
@@ -67,6 +76,33 @@ class Passes:
         """When the first callback began of the pass that is under way, or comes next; None after the last pass."""
         number = self.count_ended(at_ns)
         return self._ending[number] if number < len(self._ending) else None
+
+
+def fsdp2_passes(ranges: Sequence[Label]) -> Iterator[Label]:
+    """The labels `forward` and `backward` of FSDP2's passes, in order of time.
+
+    A forward pass lasts from a root's first range to the last one before the next pass, a backward pass from the first
+    use of a unit to the end of the callback. It sends gradients (`sync=1`) if any are reduced. A forward pass that is
+    computed again within it is a part of it.
+    """
+    spans = [*Passes(ranges).spans]
+    ends = [end for _, end in spans]
+    begun: dict[int | str, list[Label]] = {}
+    forwards = 0
+    for label in ranges:
+        number = bisect_right(ends, label.start_ns)
+        if number < len(spans) and spans[number][0] <= label.start_ns:
+            begun.setdefault(number, []).append(label)
+        else:
+            forwards += label.word == "root_pre_forward"
+            begun.setdefault(f"forward {forwards}", []).append(label)
+    for key, of_pass in begun.items():
+        if isinstance(key, int):
+            sends = any(label.word == "post_backward_reduce" for label in of_pass)
+            yield Label.make(of_pass[0], "backward", {"sync": str(int(sends))}, spans[key][0], spans[key][1])
+        else:
+            last_ns = max(label.end_ns for label in of_pass)
+            yield Label.make(of_pass[0], "forward", {}, of_pass[0].start_ns, last_ns)
 
 
 def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:

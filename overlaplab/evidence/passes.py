@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from urllib.parse import quote
 
@@ -19,7 +20,8 @@ from overlaplab.evidence.ddp import (
     unlabelled_backwards,
 )
 from overlaplab.evidence.executions import Executions, executions
-from overlaplab.evidence.labels import Label, Span, engine_labels
+from overlaplab.evidence.fsdp2 import fsdp2_passes, fsdp2_ranges
+from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.vocabulary import Rule
 
 PASSES = ("forward", "backward", "optimizer")
@@ -33,7 +35,7 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     `DistributedDataParallel.forward`. A backward pass lasts from the first of autograd's functions after it to the end
     of the last one and of the buckets launched within, by the Recorder's labels and `bucket_labels`, for which DDP
     waits before it returns. It sends gradients (`sync=1`) if there are such buckets.
-    Where a loop averages gradients by hand they are `hand_passes`. Empty without either.
+    Where a loop averages gradients by hand they are `hand_passes`, of FSDP2 `fsdp2_passes`. Empty without any of these.
     """
     labels = engine_labels(trace)
     if any(label.word == "forward" for label in labels):
@@ -43,9 +45,11 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     launches = _in_order(label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch")
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
-        return ()
-    backwards = _number_passes(trace, "backward", autograd_passes(trace))
-    others = _in_order((*_number_passes(trace, "forward", forwards), *update_labels(trace)))
+        passes = [*fsdp2_passes(fsdp2_ranges(trace))]
+        return _in_order((*_number_passes(trace, passes), *update_labels(trace))) if passes else ()
+    backwards = _number_passes(trace, (Label.make(span, "backward", {}) for span in autograd_passes(trace)))
+    numbered = _number_passes(trace, (Label.make(span, "forward", {}) for span in forwards))
+    others = _in_order((*numbered, *update_labels(trace)))
     extended = _extend_to_buckets(backwards, launches, executions(trace), others if rule_of(trace) is Rule.CPU else ())
     return _in_order((*others, *extended))
 
@@ -106,14 +110,14 @@ def update_labels(trace: Trace) -> tuple[Label, ...]:
     return tuple(Label.make(span, "optimizer", {}) for span in optimizer_steps(trace))
 
 
-def _number_passes(trace: Trace, word: str, spans: Iterable[Span]) -> Iterator[Label]:
-    """With `microbatch`, the pass's place in its step."""
+def _number_passes(trace: Trace, passes: Iterable[Label]) -> Iterator[Label]:
+    """With `microbatch`, the pass's place among those of its word in its step."""
     starts = [window.start_ns for window in step_windows(trace)]
-    before: Counter[int] = Counter()
-    for span in spans:
-        step = bisect_right(starts, span.start_ns)
-        yield Label.make(span, word, {"microbatch": str(before[step])})
-        before[step] += 1
+    before: Counter[tuple[str, int]] = Counter()
+    for label in passes:
+        place = label.word, bisect_right(starts, label.start_ns)
+        yield replace(label, fields={"microbatch": str(before[place]), **label.fields})
+        before[place] += 1
 
 
 def _extend_to_buckets(

@@ -260,7 +260,9 @@ def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals)
 
 
 def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
-    """Where FSDP2 waited: in turn where it launches what blocks, else for a gather before it copies it out."""
+    """Where FSDP2 waited: in turn where it launches what blocks, else for a gather before it copies it out; and where
+    nothing computed until what the loop launched beside it had ended.
+    """
     ranges, moments = fsdp2_ranges(trace), [launched.at_ns for launched in launches]
 
     def launched_in(span: Span) -> Sequence[Launched]:
@@ -276,6 +278,7 @@ def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Interv
         inside = launched_in(label)
         for launched, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=True):
             yield _wait_until_copied(launched, launched.at_ns, end_ns, compute)
+    yield from _while_nothing_computes([each for each in launches if not each.launch.role], moments, compute)
 
 
 def _wait_until_copied(launched: Launched, start_ns: int, end_ns: int, compute: Intervals) -> Blocked:

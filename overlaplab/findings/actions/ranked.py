@@ -138,6 +138,8 @@ def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFram
         named = told_rows["what"].notna()
         if named.any():
             answers &= named | (told_rows["cause"] != Cause.BLOCKING)
+    if action.of_others:
+        answers &= told_rows["what"].isna() & (told_rows["kind"] != "barrier")
     if action.name == "balance":
         answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
     return told_rows[answers]
@@ -158,7 +160,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
             return _answered_words(action, waits, told_rows, 0, gain_ns)
         return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
-        return ""
+        return "other steps' collectives" if action.of_others else ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])

@@ -36,6 +36,8 @@ class Action:
 
     of_gradients: bool = False
     """Whether it is about gradients alone: against waits for barriers, buffers and metrics it does nothing."""
+    of_others: bool = False
+    """Whether it is about collectives alone that move neither gradients nor parameters."""
     of_transfers: bool = False
     """Whether it shortens every transfer, also where the loop waits by design."""
 
@@ -43,6 +45,9 @@ class Action:
         """Whether it is against such exposed time."""
         return cause in self.causes and (self.shortens_overhead or not overhead)
 
+
+_OF_OTHERS = (Cause.BLOCKING, Cause.QUEUED, Cause.LINK, Cause.TAIL)
+"""Why what moves neither gradients nor parameters is exposed."""
 
 ACTIONS = [
     Action("host_work", (Cause.STRAGGLER, Cause.GAP), words.host_work, fills_idle_time=True),
@@ -77,9 +82,9 @@ ACTIONS = [
         condition="if updating all parameters took no longer",
     ),
     Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers),
-    Action("asynchronous", (Cause.BLOCKING, Cause.QUEUED), words.ASYNCHRONOUS),
-    Action("background", (Cause.BLOCKING, Cause.LINK, Cause.TAIL), words.background),
-    Action("merge", (Cause.BLOCKING, Cause.QUEUED), "one collective in place of {collectives}, on stacked tensors"),
+    Action("asynchronous", _OF_OTHERS, words.asynchronous, of_others=True),
+    Action("background", _OF_OTHERS, words.background, of_others=True),
+    Action("merge", _OF_OTHERS, "one collective in place of {collectives}, on stacked tensors", of_others=True),
     Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),
     Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
     Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),
@@ -97,7 +102,7 @@ ACTIONS = [
         condition="if launches took no time",
     ),
     Action("buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware"),
-    Action("leave_out", (Cause.BLOCKING, Cause.QUEUED), words.leave_out, costs="numerics or hardware"),
+    Action("leave_out", _OF_OTHERS, words.leave_out, costs="numerics or hardware", of_others=True),
     Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.ONE_GRADIENT_LESS),
     Action(
         "half_the_bytes",

@@ -143,6 +143,15 @@ def balance(case: Case) -> str:
     return f"making {who} as fast as the others: see on the timeline what it does while they wait"
 
 
+def asynchronous(case: Case) -> str:
+    """What is sent between the passes, beside what follows; data that one rank has are wanted by the forward pass."""
+    launched = f"launching {_collective_words(case)} with async_op=True"
+    kinds = {*_unnamed_rows(case.rows)["kind"]}
+    if kinds and kinds <= {"broadcast", "scatter"}:
+        return f"{launched}, a step before its data are needed"
+    return f"{launched}, and waiting when the step ends, if nothing needs the results sooner"
+
+
 def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
@@ -302,7 +311,9 @@ def _collective_words(case: Case, where: str = "") -> str:
     number = others["collective"].nunique()
     if not number:
         return f"the collectives {where or 'that wait'}"
-    return f"the {count(number, word)} {where or ('that waits' if number == 1 else 'that wait')}"
+    if number == 1:
+        return f"the {word} {where or 'that waits'}"
+    return f"the {count(number, word)} {where or 'that wait'}"
 
 
 def _unnamed_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -338,7 +349,6 @@ OPEN_ALL = (
 )
 DEVICE_WAITS = "no synchronisation within the step: the host waits for its device in {what}"
 BUFFERS_STAY = "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
-ASYNCHRONOUS = "launching {collectives} with async_op=True, and waiting when the step ends"
 ONE_GRADIENT_LESS = "freezing {what} or making its gradient sparse: it has most of the bytes"
 IN_THE_BACKGROUND = "averaging in the background (--background), waited for a step later"
 EVEN_WORK = "inputs of equal length on all ranks: the late rank changes from step to step"
