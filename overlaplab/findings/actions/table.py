@@ -82,7 +82,7 @@ ACTIONS = [
         condition="if updating all parameters took no longer",
     ),
     Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers),
-    Action("asynchronous", _OF_OTHERS, words.asynchronous, of_others=True),
+    Action("asynchronous", _OF_OTHERS, words.asynchronous_launch, of_others=True),
     Action("background", _OF_OTHERS, words.background, of_others=True),
     Action("merge", _OF_OTHERS, "one collective in place of {collectives}, on stacked tensors", of_others=True),
     Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),

@@ -143,7 +143,7 @@ def balance(case: Case) -> str:
     return f"making {who} as fast as the others: see on the timeline what it does while they wait"
 
 
-def asynchronous(case: Case) -> str:
+def asynchronous_launch(case: Case) -> str:
     """What is sent between the passes, beside what follows; data that one rank has are wanted by the forward pass."""
     launched = f"launching {_collective_words(case)} with async_op=True"
     kinds = {*_unnamed_rows(case.rows)["kind"]}
