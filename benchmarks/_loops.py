@@ -177,8 +177,8 @@ def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
 
 def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn.Module:
     """The model as the loop's ranks train it together; some do so by hand."""
-    if isinstance(model, nn.Sequential) and loop in ("units-microbatches", "tiny-units", "units-freed"):
-        return fully_sharded(model, frees=not (loop == "units-freed" and mended))
+    if isinstance(model, nn.Sequential) and "units" in loop:
+        return fully_sharded(model, frees=loop != "units-metrics" and not (loop == "units-freed" and mended))
     if loop in BY_HAND and not mended:
         if loop == "blocking-hooks":
             for parameter in model.parameters():
@@ -234,6 +234,7 @@ def after_the_step(loop: str, number: int, model: nn.Module) -> None:
     """What the loop does between the optimizer's step and the next one's forward pass."""
     saves = {
         "saving": 0.03,
+        "units-saving": 0.05,
         "saving-of-one": 0.03 * (dist.get_rank() == 0),
         "saving-each-third": 0.09 * (number % 3 == 0),
     }.get(loop, 0.0)
@@ -290,10 +291,10 @@ def all_reduced_metrics(loop: str, *, mended: bool) -> Iterator[Any]:
         values: list[dict[str, float]] = [{}, {}]
         for _ in range(1 if mended else 10):
             dist.all_gather_object(values, {"loss": 1.0})
-    elif loop == "metrics-apart" and mended:
+    elif loop in ("metrics-apart", "units-metrics") and mended:
         dist.all_reduce(torch.ones(6))
-    elif loop == "metrics-apart":
-        for _ in range(6):
+    elif loop in ("metrics-apart", "units-metrics"):
+        for _ in range(20 if loop == "units-metrics" else 6):
             dist.all_reduce(torch.ones(1))
 
 

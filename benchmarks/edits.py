@@ -79,6 +79,8 @@ LOOPS = {
     "broadcast-parameters": answer_by_edit("broadcasts", edit="leave-out", value="broadcast"),
     "sharded-optimizer": answer_by_edit("a whole optimizer", edit="whole-optimizer"),
     "units-freed": answer_by_edit("reshard_after_forward=False", edit="keep-gathered"),
+    "units-saving": answer_by_edit(*SAVING, edit="without-host-work", value="saving"),
+    "units-metrics": answer_by_edit("in place of", "async_op=True", edit="merge"),
     "no-problem": FaultyLoop(("What is left is computation", "Nothing", "No known remedy", "No gain is certain")),
 }
 """What is right was written down before anything was recorded of the loops from `small-buckets` on."""

@@ -43,6 +43,7 @@ COLLECTIVE_COLUMNS = {
     "sequence": "int64",
     "source": "int64",
     "destination": "int64",
+    "root": "int64",
     "comms_id": "int64",
 }
 """The columns of `Trace.collectives` and their dtypes: collective metadata from event arguments.
@@ -52,7 +53,8 @@ COLLECTIVE_COLUMNS = {
 `group` is the process group's name, `group_description` its purpose (`default_pg`, `mesh_tp`), `group_size` how many
 ranks it has (of gathers and scatters also by their sizes: output ÷ input); `sequence` numbers a group's collectives;
 `source` is the rank in the job that a message comes from, where the rank receives it, `destination` the one that it
-goes to, where it sends it; `comms_id` is torch's hash of a collective's group and number, the same on all its ranks
+goes to, where it sends it; `root` is the place in the group of the rank from which a broadcast or scatter comes, or to
+which a reduce or gather goes; `comms_id` is torch's hash of a collective's group and number, the same on all its ranks
 (the lower 63 bits). Unknown numbers are -1, unknown texts are empty.
 """
 

@@ -127,8 +127,11 @@ def _figures(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     """The collectives' own figures: transfer, bus bandwidth, skew, last rank."""
     groups, most = Groups(table["match"]), np.iinfo(np.int64).max
     starts, ends, arrived, doubtful = (table[name] for name in ("start_ns", "end_ns", "arrived_ns", "doubtful"))
-    ran, waited = starts != UNKNOWN_NS, table["wait_ns"] != UNKNOWN_NS
-    last = ran & (arrived == groups.spread(np.maximum, arrived))
+    ran, waited = starts != UNKNOWN_NS, (table["wait_ns"] != UNKNOWN_NS) & table["all_wait"]
+    ranks = rank.to_numpy(np.int64, na_value=-1)
+    sends_late = (table["sender"] == ranks) & (arrived > groups.spread(np.minimum, arrived))
+    awaited = groups.spread(np.maximum, np.where(sends_late, arrived, UNKNOWN_NS))
+    last = ran & np.where(awaited == UNKNOWN_NS, arrived == groups.spread(np.maximum, arrived), sends_late)
     alone = table["last_ns"] == arrived  # else its kernel waited for another message's end
     of_last = groups.spread(np.maximum, np.where(last & alone, ends - arrived, UNKNOWN_NS))
     longest = groups.spread(np.maximum, np.where(ran, ends - starts, UNKNOWN_NS))
@@ -145,7 +148,7 @@ def _figures(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     several = ran & (groups.spread(np.add, np.ones_like(starts)) > 1)
     latest = groups.spread(np.maximum, np.where(ran, arrived, UNKNOWN_NS))
     skew = np.where(several, latest - groups.spread(np.minimum, np.where(ran, arrived, most)), 0)
-    last_rank = groups.spread(np.maximum, np.where(last, rank.to_numpy(np.int64, na_value=-1), -1))
+    last_rank = groups.spread(np.maximum, np.where(last, ranks, -1))
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"]])
     return {
         "transfer_ns": _nullable_integers(of_last, waited & (of_last != UNKNOWN_NS)),

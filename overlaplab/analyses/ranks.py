@@ -32,7 +32,7 @@ from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import has_sent_halves, purposes
-from overlaplab.evidence.recorded import recorded_collectives
+from overlaplab.evidence.recorded import emulates_link, recorded_collectives
 from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.load import load_run
@@ -40,8 +40,8 @@ from overlaplab.load import load_run
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations, host_steps),
-    *(recorded_collectives, steps_and_labels, earliest_starts, host_waits, purposes, has_sent_halves, idle_gaps),
-    *(stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
+    *(recorded_collectives, emulates_link, steps_and_labels, earliest_starts, host_waits, purposes, has_sent_halves),
+    *(idle_gaps, stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
 )
 
 

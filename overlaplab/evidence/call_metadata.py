@@ -22,9 +22,10 @@ from overlaplab.vocabulary import ANNOTATION_CATEGORIES
 
 TEXTS = ("kind", "dtype", "group", "group_description")
 """Fields that are empty where unknown."""
-NUMBERS = ("elements", "bytes", "group_size", "sequence", "source", "destination", "comms_id")
+NUMBERS = ("elements", "bytes", "group_size", "sequence", "source", "destination", "root", "comms_id")
 """Fields that are -1 where unknown; `elements` and `bytes` are the larger of input and output. A message that the rank
-receives has a `source`, one that it sends a `destination`: ranks in the job. `comms_id` is the same on all ranks."""
+receives has a `source`, one that it sends a `destination`: ranks in the job. `root`: the place in the group of the
+rank that a broadcast comes from. `comms_id` is the same on all ranks."""
 
 
 @once_per_trace

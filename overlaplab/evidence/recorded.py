@@ -72,6 +72,12 @@ def recorded_collectives(trace: Trace) -> pd.DataFrame:
     return _collectives_and_rows(trace)[0]
 
 
+@once_per_trace
+def emulates_link(trace: Trace) -> bool:
+    """Whether it has collectives of an emulated link on a host: of any kind they begin with their last rank."""
+    return rule_of(trace) is Rule.CPU and any(label.word == "comm" for label in engine_labels(trace))
+
+
 def recorded_of_events(trace: Trace) -> Integers:
     """For every event its collective's row in `recorded_collectives`, -1 for none; read-only."""
     return _collectives_and_rows(trace)[1]

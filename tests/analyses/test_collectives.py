@@ -19,6 +19,7 @@ from samples import TRACES, cpu_samples, gpu_samples, sample_run
 import overlaplab
 from overlaplab import OverlaplabError, load_run
 from overlaplab.analyses.collectives import COLUMNS, OF_RANK, time_spent
+from overlaplab.causes import Cause
 from overlaplab.cli import main
 from overlaplab.intervals import clip, lengths_within, total, union
 from overlaplab.report.documents import collectives_document
@@ -88,14 +89,49 @@ def test_bus_bandwidth_is_of_the_transfer(tmp_path: Path, kind: str, factor: flo
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter"])
-def test_where_one_rank_gives_or_takes_all_wait_is_unknown(tmp_path: Path, kind: str) -> None:
+def test_on_an_emulated_link_all_wait_for_the_last(tmp_path: Path, kind: str) -> None:
     table = overlaplab.collectives(run_of(tmp_path, *(carried(0, start, 50, kind=kind) for start in (0, 10))))
-    assert table["wait_ns"].isna().all()
-    assert table["transfer_ns"].isna().all()
-    assert table["skew_ns"].tolist() == [10_000] * 2
+    assert table["wait_ns"].tolist() == [10_000, 0]
+    assert table["transfer_ns"].tolist() == [40_000] * 2
     assert table["last_rank"].tolist() == [1, 1]
-    assert table["bus_is_lower_bound"].all()
-    assert table["bus_gb_per_s"].tolist() == pytest.approx([8 / 50_000] * 2)  # the root may leave early
+    assert not table["bus_is_lower_bound"].any()
+
+
+def launched_by_gloo(kind: str, root: int | None, start: float, end: float) -> list[dict[str, Any]]:
+    """A collective of plain gloo, whose operator names the root's place in the group, if known."""
+    shapes = {"Input Dims": [[[2]], [], [], []], "Input type": ["TensorList", "", "Scalar", "Scalar"]}
+    scalars = {} if root is None else {"Concrete Inputs": ["", "", str(root), "0"]}
+    tensors = {"Input Dims": [[2]], "Input type": ["float"]}
+    call = event(f"c10d::{kind}_", start - 1, start, **shapes, **scalars)
+    return [call, event(f"gloo:{kind}", start, end, tid=9, cat="user_annotation", **tensors)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "root", "waits_us", "last"),
+    [
+        ("broadcast", 0, [None, 0, 0], 2),  # it came first, so that none waited for it
+        ("broadcast", 1, [10, None, 0], 1),
+        ("scatter", 2, [30, 20, None], 2),
+        ("reduce", 0, [30, None, None], 2),
+        ("gather", 1, [None, 20, None], 2),
+        ("broadcast", None, [None, None, None], 2),
+    ],
+)
+def test_who_waits_where_one_rank_gives_or_takes_all(
+    tmp_path: Path, kind: str, root: int | None, waits_us: list[int | None], last: int
+) -> None:
+    """Ranks 0 to 2 come at 0, 10 and 30."""
+    ranks = [[*launched_by_gloo(kind, root, start, 50), op("mm", 60, 61)] for start in (0, 10, 30)]
+    run = run_of(tmp_path, *ranks)
+    table = overlaplab.collectives(run)
+    assert table["wait_ns"].isna().tolist() == [wait is None for wait in waits_us]
+    assert table["wait_ns"].dropna().tolist() == [1000 * wait for wait in waits_us if wait is not None]
+    assert table["last_rank"].tolist() == [last] * 3
+    assert table["transfer_ns"].isna().all()
+    assert (table["bus_is_lower_bound"] | table["bus_gb_per_s"].isna()).all()
+    assert table["bus_gb_per_s"].dropna().tolist() in ([], pytest.approx([8 / 50_000] * 3))  # the root may leave early
+    late = [cause for cause in overlaplab.exposed(run)["cause"] if cause == Cause.STRAGGLER]
+    assert len(late) == sum(map(bool, waits_us))
 
 
 def test_without_all_ranks_bandwidth_is_a_lower_bound(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def run_of_ends(groups: list[dict[int, list[int]]]) -> Run:
         for rank, ends in group.items():
             rows = {name: [0 if dtype == "int64" else ""] * len(ends) for name, dtype in RECORDED_COLUMNS.items()}
             of_group = {"group": str(number), "kind": "all_reduce", "kind_known": True, "sequence": range(len(ends))}
-            of_group |= {"source": -1, "destination": -1, "comms_id": -1}
+            of_group |= {"source": -1, "destination": -1, "root": -1, "comms_id": -1}
             times = {"start_ns": np.array(ends) - 5, "arrived_ns": np.array(ends) - 5, "end_ns": ends}
             tables[rank].append(pd.DataFrame(rows | of_group | times))
     empty = Tables(**{name: empty_table(EVENT_COLUMNS) for name in ("events", "collectives", "inputs")})

@@ -67,3 +67,33 @@ def test_without_ddp_or_the_recorders_labels_there_are_none(tmp_path: Path) -> N
     for number, events in enumerate(([forward, backward], [backward, launch])):
         (trace,) = run_of(tmp_path / str(number), [step(0, 0, 1000), *events]).traces
         assert pass_labels(trace) == ()
+
+
+def test_fsdp2s_ranges_give_its_passes(tmp_path: Path) -> None:
+    """Two microbatches, of which the second sends; the second backward pass computes a forward pass again."""
+    times = [
+        *(("root_pre_forward", 100, 110), ("pre_forward (0)", 110, 120), ("post_forward (0)", 180, 190)),
+        *(("pre_backward (0)", 210, 220), ("post_backward_reshard (0)", 250, 255)),
+        ("root_post_backward_callback", 255, 260),
+        *(("root_pre_forward", 300, 310), ("pre_forward (0)", 310, 320), ("post_forward (0)", 380, 390)),
+        *(("pre_backward (0)", 410, 420), ("pre_forward (0)", 425, 430), ("post_backward_reduce (0)", 450, 455)),
+        ("root_post_backward_callback", 455, 470),
+    ]
+    events = [event(f"FSDP::{name}", start, end, cat="user_annotation") for name, start, end in times]
+    events += [step(0, 0, 600), event("Optimizer.step#SGD.step", 480, 500, cat="user_annotation")]
+    (trace,) = run_of(tmp_path, events).traces
+    found = [(one.word, one.start_ns - trace.origin_ns, one.end_ns - trace.origin_ns) for one in pass_labels(trace)]
+    assert [(word, start // 1000, end // 1000) for word, start, end in found] == [
+        ("forward", 100, 190),
+        ("backward", 210, 260),
+        ("forward", 300, 390),
+        ("backward", 410, 470),
+        ("optimizer", 480, 500),
+    ]
+    assert [one.fields for one in pass_labels(trace)] == [
+        {"microbatch": "0"},
+        {"microbatch": "0", "sync": "0"},
+        {"microbatch": "1"},
+        {"microbatch": "1", "sync": "1"},
+        {},
+    ]

@@ -43,9 +43,9 @@ def test_each_moment_counts_once_and_transfer_wins(tmp_path: Path) -> None:
 
 
 def test_unknown_where_something_exposed_has_no_counterpart(tmp_path: Path) -> None:
-    """The second step has a broadcast; the third a collective that one rank did not record, but it is hidden."""
+    """The second step has a message of unknown ends; the third a hidden collective that one rank did not record."""
     steps = [step(0, 0, 100), step(1, 100, 200), step(2, 200, 300)]
-    both = [*carried(0, 10, 50, launch=10), *carried(1, 110, 150, launch=110, kind="broadcast")]
+    both = [*carried(0, 10, 50, launch=10), *carried(1, 110, 150, launch=110, kind="send_recv")]
     rank0 = [*steps, *both, *carried(2, 210, 220, launch=210), op("mm", 205, 225)]
     rank1 = [*steps, *both, op("mm", 205, 225)]
     table = overlaplab.summary(run_of(tmp_path, rank0, rank1), Selection(ranks=[0]))
@@ -72,12 +72,12 @@ spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=3, 
 def test_against_looking_at_every_microsecond(
     collectives: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]], computing: set[int]
 ) -> None:
-    """Three ranks. Some collectives are broadcasts. Ends are random, so a rank may leave before another arrives."""
+    """Three ranks. Some are messages of unknown ends. Ends are random, so a rank may leave before another arrives."""
     chosen = [spans for spans, _ in collectives]
     ranks: list[list[dict[str, Any]]] = [[op("mm", at, at + 1) for at in sorted(computing)] for _ in range(3)]
     for seq, starts in enumerate(chosen):
         for rank, (start, length) in enumerate(starts):
-            kind = "broadcast" if seq == 3 else "all_to_all"
+            kind = "send_recv" if seq == 3 else "all_to_all"
             ranks[rank] += carried(seq, start, start + length, kind=kind)
     with tempfile.TemporaryDirectory() as folder:
         table = overlaplab.totals(run_of(Path(folder), *([*events, event("x", 0, 1)] for events in ranks)))

@@ -60,6 +60,7 @@ def test_a_kernel_tells_its_collective() -> None:
             "sequence": 41,
             "source": -1,
             "destination": 2,
+            "root": -1,
             "comms_id": 9_223_372_036_854_775_806,
         }
     ]

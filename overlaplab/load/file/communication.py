@@ -31,6 +31,7 @@ _NAMED, _INPUTS = 1, 2
 _TENSORS = {*DTYPE_BYTES, "tensorlist"}
 _MOST_ELEMENTS = 2**48
 _MOST_DIGITS = 20
+_WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "send_recv"})
 _INPUT_IS_LARGER = _SAME_SIZE | {"reduce_scatter", "scatter", "all_to_all"}
 _TIMES_GROUP_SIZE = frozenset({"all_gather", "reduce_scatter"})
@@ -75,7 +76,9 @@ class Communication:
         self.inputs += [(first_row + row, *texts) for row, *texts in later.inputs]
 
 
-def _collective(name: str, arguments: Arguments) -> tuple[str, str, int, int, int, str, str, int, int, int, int, int]:
+def _collective(
+    name: str, arguments: Arguments
+) -> tuple[str, str, int, int, int, str, str, int, int, int, int, int, int]:
     """`COLLECTIVE_COLUMNS`, but for `event`."""
     kind = collective_kind(str(arguments.collective or name)) or ""
     dtype = torch_dtype(arguments.dtype) if isinstance(arguments.dtype, str) else ""
@@ -90,7 +93,15 @@ def _collective(name: str, arguments: Arguments) -> tuple[str, str, int, int, in
         size = _ratio(elements_in, elements_out)
     group, description = _text(arguments.group), group_description(_text(arguments.group_description))
     sizes = elements_in, elements_out, sent if sent < 2**63 else -1
-    return kind, dtype, *sizes, group, description, size, sequence, source, destination, _comms_id(arguments.comms_id)
+    root = _root(arguments) if kind in _WITH_ROOT and _OUTPUT_FIRST.match(name) else -1
+    ends = source, destination, root
+    return kind, dtype, *sizes, group, description, size, sequence, *ends, _comms_id(arguments.comms_id)
+
+
+def _root(arguments: Arguments) -> int:
+    """The first number among an operator's arguments (torch/csrc/distributed/c10d/Ops.cpp); -1 without one."""
+    scalars = [text for text in _list(arguments.scalars) if isinstance(text, str)]
+    return next((int(text) for text in scalars if text.isdecimal() and len(text) < _MOST_DIGITS), -1)
 
 
 def _ratio(elements_in: int, elements_out: int) -> int:

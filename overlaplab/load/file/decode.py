@@ -48,6 +48,7 @@ class Arguments(msgspec.Struct, gc=False):
     recorded_by: Value = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=-1)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+    scalars: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NOTHING)
     name: msgspec.Raw = NOTHING
     """The name of a process or thread, in metadata."""
 

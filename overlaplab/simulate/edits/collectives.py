@@ -121,18 +121,25 @@ Takes = Callable[[str, int], int | None]
 def merge_collectives(programs: Sequence[Program], takes: Takes) -> list[Program] | None:
     """Other collectives of one kind that follow each other between passes, as one in place of the last; None without.
 
-    Where T of so many bytes is unknown, it is the longest of those merged.
+    Where T of so many bytes is unknown, it is the longest of those merged. Where the kind has one size alone, which
+    does not tell latency from bandwidth, each further byte takes what those of the largest collective of all do.
     """
     groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
     if not groups:
         return None
+    launches = find_launches(programs[0])
+    largest = max(launches, key=lambda launch: launch.bytes)
     last: dict[Hashable, Launch] = {}
     gone: set[Hashable] = set()
     for group in groups:
         num_bytes = sum(launch.bytes for launch in group)
-        took_ns = takes(group[-1].kind, num_bytes)
-        longest_ns = max(launch.transfer_ns for launch in group)
-        took_ns = longest_ns if took_ns is None else max(took_ns, 0)
+        longest = max(group, key=lambda launch: launch.transfer_ns)
+        if len({launch.bytes for launch in launches if launch.kind == longest.kind}) > 1:
+            took_ns = takes(longest.kind, num_bytes)
+        else:
+            further = (num_bytes - longest.bytes) / max(largest.bytes, 1)
+            took_ns = longest.transfer_ns + round(further * largest.transfer_ns)
+        took_ns = longest.transfer_ns if took_ns is None else max(took_ns, 0)
         last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=took_ns)
         gone.update(launch.key for launch in group[:-1])
     left = [without_launches(program, gone) for program in programs]

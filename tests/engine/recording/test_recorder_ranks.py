@@ -4,8 +4,10 @@ The ranks run this file as a script; each scenario is a test.
 """
 
 import json
+import time
 import warnings
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,6 +95,27 @@ def one_rank_alone_may_record_a_model_without_a_hook(comm: Communicator) -> None
             recorder.step()
     expect_same(alone, recorded)
     assert sorted(path.name for path in out.iterdir()) == ["rank0.pt.trace.json.gz", "run.json"] or comm.rank
+
+
+@scenario()
+def who_gets_a_broadcast_waits_for_its_sender(comm: Communicator) -> None:
+    """Rank 1 comes late, and broadcasts; then it comes late for a reduction to rank 0."""
+    ddp, out = wrapped(), folder(comm)
+    with Recorder(out, ddp, warmup=1, steps=3) as recorder:
+        for step in range(4):
+            for communicate in (partial(dist.broadcast, src=1), partial(dist.reduce, dst=0)):
+                comm.barrier()
+                time.sleep(0.05 * comm.rank)
+                communicate(torch.ones(1000))
+            train(comm, ddp, step)
+            recorder.step()
+    comm.barrier()
+    table = overlaplab.collectives(overlaplab.load_run(out))
+    for kind in ("broadcast", "reduce"):
+        rows = table[(table["kind"] == kind) & (table["bytes"] == 4000)].set_index("rank")
+        assert (rows["last_rank"] == 1).all(), rows
+        assert (rows.loc[0, "wait_ns"] > 40_000_000).all(), rows
+        assert rows.loc[1, "wait_ns"].isna().all(), rows
 
 
 @scenario()
