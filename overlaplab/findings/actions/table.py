@@ -84,7 +84,7 @@ ACTIONS = [
     Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers),
     Action("asynchronous", _OF_OTHERS, words.asynchronous_launch, of_others=True),
     Action("background", _OF_OTHERS, words.background, of_others=True),
-    Action("merge", _OF_OTHERS, "one collective in place of {collectives}, on stacked tensors", of_others=True),
+    Action("merge", _OF_OTHERS, "one collective in place of the {what}, on stacked tensors", of_others=True),
     Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),
     Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
     Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),

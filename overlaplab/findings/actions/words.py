@@ -14,7 +14,7 @@ from overlaplab.evidence.purposes import ACTIVATIONS_OF
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
-from overlaplab.words import count, kind_word, rank_word, shorten
+from overlaplab.words import count, rank_word, shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,11 @@ def cause_clause(cause: Cause, time: str, late_rank: int | None = None, *, overh
 
 
 def fill_words(words: str | Words, case: Case) -> str:
-    """The words in this case; a text's fields are `what`, `units`, `collectives` and `fewer`, by which options."""
+    """The words in this case; a text's fields are `what`, `units` and `fewer`, by which options."""
     if not isinstance(words, str):
         return words(case)
-    what, units = shorten(str(case.what), 40), int(case.setting or 0)
-    return words.format(what=what, units=units, collectives=_collective_words(case), fewer=_how_fewer(case.loop))
+    what, units = shorten(str(case.what), 80), int(case.setting or 0)
+    return words.format(what=what, units=units, fewer=_how_fewer(case.loop))
 
 
 def cap_words(cap_mb: float) -> str:
@@ -145,19 +145,17 @@ def balance(case: Case) -> str:
 
 def asynchronous_launch(case: Case) -> str:
     """What is sent between the passes, beside what follows; data that one rank has are wanted by the forward pass."""
-    launched = f"launching {_collective_words(case)} with async_op=True"
-    kinds = {*_unnamed_rows(case.rows)["kind"]}
-    if kinds and kinds <= {"broadcast", "scatter"}:
+    launched = f"async_op=True for the {case.what}"
+    if not case.rows.empty and case.rows["kind"].isin(["broadcast", "scatter"]).all():
         return f"{launched}, a step before its data are needed"
-    return f"{launched}, and waiting when the step ends, if nothing needs the results sooner"
+    return f"{launched}, waited for when the step ends, if nothing needs the results sooner"
 
 
 def background(case: Case) -> str:
     """What is sent after the optimizer step, beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
         return IN_THE_BACKGROUND
-    which = _collective_words(case, "after the optimizer step")
-    return f"launching {which} with async_op=True, and waiting a step later"
+    return f"async_op=True for the {case.what}, waited for a step later"
 
 
 def earlier_launch(case: Case) -> str:
@@ -171,7 +169,7 @@ def earlier_launch(case: Case) -> str:
 
 def leave_out(case: Case) -> str:
     """Doing without what moves neither gradients nor parameters."""
-    return f"doing without {_collective_words(case)}, or doing them less often"
+    return f"doing without the {case.what}, or doing so less often"
 
 
 def asynchronous_hook(case: Case) -> str:
@@ -295,29 +293,6 @@ def _how_fewer(loop: Loop) -> str:
     done = zip(_HOW_FEWER[loop.framework], (loop.sends_halves, loop.accumulates), strict=False)
     options = ", ".join(text for text, is_done in done if not is_done)
     return options and f" ({options})"
-
-
-def _collective_words(case: Case, where: str = "") -> str:
-    """The collectives that move neither gradients nor parameters, by number and kind: these have no name.
-
-    `where` they are, unless it is said that they wait. Where a loop averages gradients by hand, these have no name
-    either, so that the number is unknown.
-    """
-    if case.loop.by_hand:
-        return f"the collectives of no gradients {where or 'that wait'}"
-    others = _unnamed_rows(case.rows)
-    kinds = {kind_word(kind) for kind in others["kind"].dropna()}
-    word = kinds.pop() if len(kinds) == 1 else "collective"
-    number = others["collective"].nunique()
-    if not number:
-        return f"the collectives {where or 'that wait'}"
-    if number == 1:
-        return f"the {word} {where or 'that waits'}"
-    return f"the {count(number, word)} {where or 'that wait'}"
-
-
-def _unnamed_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["what"].isna() & (rows["kind"] != "barrier")]
 
 
 def moved_most(rows: pd.DataFrame) -> str:

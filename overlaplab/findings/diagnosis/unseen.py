@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from overlaplab.analyses import collectives
+from overlaplab.analyses import buckets, collectives
 from overlaplab.events import Run, host_steps, missing_ranks, once_per_run, only_ends_recorded, recording_start
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, run_zero_ns
 from overlaplab.evidence.group_pairing import DOUBTFUL_NS, ROOTED
+from overlaplab.selection import Selection
 from overlaplab.words import count, ms, shorten
 
 
@@ -24,6 +25,8 @@ class Unseen:
     """Why it is unknown who waited, although the traces of all ranks that took part are here."""
     ranks_missing: int = 0
     """How many ranks took part of which no trace is here."""
+    models_unlabelled: bool = False
+    """Whether a Recorder labels one of several models."""
     late_starts: Mapping[int | None, int] = field(default_factory=dict)
     """In recordings of one step, the ranks whose recording began later than the first rank's, and by how many ns."""
 
@@ -39,16 +42,31 @@ def unseen(run: Run) -> Unseen:
         only_ends=any(map(only_ends_recorded, run.traces)),
         waits=why_waits_unknown(collectives(run)),
         ranks_missing=missing_ranks(run),
+        models_unlabelled=_labels_some_models(run),
         late_starts=late_starts(run),
     )
 
 
+def _labels_some_models(run: Run) -> bool:
+    if run.manifest is None or not run.manifest.by_recorder or not run.traces:
+        return False
+    of_first = buckets(run, Selection(ranks=[run.traces[0].rank] if run.traces[0].rank is not None else None))
+    return of_first["source"].nunique() > 1
+
+
 def as_recorded(unseen: Unseen) -> str:
-    """What plays take for granted where ranks are missing, as a sentence; empty where none is."""
+    """What plays leave as it is where something is not known, as sentences; empty where all is."""
+    models = _OTHER_MODELS if unseen.models_unlabelled else ""
     if not (missing := unseen.ranks_missing):
-        return ""
+        return models
     have = f"{count(missing, 'rank')} {'has' if missing == 1 else 'have'} no trace here"
-    return f" {have}: collectives are taken to last as long as recorded, waiting included."
+    return f" {have}: collectives are taken to last as long as recorded, waiting included.{models}"
+
+
+_OTHER_MODELS = (
+    " Buckets without labels are of another model, whose cap is not tried: give the Recorder a module that contains all"
+    " models."
+)
 
 
 def late_starts(run: Run) -> dict[int | None, int]:

@@ -8,8 +8,9 @@ from typing import Any
 from overlaplab.analyses.late_rank import is_chronic, late_steps
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
-from overlaplab.simulate.edits.collectives import BARRIER
+from overlaplab.simulate.edits.collectives import BARRIER, after_the_update, name_collectives, other_collectives
 from overlaplab.simulate.edits.unused import unused_parameters
+from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.edits import EDITS, EditChoice, late_rank
 from overlaplab.simulate.recorded import plain_programs
 
@@ -29,11 +30,20 @@ def edit_remedies(
     if not on_devices:
         yield "barriers", {}, ("leave-out", BARRIER)
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
-    if (recorded := plain_programs(run)) is not None and (unused := unused_parameters(recorded.programs)):
-        about["unused_parameters"] = {"what": ", ".join(unused)}
+    if not on_devices and (recorded := plain_programs(run)) is not None:
+        about["unused_parameters"] = {"what": ", ".join(unused_parameters(recorded.programs) or ())}
+        about |= {name: {"what": what} for name, what in _other_collectives(recorded.programs[0])}
     without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
     if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
         without_option.add("asynchronous_hook")  # the engine has other strategies for that
     for name, edit in EDITS.items():
         if edit.remedy and edit.remedy not in without_option and (edit.on_devices if on_devices else edit.apply):
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)
+
+
+def _other_collectives(program: Program) -> Iterator[tuple[str, str]]:
+    """For each remedy of collectives of neither gradients nor parameters the names of those that it is about."""
+    between = {launch.key for launch in other_collectives(program, between_passes=True)}
+    yield from ((name, name_collectives(program, between)) for name in ("asynchronous", "merge"))
+    yield "background", name_collectives(program, after_the_update(program))
+    yield "leave_out", name_collectives(program, {launch.key for launch in other_collectives(program)})

@@ -15,6 +15,7 @@ from itertools import chain
 from overlaplab.evidence.purposes import BUFFERS, Role
 from overlaplab.simulate.edits.hosts import mean_work_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
+from overlaplab.words import count, kind_word, size_exact
 
 BARRIER = "barrier"
 _MIN_LONG_SHARE = 0.02
@@ -64,6 +65,46 @@ def _is_other(launch: Launch) -> bool:
 
 
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}
+
+
+_PLACES = {
+    "forward": "within the forward pass",
+    "forward_end": "after the forward pass",
+    "backward": "within the backward pass",
+    "backward_end": "after the backward pass",
+    "kept_end": "after the backward pass",
+    "optimizer": "within the optimizer step",
+    "optimizer_end": "after the optimizer step",
+}
+
+
+def name_collectives(program: Program, keys: Collection[Hashable]) -> str:
+    """These collectives of a step, of which there are some: `6 all-reduces of 4 B after the forward pass`."""
+    places: dict[str, int] = defaultdict(int)
+    steps: list[list[Launch]] = []
+    place = _BEFORE
+    for move in program:
+        if isinstance(move, End):
+            steps.append([])
+            place = _BEFORE
+        elif isinstance(move, Mark):
+            place = _PLACES.get(move.word, place)
+        elif isinstance(move, Launch) and move.key in keys and steps:
+            steps[-1].append(move)
+            places[place] += 1
+    launched = [step for step in steps[:-1] if step]
+    kinds = {launch.kind for step in launched for launch in step}
+    sizes = {launch.bytes for step in launched for launch in step}
+    noun = kind_word(kinds.pop()) if len(kinds) == 1 else "collective"
+    number = max(map(len, launched), default=0)
+    words = [noun if number == 1 else count(number, noun)]
+    words += [f"of {size_exact(sizes.pop())}"] if len(sizes) == 1 and sizes != {0} else []
+    words += [each for each in places if len(places) == 1]
+    words += [f"in {len(launched)} of {len(steps) - 1} steps"] if len(launched) < len(steps) - 1 else []
+    return " ".join(words)
+
+
+_BEFORE = "before the forward pass"
 
 
 def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
@@ -166,8 +207,8 @@ def wait_at_step_end(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 
 def wait_a_step_later(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """What `_after_the_update` launches, and a rank waits for in the same step, waited for when the next step ends."""
-    return _wait_later(programs, _after_the_update, 1)
+    """What `after_the_update` launches, and a rank waits for in the same step, waited for when the next step ends."""
+    return _wait_later(programs, after_the_update, 1)
 
 
 def _wait_later(
@@ -195,7 +236,7 @@ def _wait_later(
     return changed if changed != [list(program) for program in programs] else None
 
 
-def _after_the_update(program: Program) -> set[Hashable]:
+def after_the_update(program: Program) -> set[Hashable]:
     """What has no role or averages parameters, and is launched between a step's optimizer and what follows."""
     keys: set[Hashable] = set()
     updated = False
