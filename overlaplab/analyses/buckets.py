@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -86,10 +86,16 @@ def _synchronising_passes(trace: Trace, labels: Sequence[Label]) -> Sequence[Spa
     return [each for each in passes if bisect_left(launches, each.start_ns) < bisect_right(launches, each.end_ns)]
 
 
-def _last_passes(labels: Sequence[Label], backwards: Sequence[Span]) -> Iterator[tuple[list[Label], list[Span]]]:
+def _last_passes(
+    labels: Sequence[Label], backwards: Sequence[Span]
+) -> Iterator[tuple[Sequence[Label], Sequence[Span]]]:
     """For each model of a step the labels of its last backward pass, and its passes: those that launch its buckets."""
-    starts = [*(backward.start_ns for backward in backwards), inf]
-    by_pass = [[label for label in labels if begin <= label.start_ns < end] for begin, end in pairwise(starts)]
+    starts = [label.start_ns for label in labels]
+    borders = [label.start_ns for label in labels if label.word == "backward"] or [each.start_ns for each in backwards]
+    by_pass = []
+    for backward in backwards:
+        end_ns = min((border for border in borders if border > backward.start_ns), default=inf)
+        by_pass.append(labels[bisect_left(starts, backward.start_ns) : bisect_left(starts, end_ns)])
     launched = [{label.fields["bucket"] for label in each if label.word == "bucket_launch"} for each in by_pass]
     for place, buckets in enumerate(launched):
         if buckets and not buckets & set().union(*launched[place + 1 :]):

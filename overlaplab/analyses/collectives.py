@@ -56,10 +56,12 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     counterpart on other ranks; null if it is matched, or no other member's trace is present).
 
     `wait_ns` and `transfer_ns` are null unless every member's trace is present, where the match is doubtful (as are
-    `last_rank` and `bus_gb_per_s`), and for broadcast, reduce, gather, scatter, and messages
-    of which an end is not known. A kernel that carries several messages waits for all their other ends together; where
-    one of these came after a message's own, the message's `transfer_ns` is null. Numbers are Int64 and Float64, null
-    where unknown. With selected steps, only collectives that a rank launched in one of them have rows.
+    `last_rank` and `bus_gb_per_s`), and for messages of which an end is not known. So is the `transfer_ns` of a
+    broadcast, reduce, gather or scatter, except on an emulated link of a host, and its `wait_ns` where a rank need not
+    wait for the last one, or the root is unknown (docs/design/collectives.md, Wait and transfer). A kernel that carries
+    several messages waits for all their other ends together; where one of these came after a message's own, the
+    message's `transfer_ns` is null. Numbers are Int64 and Float64, null where unknown. With selected steps, only
+    collectives that a rank launched in one of them have rows.
     Raises `OverlaplabError` for an unknown rank or step.
     """
     table = _every_collective(run)
@@ -128,10 +130,7 @@ def _figures(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     groups, most = Groups(table["match"]), np.iinfo(np.int64).max
     starts, ends, arrived, doubtful = (table[name] for name in ("start_ns", "end_ns", "arrived_ns", "doubtful"))
     ran, waited = starts != UNKNOWN_NS, (table["wait_ns"] != UNKNOWN_NS) & table["all_wait"]
-    ranks = rank.to_numpy(np.int64, na_value=-1)
-    sends_late = (table["sender"] == ranks) & (arrived > groups.spread(np.minimum, arrived))
-    awaited = groups.spread(np.maximum, np.where(sends_late, arrived, UNKNOWN_NS))
-    last = ran & np.where(awaited == UNKNOWN_NS, arrived == groups.spread(np.maximum, arrived), sends_late)
+    last = ran & (arrived == groups.spread(np.maximum, arrived))
     alone = table["last_ns"] == arrived  # else its kernel waited for another message's end
     of_last = groups.spread(np.maximum, np.where(last & alone, ends - arrived, UNKNOWN_NS))
     longest = groups.spread(np.maximum, np.where(ran, ends - starts, UNKNOWN_NS))
@@ -148,7 +147,7 @@ def _figures(table: Fields, rank: pd.Series, run: Run) -> dict[str, Any]:
     several = ran & (groups.spread(np.add, np.ones_like(starts)) > 1)
     latest = groups.spread(np.maximum, np.where(ran, arrived, UNKNOWN_NS))
     skew = np.where(several, latest - groups.spread(np.minimum, np.where(ran, arrived, most)), 0)
-    last_rank = groups.spread(np.maximum, np.where(last, ranks, -1))
+    last_rank = groups.spread(np.maximum, np.where(last, rank.to_numpy(np.int64, na_value=-1), -1))
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[table["trace"]])
     return {
         "transfer_ns": _nullable_integers(of_last, waited & (of_last != UNKNOWN_NS)),

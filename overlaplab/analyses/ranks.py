@@ -30,6 +30,7 @@ from overlaplab.evidence.exposed_waits import exposed_waits
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.matching import steps_and_labels
+from overlaplab.evidence.passes import labels_some_models
 from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import has_sent_halves, purposes
 from overlaplab.evidence.recorded import emulates_link, recorded_collectives
@@ -42,6 +43,7 @@ _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations, host_steps),
     *(recorded_collectives, emulates_link, steps_and_labels, earliest_starts, host_waits, purposes, has_sent_halves),
     *(idle_gaps, stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
+    labels_some_models,
 )
 
 

@@ -73,10 +73,9 @@ def _late_ranks(run: Run, table: Fields) -> Integers:
     groups, trace, arrived = Groups(table["match"]), table["trace"], called_ns(table)
     ranks = np.array([-1 if source.rank is None else source.rank for source in run.traces], dtype=np.int64)[trace]
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[trace])
-    may_be_last = np.where((table["sender"] < 0) | (table["sender"] == ranks), arrived, UNKNOWN_NS)
-    latest = groups.spread(np.maximum, may_be_last)
+    latest = groups.spread(np.maximum, arrived)
     sure = latest - groups.spread(np.minimum, arrived) > error
-    last = groups.spread(np.maximum, np.where(sure & (may_be_last == latest), ranks, -1))
+    last = groups.spread(np.maximum, np.where(sure & (arrived == latest), ranks, -1))
     last = np.where(table["last_ns"] != UNKNOWN_NS, last, -1)
     kernels = message_kernels(table)
     if (kernels < 0).all():

@@ -55,15 +55,6 @@ class Passes:
                 self._ended.append(label.end_ns)
             self._ended[-1] = last_ns = label.end_ns
 
-    @property
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """When each pass begins and ends, those that end."""
-        before = [0, *self._ended]
-        for end, last in zip(self._ended, before, strict=False):
-            first = bisect_left(self._begun, last)
-            if first < len(self._begun) and self._begun[first] < end:
-                yield self._begun[first], end
-
     def count_ended(self, at_ns: int) -> int:
         return bisect_right(self._ended, at_ns)
 
@@ -81,28 +72,27 @@ class Passes:
 def fsdp2_passes(ranges: Sequence[Label]) -> Iterator[Label]:
     """The labels `forward` and `backward` of FSDP2's passes, in order of time.
 
-    A forward pass lasts from a root's first range to the last one before the next pass, a backward pass from the first
-    use of a unit to the end of the callback. It sends gradients (`sync=1`) if any are reduced. A forward pass that is
-    computed again within it is a part of it.
+    A forward pass lasts from the beginning of a root, or of several one after the other, to the last range before the
+    next pass; a backward pass from the first use of a unit to the end of FSDP2's callbacks. It sends gradients
+    (`sync=1`) if any are reduced. A forward pass that is computed again within it is a part of it.
     """
-    spans = [*Passes(ranges).spans]
-    ends = [end for _, end in spans]
-    begun: dict[int | str, list[Label]] = {}
-    forwards = 0
+    passes: list[tuple[str, list[Label]]] = []
+    word, roots = "", set[str]()
     for label in ranges:
-        number = bisect_right(ends, label.start_ns)
-        if number < len(spans) and spans[number][0] <= label.start_ns:
-            begun.setdefault(number, []).append(label)
-        else:
-            forwards += label.word == "root_pre_forward"
-            begun.setdefault(f"forward {forwards}", []).append(label)
-    for key, of_pass in begun.items():
-        if isinstance(key, int):
-            sends = any(label.word == "post_backward_reduce" for label in of_pass)
-            yield Label.make(of_pass[0], "backward", {"sync": str(int(sends))}, spans[key][0], spans[key][1])
-        else:
-            last_ns = max(label.end_ns for label in of_pass)
-            yield Label.make(of_pass[0], "forward", {}, of_pass[0].start_ns, last_ns)
+        if word != "backward":
+            starts = label.word == "root_pre_forward" and (not word or _unit(label) in roots)
+            if starts or label.word == "pre_backward":
+                word, roots = "forward" if starts else "backward", set()
+                passes.append((word, []))
+        if word or (passes and label.word == _CALLBACK):
+            passes[-1][1].append(label)
+        if label.word == "root_pre_forward":
+            roots.add(_unit(label))
+        word = "" if label.word == _CALLBACK else word
+    for word, within in passes:
+        sends = any(label.word == "post_backward_reduce" for label in within)
+        fields = {"sync": str(int(sends))} if word == "backward" else {}
+        yield Label.make(within[0], word, fields, within[0].start_ns, max(label.end_ns for label in within))
 
 
 def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:

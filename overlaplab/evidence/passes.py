@@ -82,6 +82,12 @@ def bucket_labels(trace: Trace) -> tuple[Label, ...]:
 
 
 @once_per_trace
+def labels_some_models(trace: Trace) -> bool:
+    """Whether some buckets of DDP have labels, and those of other models have none."""
+    return any(label.word == "bucket_launch" for label in engine_labels(trace)) and bool(bucket_labels(trace))
+
+
+@once_per_trace
 def ddp_gradients(trace: Trace) -> dict[str, int]:
     """The elements of each gradient that DDP sends, in order of arrival, called such as `gradient 3 (512 × 64)`.
 

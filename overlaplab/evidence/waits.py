@@ -2,7 +2,7 @@
 
 Both are known only if every member's trace is present, for collectives in which every rank needs all others' data, or
 is held up by the last one as on an emulated link, and for messages whose two ends are known. Of those with a root that
-the trace names, it is known how long each rank waited whose data come from others, but not when these moved.
+the trace names, it is known where a rank waited for the last one to come.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, emulates_link, recorded_collectives
-from overlaplab.intervals import EMPTY, Integers, Intervals, intersect, subtract, total, union
+from overlaplab.intervals import EMPTY, Integers, Intervals, Mask, intersect, subtract, total, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,9 @@ def arrivals(run: Run) -> pd.DataFrame:
     Columns: those of `match_collectives`; `rank` (Int64); `launch_ns`, `host_ns`, `arrived_ns`, `start_ns`, `end_ns`
     (absolute int64, `UNKNOWN_NS` where unknown); `kind`, `dtype`, `group`, `group_description` (from any of the
     collective's ranks, else empty), `bytes` (the largest rank's, -1 where unknown); `last_ns` (when its last rank
-    arrived; of messages that one kernel carries, the last of all their ranks; for what comes from a root, the root; for
-    others of a root's collective unknown), `wait_ns` (from this rank's arrival
+    arrived; of messages that one kernel carries, the last of all their ranks), `wait_ns` (from this rank's arrival
     until then) and `moves_ns` (the moment between `start_ns` and `end_ns` from which on it did not wait); these three
-    are `UNKNOWN_NS` where wait is unknown; `sender` (the rank from which all others' data come, -1 without
-    one), `all_wait` (bool: whether all wait for the last).
+    are `UNKNOWN_NS` where wait is unknown; `all_wait` (bool: all ranks wait for the last, and only then do data move).
     """
     offsets = corrections(run)
     table: Fields = {str(name): column.to_numpy() for name, column in match_collectives(run).items()}
@@ -59,15 +57,10 @@ def arrivals(run: Run) -> pd.DataFrame:
     _agree(table, groups)
     emulated = np.array([emulates_link(trace) for trace in run.traces])[table["trace"]]
     all_wait = ~np.isin(table["kind"], [*ROOTED, ""]) | (emulated & ~np.isin(table["kind"], ["send_recv", ""]))
-    matched = table["complete"] & ~table["doubtful"]
-    root = np.where(matched & ~all_wait, groups.spread(np.maximum, table["root"]), -1)
-    is_root, sends = groups.place() == root, np.isin(table["kind"], ["broadcast", "scatter"])
-    wait_known = matched & (table["message"] | all_wait | ((root >= 0) & (is_root ^ sends)))
-    moments = table["arrived_ns"], called_ns(table)
-    last, came = (groups.spread(np.maximum, each) for each in moments)
-    if (sent := (root >= 0) & sends).any():
-        of_root = (groups.spread(np.maximum, np.where(is_root, each, UNKNOWN_NS)) for each in moments)
-        last, came = (np.where(sent, each, latest) for each, latest in zip(of_root, (last, came), strict=True))
+    table["all_wait"] = table["message"] | all_wait
+    came_ns = called_ns(table)
+    last, came = (groups.spread(np.maximum, each) for each in (table["arrived_ns"], came_ns))
+    wait_known = table["complete"] & ~table["doubtful"] & (table["all_wait"] | _waits_for_last(table, groups, came_ns))
     kernels = message_kernels(table)
     if (kernels >= 0).any():  # all messages of a kernel are waited for together; skipped only for speed
         wait_known = wait_known & ~np.isin(kernels, kernels[~wait_known & (kernels >= 0)])
@@ -76,9 +69,20 @@ def arrivals(run: Run) -> pd.DataFrame:
     arrived, ends = table["arrived_ns"], table["end_ns"]
     table["wait_ns"] = np.where(wait_known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
     table["moves_ns"] = np.where(wait_known, np.clip(came, table["start_ns"], ends), UNKNOWN_NS)
-    ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")[table["trace"]]
-    sender = groups.spread(np.maximum, np.where(sent & is_root, ranks.to_numpy(np.int64, na_value=-1), -1))
-    return as_table(table | {"rank": ranks, "sender": sender, "all_wait": table["message"] | all_wait})
+    ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
+    return as_table(table | {"rank": ranks[table["trace"]]})
+
+
+def _waits_for_last(table: Fields, groups: Groups, came_ns: Integers) -> Mask:
+    """Mark rows of collectives with a root that wait until the last rank comes: that get its data, if it is the last,
+    or they are; and a root that gets all others'. Others may also wait for ranks that pass the data on.
+    """
+    is_root = groups.place() == groups.spread(np.maximum, table["root"])
+    is_last = came_ns == groups.spread(np.maximum, came_ns)
+    has_root, root_is_last = (groups.spread(np.logical_or, each) for each in (is_root, is_root & is_last))
+    gets = has_root & (root_is_last | (is_last & ~is_root))
+    takes = is_root & (table["kind"] != "send_recv")
+    return np.asarray(np.where(np.isin(table["kind"], ["broadcast", "scatter"]), gets, takes))
 
 
 def called_ns(table: Mapping[str, NDArray[Any]]) -> Integers:

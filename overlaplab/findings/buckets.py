@@ -35,8 +35,7 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     if 0 < from_ddp < len(table):
         notes.append(
             f"{from_ddp} of {len(table)} buckets have no labels (no Recorder was made for their models): they are read"
-            " from torch's DDP, as all-reduces launched while a gradient is accumulated, without names. What another"
-            " cap of theirs gains is not played: give the Recorder a module that contains all models"
+            " from torch's DDP, as all-reduces launched while a gradient is accumulated, without names"
         )
     elif from_ddp:
         notes.append(

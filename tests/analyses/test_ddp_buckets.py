@@ -358,8 +358,7 @@ def test_buckets_without_labels_stand_beside_those_with(tmp_path: Path) -> None:
     assert purposes(run.traces[0])["what"].tolist() == ["bucket 1", "bucket 0"]
     assert bucket_notes(table) == (
         "1 of 2 buckets have no labels (no Recorder was made for their models): they are read from torch's DDP, as"
-        " all-reduces launched while a gradient is accumulated, without names. What another cap of theirs gains is not"
-        " played: give the Recorder a module that contains all models",
+        " all-reduces launched while a gradient is accumulated, without names",
     )
     (step_,) = buckets_document(run)["ranks"][0]["steps"]
     assert {name: value for name, value in step_.items() if name != "buckets"} == {

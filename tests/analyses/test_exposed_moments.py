@@ -56,7 +56,7 @@ class Seen:
 
 drawn = st.builds(
     Drawn,
-    what=st.sampled_from(["bucket", "bucket", "gather", "gather", "scatter", "other", "broadcast"]),
+    what=st.sampled_from(["bucket", "bucket", "gather", "gather", "scatter", "other", "unknown"]),
     ranks=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8), st.integers(0, 8)), min_size=2, max_size=2),
     took=st.integers(1, 9),
 )
@@ -73,7 +73,7 @@ def ranks_of(collectives: Sequence[Drawn]) -> list[list[Seen]]:
         for rank, own in enumerate(found):
             known = ready[rank] if one.what == "bucket" else None
             end = max(begun) + one.took
-            own.append(Seen(number, one.what, begun[rank], end, at[rank], known, one.what != "broadcast", 0))
+            own.append(Seen(number, one.what, begun[rank], end, at[rank], known, one.what != "unknown", 0))
     return found
 
 
@@ -88,7 +88,7 @@ def events_of(own: Sequence[Seen], computing: set[int], ends: int) -> list[dict[
         elif one.what in ("gather", "scatter"):
             events += (gather if one.what == "gather" else scatter)(one.number, asked, start, end)
         else:
-            kind = "broadcast" if one.what == "broadcast" else "all_to_all"
+            kind = "" if one.what == "unknown" else "all_to_all"
             events += carried(one.number, start, end, launch=asked, kind=kind)
     return events
 

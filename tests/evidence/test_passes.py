@@ -97,3 +97,44 @@ def test_fsdp2s_ranges_give_its_passes(tmp_path: Path) -> None:
         {"microbatch": "1", "sync": "1"},
         {},
     ]
+
+
+def passes_of(folder: Path, *times: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+    """The passes in a trace with such ranges of FSDP2, in µs."""
+    events = [event(f"FSDP::{name}", start, end, cat="user_annotation") for name, start, end in times]
+    (trace,) = run_of(folder, [step(0, 0, 1000), *events]).traces
+    return [
+        (one.word, (one.start_ns - trace.origin_ns) // 1000, (one.end_ns - trace.origin_ns) // 1000)
+        for one in pass_labels(trace)
+    ]
+
+
+def test_what_fsdp2_gathers_between_passes_is_of_none(tmp_path: Path) -> None:
+    """`model.unshard()` before the forward pass."""
+    unit = [("root_pre_forward", 0, 10), ("post_forward (0)", 50, 60), ("pre_backward (0)", 70, 80)]
+    unit.append(("root_post_backward_callback", 90, 100))
+    times = [*unit, ("all_gather (0)", 150, 160), *((name, 200 + start, 200 + end) for name, start, end in unit)]
+    assert passes_of(tmp_path, *times) == [
+        *(("forward", 0, 60), ("backward", 70, 100)),
+        *(("forward", 200, 260), ("backward", 270, 300)),
+    ]
+
+
+def test_a_backward_pass_that_the_recording_cuts_ends_with_its_last_range(tmp_path: Path) -> None:
+    times = [("root_pre_forward", 0, 10), ("post_forward (0)", 50, 60), ("pre_backward (0)", 70, 80)]
+    assert passes_of(tmp_path, *times, ("post_backward_reduce (0)", 90, 95)) == [
+        ("forward", 0, 60),
+        ("backward", 70, 95),
+    ]
+
+
+def test_roots_one_after_the_other_are_one_pass(tmp_path: Path) -> None:
+    """Two roots, a forward pass without a backward pass before; their callbacks end the backward pass together."""
+    times = [("root_pre_forward", 0, 10), ("pre_forward (0)", 10, 20), ("post_forward (0)", 20, 30)]
+    again = [(name, 100 + start, 100 + end) for name, start, end in times]
+    ends = [("pre_backward (0)", 140, 150), *(("root_post_backward_callback", at, at + 5) for at in (160, 165))]
+    assert passes_of(tmp_path, *times, *again, *ends) == [
+        ("forward", 0, 30),
+        ("forward", 100, 130),
+        ("backward", 140, 170),
+    ]

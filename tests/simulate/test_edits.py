@@ -16,6 +16,7 @@ from overlaplab.simulate.edits.collectives import (
     launch_early,
     left_out,
     merge_collectives,
+    name_collectives,
     other_collectives,
     update_whole,
     wait_a_step_later,
@@ -198,6 +199,23 @@ def test_units_stay_gathered_for_their_backward_pass() -> None:
     assert keep_gathered(kept) is None
 
 
+def test_other_collectives_are_named_by_number_size_and_place() -> None:
+    keys = {launch.key for launch in METRICS}
+    step = STEP[1:-1]
+    assert name_collectives([[End()], STEP], keys) == "3 all-reduces of 4 B after the forward pass"
+    assert name_collectives([STEP], {"metric 1"}) == "all-reduce of 4 B after the forward pass"
+    assert name_collectives([STEP], {"flags", *keys}) == "4 all-reduces"
+    assert name_collectives([[End(), *step, End(), Work(9), End()]], {"w"}) == (
+        "all-reduce of 100 B within the backward pass in 1 of 2 steps"
+    )
+    gather = Launch("batch", 5, "broadcast", 2000)
+    assert (
+        name_collectives([[End(), gather, *step, End()]], {"batch"}) == "broadcast of 2.00 kB before the forward pass"
+    )
+    assert name_collectives([[End(), gather, *step, End()]], {"batch", "w"}) == "2 collectives"
+    assert name_collectives([STEP], set()) == ""
+
+
 def test_collectives_merged_with_their_neighbours() -> None:
     """One of 12 bytes, and a wake-up, in place of three."""
     changed = merge_collectives([STEP], lambda kind, size: {"all_reduce": 5 + size // 4}[kind])
@@ -208,7 +226,7 @@ def test_collectives_merged_with_their_neighbours() -> None:
     assert spans(changed) == [[131 - 3 * 7 + 9]]
     longest = merge_collectives([STEP], lambda _kind, _size: None)
     assert longest is not None
-    assert spans(longest) == [[131 - 2 * 7]]
+    assert spans(longest) == [[131 - 2 * 7 + 1]]  # of 8 further bytes, which take what the bucket's do
     apart = [*STEP[:9], Mark("use", "a"), *STEP[9:12], Mark("use", "b"), *STEP[12:]]
     assert merge_collectives([apart], lambda _kind, _size: None) is None
 

@@ -28,7 +28,6 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.purposes import purposes
@@ -236,7 +235,7 @@ def _over_all_ranks(run: Run, ranks: list[Rank]) -> None:
     offsets = [int(offset) for offset in corrections(run)]
     pairs = numbered_arrivals(run)
     by = pairs.groupby("match")
-    whole = by["complete"].all() & (by["message"].all() | ~by["kind"].first().isin([*ROOTED, ""]))
+    whole = by["complete"].all() & by["all_wait"].all()
     names = pairs.drop_duplicates("match").set_index("match")[["group", "kind"]]
     together: dict[int, list[tuple[One, int]]] = {}
     for rank, offset in zip(ranks, offsets, strict=True):

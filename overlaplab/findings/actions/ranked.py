@@ -139,7 +139,8 @@ def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFram
         if named.any():
             answers &= named | (told_rows["cause"] != Cause.BLOCKING)
     if action.of_others:
-        answers &= told_rows["what"].isna() & (told_rows["kind"] != "barrier")
+        others = told_rows["what"].isna() & (told_rows["kind"] != "barrier")
+        answers = answers & others if (answers & others).any() else others
     if action.name == "balance":
         answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
     return told_rows[answers]
@@ -160,7 +161,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
             return _answered_words(action, waits, told_rows, 0, gain_ns)
         return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
-        return "other steps' collectives" if action.of_others else ""
+        return "exposed in other steps" if action.of_others else ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])

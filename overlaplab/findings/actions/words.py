@@ -111,7 +111,8 @@ def _present_cap(loop: Loop) -> str:
 
 def first_bucket(case: Case) -> str:
     """Another cap for the first bucket alone."""
-    return "" if case.setting is None else first_bucket_words(case.setting)
+    of_model = f" for {shorten(case.what, 40)}" if case.what else ""
+    return "" if case.setting is None else first_bucket_words(case.setting) + of_model
 
 
 def host_work(case: Case) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from overlaplab.analyses import buckets, collectives
+from overlaplab.analyses import collectives
 from overlaplab.events import Run, host_steps, missing_ranks, once_per_run, only_ends_recorded, recording_start
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, run_zero_ns
 from overlaplab.evidence.group_pairing import DOUBTFUL_NS, ROOTED
-from overlaplab.selection import Selection
+from overlaplab.evidence.passes import labels_some_models
 from overlaplab.words import count, ms, shorten
 
 
@@ -42,16 +42,9 @@ def unseen(run: Run) -> Unseen:
         only_ends=any(map(only_ends_recorded, run.traces)),
         waits=why_waits_unknown(collectives(run)),
         ranks_missing=missing_ranks(run),
-        models_unlabelled=_labels_some_models(run),
+        models_unlabelled=run.manifest is not None and any(map(labels_some_models, run.traces)),
         late_starts=late_starts(run),
     )
-
-
-def _labels_some_models(run: Run) -> bool:
-    if run.manifest is None or not run.manifest.by_recorder or not run.traces:
-        return False
-    of_first = buckets(run, Selection(ranks=[run.traces[0].rank] if run.traces[0].rank is not None else None))
-    return of_first["source"].nunique() > 1
 
 
 def as_recorded(unseen: Unseen) -> str:

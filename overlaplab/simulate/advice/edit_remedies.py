@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from overlaplab.analyses.late_rank import is_chronic, late_steps
@@ -32,7 +32,7 @@ def edit_remedies(
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
     if not on_devices and (recorded := plain_programs(run)) is not None:
         about["unused_parameters"] = {"what": ", ".join(unused_parameters(recorded.programs) or ())}
-        about |= {name: {"what": what} for name, what in _other_collectives(recorded.programs[0])}
+        about |= {name: {"what": what} for name, what in _other_collectives(recorded.programs)}
     without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
     if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
         without_option.add("asynchronous_hook")  # the engine has other strategies for that
@@ -41,9 +41,12 @@ def edit_remedies(
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)
 
 
-def _other_collectives(program: Program) -> Iterator[tuple[str, str]]:
+def _other_collectives(programs: Sequence[Program]) -> Iterator[tuple[str, str]]:
     """For each remedy of collectives of neither gradients nor parameters the names of those that it is about."""
-    between = {launch.key for launch in other_collectives(program, between_passes=True)}
-    yield from ((name, name_collectives(program, between)) for name in ("asynchronous", "merge"))
-    yield "background", name_collectives(program, after_the_update(program))
-    yield "leave_out", name_collectives(program, {launch.key for launch in other_collectives(program)})
+    every, between, after = set[Hashable](), set[Hashable](), set[Hashable]()
+    for program in programs:
+        every.update(launch.key for launch in other_collectives(program))
+        between.update(launch.key for launch in other_collectives(program, between_passes=True))
+        after |= after_the_update(program)
+    about = {"asynchronous": between, "merge": between, "background": after, "leave_out": every}
+    yield from ((name, name_collectives(programs, keys)) for name, keys in about.items())

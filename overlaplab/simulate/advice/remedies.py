@@ -32,6 +32,7 @@ from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import all_programs
+from overlaplab.simulate.programs.buckets import recuttings
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
@@ -155,15 +156,15 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
     """The best cap, where the run has a first bucket of its own its best cap, and the buckets without one gradient; of
     each model where there are several.
     """
-    manifest, searches = run.manifest, bucket_searches(run)
-    for search in searches:
+    manifest, models = run.manifest, len(recuttings(run))
+    for search in bucket_searches(run):
         cut = search.cut
+        model = _model_name(cut.order) if models > 1 else None
         if (best := search.best_cap) is not None:
-            model = _model_name(cut.order) if len(searches) > 1 else None
             yield "cap", {"setting": best.caps_mb[-1], "what": model}, cut.programs(best.buckets)
         first, cap = (manifest.raw.get("first_bucket_mb"), manifest.bucket_cap_mb) if manifest else (None, None)
         if first is not None and cap is not None and (best := search.best_first_cap(cap, first)) is not None:
-            yield "first_bucket", {"setting": best.caps_mb[0]}, cut.programs(best.buckets)
+            yield "first_bucket", {"setting": best.caps_mb[0], "what": model}, cut.programs(best.buckets)
         largest = max(cut.sizes, key=lambda name: cut.sizes[name])
         if cut.buckets is not None and cut.sizes[largest] > _MIN_LARGEST_SHARE * sum(cut.sizes.values()):
             left = [[name for name in names if name != largest] for names in cut.buckets]

@@ -78,8 +78,13 @@ _PLACES = {
 }
 
 
-def name_collectives(program: Program, keys: Collection[Hashable]) -> str:
-    """These collectives of a step, of which there are some: `6 all-reduces of 4 B after the forward pass`."""
+def name_collectives(programs: Sequence[Program], keys: Collection[Hashable]) -> str:
+    """Those of these that the first rank with any launches in a step: `6 all-reduces of 4 B after the forward pass`;
+    empty without any.
+    """
+    program = next((each for each in programs if any(launch.key in keys for launch in find_launches(each))), None)
+    if program is None:
+        return ""
     places: dict[str, int] = defaultdict(int)
     steps: list[list[Launch]] = []
     place = _BEFORE
@@ -162,26 +167,23 @@ Takes = Callable[[str, int], int | None]
 def merge_collectives(programs: Sequence[Program], takes: Takes) -> list[Program] | None:
     """Other collectives of one kind that follow each other between passes, as one in place of the last; None without.
 
-    Where T of so many bytes is unknown, it is the longest of those merged. Where the kind has one size alone, which
-    does not tell latency from bandwidth, each further byte takes what those of the largest collective of all do.
+    Where T of so many bytes is unknown, it is the longest of those merged, and for each further byte what those of the
+    largest collective of all take.
     """
     groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
     if not groups:
         return None
-    launches = find_launches(programs[0])
-    largest = max(launches, key=lambda launch: launch.bytes)
+    largest = max(find_launches(programs[0]), key=lambda launch: launch.bytes)
     last: dict[Hashable, Launch] = {}
     gone: set[Hashable] = set()
     for group in groups:
         num_bytes = sum(launch.bytes for launch in group)
-        longest = max(group, key=lambda launch: launch.transfer_ns)
-        if len({launch.bytes for launch in launches if launch.kind == longest.kind}) > 1:
-            took_ns = takes(longest.kind, num_bytes)
-        else:
+        took_ns = takes(group[-1].kind, num_bytes)
+        if took_ns is None:
+            longest = max(group, key=lambda launch: launch.transfer_ns)
             further = (num_bytes - longest.bytes) / max(largest.bytes, 1)
             took_ns = longest.transfer_ns + round(further * largest.transfer_ns)
-        took_ns = longest.transfer_ns if took_ns is None else max(took_ns, 0)
-        last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=took_ns)
+        last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=max(took_ns, 0))
         gone.update(launch.key for launch in group[:-1])
     left = [without_launches(program, gone) for program in programs]
     return [change_launches(program, lambda launch: last.get(launch.key, launch)) for program in left]

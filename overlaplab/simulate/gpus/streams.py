@@ -103,7 +103,7 @@ def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
     """Each trace's collectives of one event whose last arrival is known, by its place; without messages by kernels."""
     rows = arrivals(run)
     rows = rows[(rows["source"] < 0) & (rows["destination"] < 0)]
-    rows = rows[(rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
+    rows = rows[rows["all_wait"] & (rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
     took = (rows.groupby("match")["end_ns"].transform("max") - rows["last_ns"]).clip(lower=0)
     together: dict[int, dict[int, Launch]] = {}
     for row in rows.assign(took_ns=took).to_dict("records"):

@@ -162,7 +162,13 @@ def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[
 
 def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     took = None if missing_ranks(run) else transfers(run, run.traces[0], link)
-    return collectives.merge_collectives(programs, partial(takes_ns, took) if took else lambda _kind, _bytes: None)
+    sizes = {(launch.kind, launch.bytes) for launch in find_launches(programs[0])}
+
+    def takes(kind: str, num_bytes: int) -> int | None:
+        one_size = link is None and sum(each == kind for each, _ in sizes) < 2  # not to tell latency from bandwidth by
+        return None if took is None or one_size else takes_ns(took, kind, num_bytes)
+
+    return collectives.merge_collectives(programs, takes)
 
 
 def _without_unused(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[list[Move]] | None:

@@ -9,6 +9,7 @@ import pytest
 from made import gpu as made_gpu
 from made.traces import event, launched, op, run_of, step
 
+import overlaplab
 from overlaplab import OverlaplabError, load_run, summary
 from overlaplab.evidence.dependencies import blocking_calls, device_events, full_queues
 from overlaplab.manifest import Link
@@ -140,6 +141,33 @@ def test_notes_are_waited_for() -> None:
 def test_ranks_that_wait_for_each_other_replay(tmp_path: Path, make: Any) -> None:
     table = replay_steps(run_of(tmp_path, make(), make(), backend="nccl"))
     assert ((table["replayed_ns"] / table["span_ns"] - 1).abs() < 0.01).all()
+
+
+def broadcasting(late_us: int, **scalars: Any) -> list[dict[str, Any]]:
+    """Three steps in which a kernel, which may come late, is followed by a broadcast of NCCL from rank 0."""
+    events: list[dict[str, Any]] = []
+    for number in range(3):
+        at = 1000 * number
+        begun, ended, correlation = at + 62 + late_us, at + 482, 2 * number
+        gemm = launched("gemm", at + 5, at + 20, begun - 2, correlation=correlation)
+        shapes = {"Input Dims": [[[1000]], [], [], []], "Input type": ["TensorList", "", "Scalar", "Scalar"]}
+        call = event("c10d::broadcast_", at + 70, at + 80, **shapes, **scalars)
+        kernel = launched("ncclDevKernel_Broadcast", at + 73, begun, ended, correlation=correlation + 1, stream=20)
+        kernel[1]["args"] |= {"Collective name": "broadcast", "Group size": 2, "Process Group Name": "0", "Seq": number}
+        events += [step(number, at, at + 1000), op("aten::mm", at + 1, at + 9), *gemm, call, *kernel]
+        events.append(synchronize(at + 100, ended + 3))
+    return events
+
+
+@pytest.mark.parametrize("late_us", [(400, 0), (0, 400)])
+def test_a_broadcast_whose_root_is_known_replays_as_any_other(tmp_path: Path, late_us: tuple[int, int]) -> None:
+    spans = []
+    for name, scalars in (("known", {"Concrete Inputs": ["", "", "0", "0"]}), ("unknown", {})):
+        run = run_of(tmp_path / name, *(broadcasting(each, **scalars) for each in late_us), backend="nccl")
+        spans.append(replay_steps(run)["replayed_ns"].tolist())
+        table = overlaplab.collectives(run)
+        assert table["wait_ns"].notna().any() == (name == "known")
+    assert spans[0] == spans[1]
 
 
 def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
