@@ -11,6 +11,7 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
+from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words, fill_words
 from overlaplab.findings.loops import Loop
@@ -134,13 +135,17 @@ def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns
 def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
     answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
-    if action.of_gradients:
-        named = told_rows["what"].notna()
-        if named.any():
+    named, barriers = told_rows["what"].notna(), told_rows["kind"] == "barrier"
+    match action.of:
+        case "gradients" if named.any():
             answers &= named | (told_rows["cause"] != Cause.BLOCKING)
-    if action.of_others:
-        others = told_rows["what"].isna() & (told_rows["kind"] != "barrier")
-        answers = answers & others if (answers & others).any() else others
+        case "buffers":
+            answers &= told_rows["what"] == BUFFERS
+        case "barriers":
+            answers &= barriers
+        case "others":
+            others = ~named & ~barriers
+            answers = answers & others if (answers & others).any() else others
     if action.name == "balance":
         answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
     return told_rows[answers]
@@ -161,7 +166,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
             return _answered_words(action, waits, told_rows, 0, gain_ns)
         return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
-        return "exposed in other steps" if action.of_others else ""
+        return "exposed in other steps" if action.of == "others" else ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])

@@ -34,10 +34,8 @@ class Action:
     shortens_overhead: bool = False
     """Whether it answers the compute gaps between any two operators, too."""
 
-    of_gradients: bool = False
-    """Whether it is about gradients alone: against waits for barriers, buffers and metrics it does nothing."""
-    of_others: bool = False
-    """Whether it is about collectives alone that move neither gradients nor parameters."""
+    of: Literal["", "gradients", "buffers", "barriers", "others"] = ""
+    """What alone it is about, if anything: others move neither gradients nor parameters, and synchronise nobody."""
     of_transfers: bool = False
     """Whether it shortens every transfer, also where the loop waits by design."""
 
@@ -66,8 +64,8 @@ ACTIONS = [
         "larger units: fully_shard on {units} of the present ones together",
         shortens_overhead=True,
     ),
-    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket, of_gradients=True),
-    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap, of_gradients=True),
+    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket, of="gradients"),
+    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap, of="gradients"),
     Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
     Action(
         "unused_parameters",
@@ -81,10 +79,10 @@ ACTIONS = [
         "a whole optimizer on each rank in place of ZeroRedundancyOptimizer: then nothing is sent within its step",
         condition="if updating all parameters took no longer",
     ),
-    Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers),
-    Action("asynchronous", _OF_OTHERS, words.asynchronous_launch, of_others=True),
-    Action("background", _OF_OTHERS, words.background, of_others=True),
-    Action("merge", _OF_OTHERS, "one collective in place of the {what}, on stacked tensors", of_others=True),
+    Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers, of="barriers"),
+    Action("asynchronous", _OF_OTHERS, words.asynchronous_launch, of="others"),
+    Action("background", _OF_OTHERS, words.background, of="others"),
+    Action("merge", _OF_OTHERS, "one collective in place of the {what}, on stacked tensors", of="others"),
     Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),
     Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
     Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),
@@ -101,8 +99,8 @@ ACTIONS = [
         shortens_overhead=True,
         condition="if launches took no time",
     ),
-    Action("buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware"),
-    Action("leave_out", _OF_OTHERS, words.leave_out, costs="numerics or hardware", of_others=True),
+    Action("buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware", of="buffers"),
+    Action("leave_out", _OF_OTHERS, words.leave_out, costs="numerics or hardware", of="others"),
     Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.ONE_GRADIENT_LESS),
     Action(
         "half_the_bytes",
