@@ -11,7 +11,6 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
-from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.findings.actions.table import ACTIONS, Action
 from overlaplab.findings.actions.words import Case, cause_words, fill_words
 from overlaplab.findings.loops import Loop
@@ -135,17 +134,8 @@ def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns
 def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
     answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
-    named, barriers = told_rows["what"].notna(), told_rows["kind"] == "barrier"
-    match action.of:
-        case "gradients" if named.any():
-            answers &= named | (told_rows["cause"] != Cause.BLOCKING)
-        case "buffers":
-            answers &= told_rows["what"] == BUFFERS
-        case "barriers":
-            answers &= barriers
-        case "others":
-            others = ~named & ~barriers
-            answers = answers & others if (answers & others).any() else others
+    concerned = action.concerns(told_rows, named=bool(told_rows["what"].notna().any()))
+    answers = concerned if action.of == "others" and not (answers & concerned).any() else answers & concerned
     if action.name == "balance":
         answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
     return told_rows[answers]

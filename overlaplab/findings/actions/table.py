@@ -8,9 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 from overlaplab.causes import Cause
+from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.findings.actions import words
 from overlaplab.findings.actions.words import Words
+from overlaplab.findings.thresholds import MAJORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,26 @@ class Action:
     of_transfers: bool = False
     """Whether it shortens every transfer, also where the loop waits by design."""
 
-    def answers(self, cause: Cause, *, overhead: bool) -> bool:
-        """Whether it is against such exposed time."""
-        return cause in self.causes and (self.shortens_overhead or not overhead)
+    def answers(self, cause: Cause, rows: pd.DataFrame, *, overhead: bool, named: bool) -> bool:
+        """Whether it is against most of such exposed time, of these rows of `told_causes`; see `concerns`."""
+        if cause not in self.causes or (overhead and not self.shortens_overhead):
+            return False
+        concerned_ns = rows.loc[self.concerns(rows, named=named), "exposed_ns"].sum()
+        return bool(concerned_ns > MAJORITY * rows["exposed_ns"].sum())
+
+    def concerns(self, rows: pd.DataFrame, *, named: bool) -> pd.Series:
+        """Mark those of these rows that it is about; `named`: whether gradients have names in their step."""
+        has_name, barriers = rows["what"].notna(), rows["kind"] == "barrier"
+        match self.of:
+            case "gradients" if named:
+                return has_name | (rows["cause"] != Cause.BLOCKING)
+            case "buffers":
+                return rows["what"] == BUFFERS
+            case "barriers":
+                return barriers
+            case "others":
+                return ~has_name & ~barriers
+        return pd.Series(True, index=rows.index)
 
 
 _OF_OTHERS = (Cause.BLOCKING, Cause.QUEUED, Cause.LINK, Cause.TAIL)

@@ -275,6 +275,7 @@ def _shares(
 ) -> tuple[CauseShare, ...]:
     """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
     shares = []
+    named = bool(cause_rows["what"].notna().any())
     bytes_explain = bound is None or bool(bound["bytes_explain"])
     for (cause, late, short), rows in cause_rows.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
         rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
@@ -282,7 +283,7 @@ def _shares(
         label = cause_words(name, rank, overhead=overhead)
         tried = _played_actions(gains, rank)
         case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
-        action = _answer(actions, case, unseen, overhead=overhead)
+        action = _answer(actions, case, unseen, overhead=overhead, named=named)
         played = action is not None or (not unseen.ranks_missing and not _is_of_layers(case) and _is_played(case))
         much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
@@ -338,13 +339,13 @@ def _is_of_layers(case: Case) -> bool:
     return case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved_most(case.rows) == "activations"
 
 
-def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool) -> Advised | None:
+def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool, named: bool) -> Advised | None:
     """The first action that answers a cause, if it may be advised; of waits for a late rank none about another rank."""
     if case.cause is None or is_undivided(case.loop, case.cause):
         return None
     for each in actions:
         other = each.action.name == "balance" and case.late_rank is not None and each.setting != case.late_rank
-        if each.action.answers(case.cause, overhead=overhead) and not other:
+        if each.action.answers(case.cause, case.rows, overhead=overhead, named=named) and not other:
             worth = not unseen.ranks_missing or each.is_worth_it  # else what changes T, not tried then, may gain more
             return each if worth and (each.is_certain or not _is_of_layers(case)) else None
     return None
@@ -415,7 +416,10 @@ def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseSh
 
 def _answered_shares(shares: Sequence[CauseShare], best: Advised) -> Iterator[CauseShare]:
     """The causes that an action answers."""
-    return (share for share in shares if best.action.answers(share.cause, overhead=share.overhead))
+    named = any(share.rows["what"].notna().any() for share in shares)
+    return (
+        share for share in shares if best.action.answers(share.cause, share.rows, overhead=share.overhead, named=named)
+    )
 
 
 def _largest(shares: tuple[CauseShare, ...]) -> CauseShare:
