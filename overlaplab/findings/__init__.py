@@ -71,7 +71,6 @@ from overlaplab.findings.costs import (
 from overlaplab.findings.diagnosis.bound import told_causes
 from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
-    CauseShare,
     Diagnosis,
     diagnose,
     exposed_lead,
@@ -82,6 +81,7 @@ from overlaplab.findings.diagnosis.diagnose import (
     why_and_what_to_do,
 )
 from overlaplab.findings.diagnosis.late_rank import late_reason
+from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.unseen import unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, how_short, verdict
 from overlaplab.findings.first_screen import about, causes_title, marks_note, rest_line, step_marks, tiles

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
-from overlaplab.findings.diagnosis.diagnose import CauseShare, Diagnosis
+from overlaplab.findings.diagnosis.diagnose import Diagnosis
+from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
 from overlaplab.findings.thresholds import LITTLE_GAIN

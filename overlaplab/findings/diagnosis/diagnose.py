@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,9 @@ from overlaplab.findings.actions.ranked import (
     ranked_actions,
     short_words,
 )
-from overlaplab.findings.actions.table import ACTIONS
-from overlaplab.findings.actions.words import (
-    OPEN_ALL,
-    Case,
-    cause_clause,
-    cause_words,
-    in_general,
-    is_undivided,
-    moved_most,
-)
+from overlaplab.findings.actions.words import OPEN_ALL
 from overlaplab.findings.diagnosis.bound import told_causes
-from overlaplab.findings.diagnosis.causes import what_moved
+from overlaplab.findings.diagnosis.headline import cause_of_advice, find_headline
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
     other_problem,
@@ -38,43 +29,12 @@ from overlaplab.findings.diagnosis.other_problems import (
     waits_for_cores,
     why_idle,
 )
+from overlaplab.findings.diagnosis.shares import BEYOND_PLAYS, CauseShare, cause_shares, is_open, largest_share
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
-from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SECOND_CAUSE, SHORT_PAUSE_NS
-from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word, sentence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseShare:
-    """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank.
-
-    Compute gaps between any two operators are apart from the others.
-    """
-
-    cause: Cause
-    label: str
-    """The cause in words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
-    what: str
-    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
-    remedy: str
-    """What would help, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
-    rows: pd.DataFrame
-    """Its rows of `overlaplab.exposed`, the longest first."""
-    late_rank: int | None
-    gain_ns: int | None
-    """How much shorter a step of a training would be by that; None where unknown."""
-    replayed: bool
-    """Whether a play tells the gain."""
-    overhead: bool = False
-    """Whether it is compute gaps between any two operators."""
-    untold: bool = False
-    """Whether how much of it is waiting cannot be told, although all traces are here."""
-
-    @property
-    def exposed_ns(self) -> int:
-        """How much was exposed."""
-        return int(self.rows["exposed_ns"].sum())
+from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_CAUSES, SHORT_PAUSE_NS
+from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +145,7 @@ def diagnose(
         actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
     else:
         actions = explain_actions(actions, cause_rows, int(window["idle_ns"]))
-    shares = _shares(cause_rows, bound, window, loop, buckets, actions, gains, unseen)
+    shares = cause_shares(cause_rows, bound, window, loop, buckets, actions, gains, unseen)
     waits = [share for share in shares if share.late_rank is not None]
     alone = pd.DataFrame([dict(window)])
     other = other_problem(alone, rows, idled, loop.host)
@@ -194,10 +154,10 @@ def diagnose(
         other, advice, gain_ns = "This step's timings are unreliable.", LEAVE_CORES, None
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
-        if lead and shares and not (best is not None and best.is_certain) and not _is_open(_largest(shares), best):
+        if lead and shares and not (best is not None and best.is_certain) and not is_open(largest_share(shares), best):
             advice, gain_ns = LEAVE_CORES, None
     elif best is not None and not lacks_cores:
-        other += _cause_of_advice(shares, best)
+        other += cause_of_advice(shares, best)
         advice, gain_ns = predicted_words(best), best.gain_ns
     else:
         advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
@@ -213,7 +173,7 @@ def diagnose(
         hidden_ns=int(window["overlapped_ns"]),
         exposed_ns=int(window["exposed_comm_ns"]),
         idle_ns=int(window["idle_ns"]),
-        headline=lead + (other or _headline(window, shares, best, why_idle(idled, loop.host))),
+        headline=lead + (other or find_headline(window, shares, best, why_idle(idled, loop.host))),
         is_problem=other is None and bool(shares),
         causes=shares,
         moments=moments,
@@ -229,6 +189,17 @@ def diagnose(
         late_reason=None if other is not None and advice == LEAVE_CORES else late_reason,
         blocks_nothing=None if blocking is None else _blocks_nothing(rows_of(blocking, window), int(window["span_ns"])),
     )
+
+
+_OF_A_BUSY_MACHINE = ("no_pause", "launch_overhead")
+"""Actions against what the load of a busy machine looks like."""
+
+
+def _sum_by_collective(cause_rows: pd.DataFrame) -> pd.DataFrame:
+    """The moments of each cause and collective together."""
+    times = {"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}
+    rows = cause_rows.groupby([name for name in cause_rows if name not in times], dropna=False, sort=False).agg(times)
+    return rows.reset_index().astype(cause_rows.dtypes.to_dict())
 
 
 def _blocks_nothing(rows: pd.DataFrame, span_ns: int) -> str | None:
@@ -263,198 +234,6 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     return f"{named}: {ms(span)} long, against {ms(usual_span)}."
 
 
-def _shares(
-    cause_rows: pd.DataFrame,
-    bound: Mapping[str, Any] | None,
-    window: Mapping[str, Any],
-    loop: Loop,
-    buckets: pd.DataFrame | None,
-    actions: Sequence[Advised],
-    gains: pd.DataFrame | None,
-    unseen: Unseen,
-) -> tuple[CauseShare, ...]:
-    """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
-    shares = []
-    named = bool(cause_rows["what"].notna().any())
-    bytes_explain = bound is None or bool(bound["bytes_explain"])
-    for (cause, late, short), rows in cause_rows.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
-        rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
-        name, rank, overhead = Cause(str(cause)), int_or_none(late), bool(short)
-        label = cause_words(name, rank, overhead=overhead)
-        tried = _played_actions(gains, rank)
-        case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
-        action = _answer(actions, case, unseen, overhead=overhead, named=named)
-        played = action is not None or (not unseen.ranks_missing and not _is_of_layers(case) and _is_played(case))
-        much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
-        unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
-        untold = not played and unseen.waits is not None and unexplained
-        remedy = None
-        if action is not None and name in _BEYOND_PLAYS and not action.is_worth_it:
-            action = None
-        if action is not None:
-            remedy = action.text if action.is_worth_it else ""
-        elif untold or overhead or not much or (played and name not in _BEYOND_PLAYS):
-            remedy = ""
-        elif name is Cause.LINK and not bytes_explain:
-            remedy = OPEN_ALL
-        shares.append(
-            CauseShare(
-                cause=name,
-                label=label,
-                what=what_moved(name, rows, buckets),
-                remedy=in_general(case) if remedy is None else remedy,
-                rows=rows,
-                late_rank=rank,
-                gain_ns=None if action is None else action.gain_ns,
-                replayed=played,
-                overhead=overhead,
-                untold=untold and much,
-            )
-        )
-    return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
-
-
-_OF_A_BUSY_MACHINE = ("no_pause", "launch_overhead")
-"""Actions against what the load of a busy machine looks like."""
-_BEYOND_PLAYS = (Cause.BUBBLE, Cause.IMBALANCE)
-"""Causes against which something is left to try that is not played."""
-
-
-def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozenset[str]:
-    """The actions that were played, without the balance of another rank than the late one."""
-    if gains is None:
-        return frozenset()
-    other = (gains["remedy"] == "balance") & (gains["setting"] != late_rank) & (late_rank is not None)
-    return frozenset(gains.loc[~other, "remedy"])
-
-
-def _is_played(case: Case) -> bool:
-    """Whether an action that answers this cause was played; what dividing a model of one unit gains cannot be."""
-    answers = any(action.name in case.tried and case.cause in action.causes for action in ACTIONS)
-    return answers and not is_undivided(case.loop, case.cause)
-
-
-def _is_of_layers(case: Case) -> bool:
-    """Whether it is for activations of layers: what fewer ranks per layer gain cannot be played."""
-    return case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved_most(case.rows) == "activations"
-
-
-def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool, named: bool) -> Advised | None:
-    """The first action that answers a cause, if it may be advised; of waits for a late rank none about another rank."""
-    if case.cause is None or is_undivided(case.loop, case.cause):
-        return None
-    for each in actions:
-        other = each.action.name == "balance" and case.late_rank is not None and each.setting != case.late_rank
-        if each.action.answers(case.cause, case.rows, overhead=overhead, named=named) and not other:
-            worth = not unseen.ranks_missing or each.is_worth_it  # else what changes T, not tried then, may gain more
-            return each if worth and (each.is_certain or not _is_of_layers(case)) else None
-    return None
-
-
-def _sum_by_collective(cause_rows: pd.DataFrame) -> pd.DataFrame:
-    """The moments of each cause and collective together."""
-    times = {"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}
-    rows = cause_rows.groupby([name for name in cause_rows if name not in times], dropna=False, sort=False).agg(times)
-    return rows.reset_index().astype(cause_rows.dtypes.to_dict())
-
-
-def _headline(window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: Advised | None, why_idle: str) -> str:
-    exposed, span = int(window["exposed_comm_ns"]), int(window["span_ns"])
-    of = "step" if pd.notna(window["step"]) else "trace"
-    if int(window["comm_ns"]) == 0:
-        return f"The {of} has no communication."
-    if not shares:
-        return f"No communication is exposed in this {of}."
-    first, idle_ns = _main_cause(shares, best), int(window["idle_ns"])
-    share = percent(exposed, span)
-    start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
-    if best is not None and best.action.fills_idle_time and not _is_open(first, best):
-        answered_ns = sum(share.exposed_ns for share in _answered_shares(shares, best))
-        idle = f"{percent(idle_ns, span)} of the {of} is idle{why_idle}"
-        if idle_ns > max(answered_ns, shares[0].exposed_ns):
-            return f"{sentence(idle)} {start}."
-        if idle_ns > answered_ns:
-            return f"{start}. {_cause_sentence(shares[0], ms(shares[0].exposed_ns))} {sentence(idle)}"
-    if len(shares) == 1:
-        return f"{start}. {_cause_sentence(first, 'any' if first.cause is Cause.UNHIDEABLE else 'all')}"
-    about_first = f"{start}. {_cause_sentence(first, ms(first.exposed_ns))}"
-    second = next((share for share in shares if share is not first and not _is_of_short_pauses(share)), first)
-    if first is shares[0] and second is not first and second.exposed_ns >= SECOND_CAUSE * span:
-        took = ms(second.exposed_ns)
-        further = sentence(_clause(second, took)) if second.what == first.what else _cause_sentence(second, took)
-        return f"{about_first} {further}"
-    return f"{about_first} {_passed_over(first, shares, best)}".rstrip()
-
-
-def _cause_sentence(share: CauseShare, time: str) -> str:
-    """`For 2.0 ms of it, the rank waited for rank 3 (bucket 1).`"""
-    where = f" ({share.what})" if share.rows["collective"].notna().any() else ""
-    return sentence(f"{_clause(share, time)}{where}")
-
-
-def _cause_of_advice(shares: tuple[CauseShare, ...], best: Advised) -> str:
-    """What the recommended action is against, where the headline is about something else; empty for no cause."""
-    answered = _answered_shares(shares, best)
-    balanced = best.setting if best.action.name == "balance" else None
-    first = next((each for each in answered if None in (each.late_rank, balanced) or each.late_rank == balanced), None)
-    if first is None:
-        return ""
-    return " " + _cause_sentence(first, ms(first.exposed_ns)).replace(" of it", " of exposed communication", 1)
-
-
-def _clause(share: CauseShare, time: str) -> str:
-    return cause_clause(share.cause, time, share.late_rank, overhead=share.overhead)
-
-
-def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseShare:
-    """The cause that the headline is about: the largest one that the recommended action answers, else the largest."""
-    first = _largest(shares)
-    if best is None or _is_open(first, best):
-        return first
-    return next(_answered_shares(shares, best), first)
-
-
-def _answered_shares(shares: Sequence[CauseShare], best: Advised) -> Iterator[CauseShare]:
-    """The causes that an action answers."""
-    named = any(share.rows["what"].notna().any() for share in shares)
-    return (
-        share for share in shares if best.action.answers(share.cause, share.rows, overhead=share.overhead, named=named)
-    )
-
-
-def _largest(shares: tuple[CauseShare, ...]) -> CauseShare:
-    """Many short pauses do not count: they come between any two operators, and would be idle time without
-    communication.
-    """
-    return next((share for share in shares if not _is_of_short_pauses(share)), shares[0])
-
-
-def _is_of_short_pauses(share: CauseShare) -> bool:
-    longest = int(share.rows["exposed_ns"].iloc[0])
-    return share.overhead or (share.cause is Cause.GAP and longest <= MAJORITY * share.exposed_ns)
-
-
-def _is_open(share: CauseShare, best: Advised | None) -> bool:
-    """Whether no play answers a cause that costs more than the best action gains."""
-    return not share.replayed and bool(share.remedy) and share.exposed_ns > (0 if best is None else best.gain_ns)
-
-
-def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advised | None) -> str:
-    """Why the headline is not about the most expensive cause."""
-    if first is shares[0]:
-        return ""
-    took = ms(shares[0].exposed_ns)
-    clause = _clause(shares[0], took)
-    if shares[0].cause is Cause.GAP:
-        pauses = shares[0].label if shares[0].overhead else "many short pauses of the host"
-        return f"Another {took} of it passed in {pauses}, which communication did not cause."
-    gain_ns = shares[0].gain_ns
-    if gain_ns is not None and best is not None and gain_ns > best.gain_ns:
-        return sentence(f"{clause}; {short_words(shares[0].remedy)} would gain {ms(gain_ns)}")
-    why = "what shortens that gains less" if shares[0].remedy else "no change that can be predicted gains enough"
-    return sentence(f"{clause}; {why}")
-
-
 def _advice(
     window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: Advised | None, unseen: Unseen
 ) -> tuple[str, int | None]:
@@ -462,11 +241,11 @@ def _advice(
     if not shares:
         nothing = "Nothing to do: no communication is exposed."
         return (nothing, 0) if best is None else (predicted_words(best), best.gain_ns)
-    first = _largest(shares)
+    first = largest_share(shares)
     if first.untold and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     late = "" if first.late_rank is None else started_late(unseen, first.late_rank)
-    if _is_open(first, best):
+    if is_open(first, best):
         took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the step)"
         advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
         if best is not None:
@@ -476,7 +255,7 @@ def _advice(
             advice += f" But some of it may be waiting for other ranks: {why}."
         return " ".join(filter(None, (late, advice))), None
     if best is None:
-        left = f" Left to try: {short_words(first.remedy)}." if first.cause in _BEYOND_PLAYS and first.remedy else ""
+        left = f" Left to try: {short_words(first.remedy)}." if first.cause in BEYOND_PLAYS and first.remedy else ""
         return f"{NOTHING_GAINS}{left}", None
     return " ".join(filter(None, (late, predicted_words(best)))), best.gain_ns
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.findings import Diagnosis
-from overlaplab.findings.diagnosis.diagnose import CauseShare
+from overlaplab.findings.diagnosis.shares import CauseShare
 
 MS = 1_000_000
 

@@ -1,0 +1,163 @@
+"""The causes of one step's exposed time, each with what would help against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from overlaplab.causes import Cause
+from overlaplab.evidence.arrays import int_or_none
+from overlaplab.findings.actions.ranked import Advised
+from overlaplab.findings.actions.table import ACTIONS
+from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided, moved_most
+from overlaplab.findings.diagnosis.causes import what_moved
+from overlaplab.findings.diagnosis.unseen import Unseen
+from overlaplab.findings.loops import Loop
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseShare:
+    """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank.
+
+    Compute gaps between any two operators are apart from the others.
+    """
+
+    cause: Cause
+    label: str
+    """The cause in words that need no glossary: `nothing left to overlap (tail)`, `waited for rank 3`."""
+    what: str
+    """The collectives concerned: `bucket 5, which ends 38.0 ms after the backward pass`."""
+    remedy: str
+    """What would help, in short: `bucket_cap_mb 2`; empty where nothing known gains enough."""
+    rows: pd.DataFrame
+    """Its rows of `overlaplab.exposed`, the longest first."""
+    late_rank: int | None
+    gain_ns: int | None
+    """How much shorter a step of a training would be by that; None where unknown."""
+    replayed: bool
+    """Whether a play tells the gain."""
+    overhead: bool = False
+    """Whether it is compute gaps between any two operators."""
+    untold: bool = False
+    """Whether how much of it is waiting cannot be told, although all traces are here."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """How much was exposed."""
+        return int(self.rows["exposed_ns"].sum())
+
+
+def cause_shares(
+    cause_rows: pd.DataFrame,
+    bound: Mapping[str, Any] | None,
+    window: Mapping[str, Any],
+    loop: Loop,
+    buckets: pd.DataFrame | None,
+    actions: Sequence[Advised],
+    gains: pd.DataFrame | None,
+    unseen: Unseen,
+) -> tuple[CauseShare, ...]:
+    """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
+    shares = []
+    named = bool(cause_rows["what"].notna().any())
+    bytes_explain = bound is None or bool(bound["bytes_explain"])
+    for (cause, late, short), rows in cause_rows.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
+        rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
+        name, rank, overhead = Cause(str(cause)), int_or_none(late), bool(short)
+        label = cause_words(name, rank, overhead=overhead)
+        tried = _played_actions(gains, rank)
+        case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
+        action = _answer(actions, case, unseen, overhead=overhead, named=named)
+        played = action is not None or (not unseen.ranks_missing and not _is_of_layers(case) and _is_played(case))
+        much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
+        unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
+        untold = not played and unseen.waits is not None and unexplained
+        remedy = None
+        if action is not None and name in BEYOND_PLAYS and not action.is_worth_it:
+            action = None
+        if action is not None:
+            remedy = action.text if action.is_worth_it else ""
+        elif untold or overhead or not much or (played and name not in BEYOND_PLAYS):
+            remedy = ""
+        elif name is Cause.LINK and not bytes_explain:
+            remedy = OPEN_ALL
+        shares.append(
+            CauseShare(
+                cause=name,
+                label=label,
+                what=what_moved(name, rows, buckets),
+                remedy=in_general(case) if remedy is None else remedy,
+                rows=rows,
+                late_rank=rank,
+                gain_ns=None if action is None else action.gain_ns,
+                replayed=played,
+                overhead=overhead,
+                untold=untold and much,
+            )
+        )
+    return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
+
+
+BEYOND_PLAYS = (Cause.BUBBLE, Cause.IMBALANCE)
+"""Causes against which something is left to try that is not played."""
+
+
+def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozenset[str]:
+    """The actions that were played, without the balance of another rank than the late one."""
+    if gains is None:
+        return frozenset()
+    other = (gains["remedy"] == "balance") & (gains["setting"] != late_rank) & (late_rank is not None)
+    return frozenset(gains.loc[~other, "remedy"])
+
+
+def _is_played(case: Case) -> bool:
+    """Whether an action that answers this cause was played; what dividing a model of one unit gains cannot be."""
+    answers = any(action.name in case.tried and case.cause in action.causes for action in ACTIONS)
+    return answers and not is_undivided(case.loop, case.cause)
+
+
+def _is_of_layers(case: Case) -> bool:
+    """Whether it is for activations of layers: what fewer ranks per layer gain cannot be played."""
+    return case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved_most(case.rows) == "activations"
+
+
+def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool, named: bool) -> Advised | None:
+    """The first action that answers a cause, if it may be advised; of waits for a late rank none about another rank."""
+    if case.cause is None or is_undivided(case.loop, case.cause):
+        return None
+    for each in actions:
+        other = each.action.name == "balance" and case.late_rank is not None and each.setting != case.late_rank
+        if each.action.answers(case.cause, case.rows, overhead=overhead, named=named) and not other:
+            worth = not unseen.ranks_missing or each.is_worth_it  # else what changes T, not tried then, may gain more
+            return each if worth and (each.is_certain or not _is_of_layers(case)) else None
+    return None
+
+
+def answered_shares(shares: Sequence[CauseShare], best: Advised) -> Iterator[CauseShare]:
+    """The causes that an action answers."""
+    named = any(share.rows["what"].notna().any() for share in shares)
+    return (
+        share for share in shares if best.action.answers(share.cause, share.rows, overhead=share.overhead, named=named)
+    )
+
+
+def largest_share(shares: tuple[CauseShare, ...]) -> CauseShare:
+    """Many short pauses do not count: they come between any two operators, and would be idle time without
+    communication.
+    """
+    return next((share for share in shares if not is_of_short_pauses(share)), shares[0])
+
+
+def is_of_short_pauses(share: CauseShare) -> bool:
+    """Whether no pause in it stands out."""
+    longest = int(share.rows["exposed_ns"].iloc[0])
+    return share.overhead or (share.cause is Cause.GAP and longest <= MAJORITY * share.exposed_ns)
+
+
+def is_open(share: CauseShare, best: Advised | None) -> bool:
+    """Whether no play answers a cause that costs more than the best action gains."""
+    return not share.replayed and bool(share.remedy) and share.exposed_ns > (0 if best is None else best.gain_ns)
