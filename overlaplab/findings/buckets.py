@@ -21,6 +21,7 @@ from overlaplab.findings.thresholds import (
     MOST_CAUSES,
     MOST_LATE_BUCKETS,
     PROMPT_LAUNCH_NS,
+    SECOND_CAUSE,
 )
 from overlaplab.findings.windows import window_name
 from overlaplab.words import capitalise, count, gradient_word, ms, size_exact, to_ms
@@ -224,14 +225,15 @@ def _moments(diagnosis: Diagnosis | None) -> pd.DataFrame:
 
 
 def _longest(moments: pd.DataFrame) -> str | None:
-    """The causes of these moments with their times, the longest first; None without any."""
+    """The causes of these moments with their times, the longest first, small ones together; None without any."""
     names = [_short_label(*facts) for facts in zip(moments["label"], moments["cause"], strict=True)]
     took = moments["exposed_ns"].groupby(names).sum().sort_values(ascending=False, kind="stable")
     words = [f"{ms(int(took_ns))} {name}" for name, took_ns in took.items()]
-    left_out = len(words) - MOST_CAUSES
+    listed = min(int((took >= SECOND_CAUSE * took.sum()).sum()), MOST_CAUSES)
+    left_out = len(words) - listed
     if left_out > 1:
-        others_ns = int(took.iloc[MOST_CAUSES:].sum())
-        words = [*words[:MOST_CAUSES], f"{ms(others_ns)} in {count(left_out, 'other cause')}"]
+        others_ns = int(took.iloc[listed:].sum())
+        words = [*words[:listed], f"{ms(others_ns)} in {count(left_out, 'other cause')}"]
     return ", ".join(words) or None
 
 

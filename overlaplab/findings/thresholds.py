@@ -18,7 +18,8 @@ LITTLE_EXPOSED = 0.03
 ALIKE_KINDS = 0.04
 """Kinds of steps whose means differ by no larger share of a step are not told apart."""
 SECOND_CAUSE = 0.1
-"""Share of the step: a second cause of as much exposed time is in the headline."""
+"""Share of the step: a second cause of as much exposed time is in the headline. Also of a bucket's exposed time: it is
+listed with its name."""
 LITTLE_GAIN = 0.02
 """Share of the step time (on the timeline: of the window): a gain of at most this is not worth an effort."""
 IDLE_PROBLEM_SHARE = 0.1

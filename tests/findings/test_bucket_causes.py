@@ -67,7 +67,9 @@ def test_a_bucket_names_its_causes_with_their_times() -> None:
         (None, Cause.TAIL, "nothing left (tail)", 7),
         *((5, Cause.STRAGGLER, f"waited for rank {rank}", 10 - rank) for rank in range(5)),
     )
-    buckets = pd.DataFrame({"exposed_ns": pd.array([9 * MS, 0, None, MS, 0, 40 * MS], dtype="Int64")})
+    small = [(6, Cause.TAIL, "nothing left (tail)", 50), (6, Cause.LATE, "launched late (late launch)", 2)]
+    causes = pd.concat([causes, moments(*small, (6, Cause.GAP, "host paused (compute gap)", 1))], ignore_index=True)
+    buckets = pd.DataFrame({"exposed_ns": pd.array([9 * MS, 0, None, MS, 0, 40 * MS, 53 * MS], dtype="Int64")})
     assert [findings.bucket_cause_words(causes, buckets.loc[place]) for place in buckets.index] == [
         "5.0 ms nothing left, 4.0 ms link busy",
         "all hidden",
@@ -75,6 +77,7 @@ def test_a_bucket_names_its_causes_with_their_times() -> None:
         "counted in another collective at the same time",
         "all hidden",
         "10.0 ms waited for rank 0, 9.0 ms waited for rank 1, 8.0 ms waited for rank 2, 13.0 ms in 2 other causes",
+        "50.0 ms nothing left, 3.0 ms in 2 other causes",
     ]
 
 
