@@ -26,6 +26,7 @@ from overlaplab_engine.config import Config, Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategy_names import StrategyName
+from overlaplab_engine.worker import finish
 
 app = typer.Typer(add_completion=False)
 
@@ -106,6 +107,7 @@ def main(
     else:
         report(f"peak memory, {what}", *alternate((zero3, fsdp2), pairs, peak_bytes), comm, "MiB", 2**-20)
     comm.close()
+    finish()
 
 
 if __name__ == "__main__":
