@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -17,6 +17,7 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.train import build, make_model, train_step
+from overlaplab_engine.worker import finish
 
 LAYERS = Annotated[int, typer.Option(help="Layers.")]
 WIDTH = Annotated[int, typer.Option(help="Features.")]
@@ -42,6 +43,12 @@ def ranks(count: int) -> None:
     if "RANK" not in os.environ:
         os.execv(sys.executable, torchrun(count))
     torch.set_num_threads(_threads(count))
+
+
+def end_rank(comm: Communicator) -> NoReturn:
+    """Leave the other ranks, and end as the engine's ranks do (`overlaplab_engine.worker.finish`)."""
+    comm.close()
+    finish()
 
 
 def _threads(count: int) -> int:

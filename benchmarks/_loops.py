@@ -23,6 +23,7 @@ from overlaplab_engine.models.sleeping import SleepClock
 from overlaplab_engine.network import process_group
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.recorder import Recorder
+from overlaplab_engine.worker import finish
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -152,6 +153,7 @@ def main(
                 after_the_step(loop, number, model)
             recorder.step()
     dist.destroy_process_group()
+    finish()
 
 
 def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:

@@ -14,7 +14,21 @@ from contextlib import contextmanager
 
 import torch
 import typer
-from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, alternate, cpu_side, parse_link, ranks, report, seconds
+from _common import (
+    BATCH,
+    LAYERS,
+    LINK,
+    PAIRS,
+    SEQ,
+    WIDTH,
+    alternate,
+    cpu_side,
+    end_rank,
+    parse_link,
+    ranks,
+    report,
+    seconds,
+)
 from overlaplab_engine import labels
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording import trace_file as record
@@ -44,7 +58,7 @@ def step_time(
         for name in (StrategyName.BUCKETED, StrategyName.TORCH_DDP)
     ]
     report(f"bucketed ÷ torch-ddp, link {emulated or 'none'}", *alternate(sides, pairs), comm)
-    comm.close()
+    end_rank(comm)
 
 
 @app.command()
@@ -69,7 +83,7 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
             times[1].append(off)
     report("recording on ÷ off", *times, comm)
     print(f"recording: {statistics.median(per_event):.2f} µs per event, {events} events in the last step")
-    comm.close()
+    end_rank(comm)
 
 
 class _Nothing:
@@ -111,7 +125,7 @@ def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ 
             times[0].append(with_labels)
             times[1].append(without)
     report("labels, profiler off ÷ labels removed", *times, comm)
-    comm.close()
+    end_rank(comm)
 
 
 if __name__ == "__main__":

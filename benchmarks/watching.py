@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, cpu_side, parse_link, ranks
+from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, cpu_side, end_rank, parse_link, ranks
 from overlaplab_engine import Recorder
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.communicator import connect
@@ -112,7 +112,7 @@ def cost(
             f" {statistics.mean(ratios):.3f} ± {half:.3f}); CPU time within the watch"
             f" {statistics.median(shares):.3%} of the training thread's"
         )
-    comm.close()
+    end_rank(comm)
 
 
 @app.command(name="exposed")
@@ -142,7 +142,7 @@ def compare_exposed(
                 comm.barrier()
     if comm.rank == 0:
         print(f"{sum(hits)} of {len(hits)} recorded ranks within {TOLERANCE:.0%} of the step")
-    comm.close()
+    end_rank(comm)
 
 
 def _model(side: Side) -> Any:

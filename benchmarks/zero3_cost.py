@@ -20,13 +20,26 @@ from typing import Annotated
 
 import torch
 import typer
-from _common import BATCH, LAYERS, LINK, PAIRS, SEQ, WIDTH, Side, alternate, parse_link, ranks, report, torchrun
+from _common import (
+    BATCH,
+    LAYERS,
+    LINK,
+    PAIRS,
+    SEQ,
+    WIDTH,
+    Side,
+    alternate,
+    end_rank,
+    parse_link,
+    ranks,
+    report,
+    torchrun,
+)
 from _shared import resident_bytes
 from overlaplab_engine.config import Config, Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategy_names import StrategyName
-from overlaplab_engine.worker import finish
 
 app = typer.Typer(add_completion=False)
 
@@ -106,8 +119,7 @@ def main(
         report(f"step time, {what}", *alternate((zero3, fsdp2), pairs), comm)
     else:
         report(f"peak memory, {what}", *alternate((zero3, fsdp2), pairs, peak_bytes), comm, "MiB", 2**-20)
-    comm.close()
-    finish()
+    end_rank(comm)
 
 
 if __name__ == "__main__":
