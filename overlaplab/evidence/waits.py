@@ -81,8 +81,7 @@ def _waits_for_last(table: Fields, groups: Groups, came_ns: Integers) -> Mask:
     is_last = came_ns == groups.spread(np.maximum, came_ns)
     has_root, root_is_last = (groups.spread(np.logical_or, each) for each in (is_root, is_root & is_last))
     gets = has_root & (root_is_last | (is_last & ~is_root))
-    takes = is_root & (table["kind"] != "send_recv")
-    return np.asarray(np.where(np.isin(table["kind"], ["broadcast", "scatter"]), gets, takes))
+    return np.asarray(np.where(np.isin(table["kind"], ["broadcast", "scatter"]), gets, is_root))
 
 
 def called_ns(table: Mapping[str, NDArray[Any]]) -> Integers:

@@ -82,15 +82,16 @@ def test_fsdp2s_ranges_give_its_passes(tmp_path: Path) -> None:
     events = [event(f"FSDP::{name}", start, end, cat="user_annotation") for name, start, end in times]
     events += [step(0, 0, 600), event("Optimizer.step#SGD.step", 480, 500, cat="user_annotation")]
     (trace,) = run_of(tmp_path, events).traces
-    found = [(one.word, one.start_ns - trace.origin_ns, one.end_ns - trace.origin_ns) for one in pass_labels(trace)]
-    assert [(word, start // 1000, end // 1000) for word, start, end in found] == [
+    labels = pass_labels(trace)
+    spans = [(label.word, label.start_ns - trace.origin_ns, label.end_ns - trace.origin_ns) for label in labels]
+    assert [(word, start // 1000, end // 1000) for word, start, end in spans] == [
         ("forward", 100, 190),
         ("backward", 210, 260),
         ("forward", 300, 390),
         ("backward", 410, 470),
         ("optimizer", 480, 500),
     ]
-    assert [one.fields for one in pass_labels(trace)] == [
+    assert [label.fields for label in labels] == [
         {"microbatch": "0"},
         {"microbatch": "0", "sync": "0"},
         {"microbatch": "1"},
@@ -104,8 +105,8 @@ def passes_of(folder: Path, *times: tuple[str, int, int]) -> list[tuple[str, int
     events = [event(f"FSDP::{name}", start, end, cat="user_annotation") for name, start, end in times]
     (trace,) = run_of(folder, [step(0, 0, 1000), *events]).traces
     return [
-        (one.word, (one.start_ns - trace.origin_ns) // 1000, (one.end_ns - trace.origin_ns) // 1000)
-        for one in pass_labels(trace)
+        (label.word, (label.start_ns - trace.origin_ns) // 1000, (label.end_ns - trace.origin_ns) // 1000)
+        for label in pass_labels(trace)
     ]
 
 

@@ -125,10 +125,10 @@ def test_each_of_several_models_has_buckets_and_a_cap_of_its_own() -> None:
     launched = [[launch.what for launch in find_launches(cut.programs(cut.cut(1))[0])] for cut in recuttings(two.run)]
     steps = two.summary["step"].nunique()
     assert launched == [["0", "1", "2", "4", "5", "6", "3"] * steps, [*"012345678"] * steps]
-    found = two.diagnosis
-    assert found is not None
-    assert "No bucket size" not in found.headline
-    caps = [each.text for each in found.actions if each.action.name == "cap"]
+    diagnosis = two.diagnosis
+    assert diagnosis is not None
+    assert "No bucket size" not in diagnosis.headline
+    caps = [each.text for each in diagnosis.actions if each.action.name == "cap"]
     assert caps == ["bucket_cap_mb 0.1 for discriminator", "bucket_cap_mb 0.09 for generator"]
     assert [*two.buckets.groupby(["rank", "step"]).size()] == [4] * steps * 2
 

@@ -28,6 +28,7 @@ from overlaplab.events import (
     thread_numbers,
 )
 from overlaplab.evidence.clocks import corrections
+from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.purposes import purposes
@@ -230,12 +231,21 @@ def _delays(rank: Rank) -> None:
         one.queued = max(0, ended - one.asked)
 
 
+def has_link_ranges(trace: Trace) -> bool:
+    """Whether an emulated link's thread has ranges on a host: whatever they carry begins with the last rank."""
+    return rule_of(trace) is Rule.CPU and trace.events["name"].str.startswith("engine::comm ").any()
+
+
 def _over_all_ranks(run: Run, ranks: list[Rank]) -> None:
     """When the last rank of each collective arrived, and had arrived if none had been late, or had queued."""
     offsets = [int(offset) for offset in corrections(run)]
     pairs = numbered_arrivals(run)
     by = pairs.groupby("match")
-    whole = by["complete"].all() & by["all_wait"].all()
+    kinds = by["kind"].first()
+    all_wait = by["message"].all() | ~kinds.isin([*ROOTED, ""])
+    if all(has_link_ranges(trace) for trace in run.traces):
+        all_wait |= ~kinds.isin(["send_recv", ""])
+    whole = by["complete"].all() & all_wait
     names = pairs.drop_duplicates("match").set_index("match")[["group", "kind"]]
     together: dict[int, list[tuple[One, int]]] = {}
     for rank, offset in zip(ranks, offsets, strict=True):

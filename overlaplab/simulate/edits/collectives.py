@@ -67,6 +67,7 @@ def _is_other(launch: Launch) -> bool:
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}
 
 
+_BEFORE = "before the forward pass"
 _PLACES = {
     "forward": "within the forward pass",
     "forward_end": "after the forward pass",
@@ -85,7 +86,7 @@ def name_collectives(programs: Sequence[Program], keys: Collection[Hashable]) ->
     program = next((each for each in programs if any(launch.key in keys for launch in find_launches(each))), None)
     if program is None:
         return ""
-    places: dict[str, int] = defaultdict(int)
+    places: set[str] = set()
     steps: list[list[Launch]] = []
     place = _BEFORE
     for move in program:
@@ -96,7 +97,7 @@ def name_collectives(programs: Sequence[Program], keys: Collection[Hashable]) ->
             place = _PLACES.get(move.word, place)
         elif isinstance(move, Launch) and move.key in keys and steps:
             steps[-1].append(move)
-            places[place] += 1
+            places.add(place)
     launched = [step for step in steps[:-1] if step]
     kinds = {launch.kind for step in launched for launch in step}
     sizes = {launch.bytes for step in launched for launch in step}
@@ -104,12 +105,9 @@ def name_collectives(programs: Sequence[Program], keys: Collection[Hashable]) ->
     number = max(map(len, launched), default=0)
     words = [noun if number == 1 else count(number, noun)]
     words += [f"of {size_exact(sizes.pop())}"] if len(sizes) == 1 and sizes != {0} else []
-    words += [each for each in places if len(places) == 1]
+    words += places if len(places) == 1 else []
     words += [f"in {len(launched)} of {len(steps) - 1} steps"] if len(launched) < len(steps) - 1 else []
     return " ".join(words)
-
-
-_BEFORE = "before the forward pass"
 
 
 def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[Move]] | None:
