@@ -143,6 +143,7 @@ def names(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
             "It runs the same operators, and most take longer: its inputs are larger, or its processor is slower.",
         ),
         ([("mm", 30, 15, 8, 4), ("add", 29, 10, 4, 4)], "It computes in 12 calls, the others in 8."),
+        ([("mm", 30, 25, 8, 8)], "For most of it no operator runs: see on the timeline what its host does."),
     ],
 )
 def test_the_sentence_names_what_takes_longer(by_name: list[tuple[str, int, int, int, int]], words: str) -> None:

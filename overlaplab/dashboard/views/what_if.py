@@ -29,7 +29,7 @@ from overlaplab.simulate.predictions.answer import DEPTHS, Question
 from overlaplab.simulate.predictions.device import is_on_gpus, require_device
 from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.what_if import message_without_path
-from overlaplab.simulate.programs.buckets import find_recutting
+from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
@@ -87,8 +87,9 @@ def _question(opened: Opened) -> Question:
     if is_on_gpus(opened.run):
         return _ask_on_gpus(opened)
     manifest = opened.manifest
-    is_named = manifest is not None and manifest.strategy is not None and not missing_ranks(opened.run)
-    return _ask(opened) if is_named else _ask_of_unnamed(opened)
+    if manifest is None or manifest.strategy is None or missing_ranks(opened.run):
+        return _ask_of_unnamed(opened, None)
+    return _ask_of_unnamed(opened, manifest) if len(recuttings(opened.run)) > 1 else _ask(opened)
 
 
 def _ask_on_gpus(opened: Opened) -> Question:
@@ -144,14 +145,18 @@ def _ask(opened: Opened) -> Question:
     return Question(setting=setting, algorithm=algorithm, skew=skew)
 
 
-def _ask_of_unnamed(opened: Opened) -> Question:
-    """The controls of a run whose strategy nobody named, or of which ranks are missing: DDP's cap, and actions."""
+def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
+    """DDP's cap, and actions: of a run whose strategy nobody named, of which ranks are missing, or of several models.
+
+    The link, too, where a manifest is given.
+    """
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
         cap = None
         if find_recutting(opened.run) is not None:
             cap = controls.slide_cap("bucket_cap_mb", opened, "as recorded")
-        setting = Setting(bucket_cap_mb=cap, edits=_action(controls, opened))
+        link = _link(controls, manifest) if manifest else None
+        setting = Setting(bucket_cap_mb=cap, link=link, edits=_action(controls, opened))
     controls.keep()
     return Question(setting=setting)
 

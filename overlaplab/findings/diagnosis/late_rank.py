@@ -71,6 +71,8 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
         return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
     longer = names[names["own_ns"] > names["others_ns"]]
     number, others = longer["own"].sum(), longer["others"].sum()
+    if (longer["own_ns"] - longer["others_ns"]).sum() < MAJORITY * longer_ns:
+        return ". For most of it no operator runs: see on the timeline what its host does"
     if _is_equal(number, others):
         return ". It runs the same operators, and most take longer: its inputs are larger, or its processor is slower"
     return f". It computes in {number:,.0f} calls, the others in {others:,.0f}"

@@ -236,3 +236,11 @@ def test_of_a_run_on_gpus_without_known_buckets_actions_are_played(opened: Open,
     assert [box.label for box in app.main.selectbox] == ["Action"]
     assert any("bucket_cap_mb, prefetch: the sizes of its gradients are not known" in text for text in body_texts(app))
     assert len(specs(app)) == 1, "the median step, measured and played"
+
+
+def test_of_several_models_no_cap_is_offered(opened: Open) -> None:
+    app = opened(SAMPLES.parent / "tests" / "situations" / "recorded", "what_if", "two-models")
+    assert not app.select_slider
+    app.selectbox(key="asked_link of two-models").set_value("10Gbps_50us").run()
+    assert not app.exception
+    assert body_texts(app)[0].startswith("With ")
