@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 PAGE = 4096
 """Bytes of the shared page."""
@@ -50,20 +50,14 @@ def keep(words: memoryview, orphaned: Callable[[], bool]) -> None:
 
     `words` is the page as 64-bit words. A collective whose launch failed gets no order; then the next one begins.
     """
-    number = begun_ns = 0
-    for _ in _polls(words, orphaned):
+    number = begun_ns = polls = 0
+    while not words[CLOSING]:
         if words[BEGUN] != number:
             number, begun_ns = words[BEGUN], time.perf_counter_ns()
         elif words[RELEASED] != number:
             ns, ordered = divmod(words[ORDER], 1 << NUMBER_BITS)
             if ordered == number % (1 << NUMBER_BITS) and time.perf_counter_ns() >= begun_ns + ns:
                 words[RELEASED] = number
-
-
-def _polls(words: memoryview, orphaned: Callable[[], bool]) -> Iterator[None]:
-    polls = 0
-    while not words[CLOSING]:
-        yield
         polls += 1
         if polls % POLLS == 0 and orphaned():
             return

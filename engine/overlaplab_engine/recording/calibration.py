@@ -7,13 +7,12 @@ without computation, and a fixed computation, the probe, tells how fast the mach
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from overlaplab_engine.models.batches import Batches
-from overlaplab_engine.models.times import UnitTime
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.borders import BACKWARD, FORWARD, UnitBorders
@@ -126,15 +125,16 @@ def calibration(
     def median(unit: str, phase: str) -> int:
         return int(statistics.median(times.get((unit, phase), 0) for times in passes))
 
-    units = list(dict.fromkeys(unit for unit, _ in passes[0]))
-    times = {
-        unit: UnitTime(
-            forward_ns=median(unit, FORWARD), backward_ns=median(unit, BACKWARD), update_ns=updates.get(unit, 0)
-        )
-        for unit in units
-    }
     return {
-        "units": [{"name": unit, **asdict(time)} for unit, time in times.items()],
+        "units": [
+            {
+                "name": unit,
+                "forward_ns": median(unit, FORWARD),
+                "backward_ns": median(unit, BACKWARD),
+                "update_ns": updates.get(unit, 0),
+            }
+            for unit in dict.fromkeys(unit for unit, _ in passes[0])
+        ],
         "collectives": [
             {
                 "kind": same[0].kind,

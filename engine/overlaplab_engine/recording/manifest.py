@@ -129,13 +129,22 @@ def manifest(
         "command": command,
         "started_at": started_at,
         "parameters": named_parameters(strategy.named_parameters(), strategy.units(), strategy.dtypes),
-        "buckets": _buckets(strategy),
+        "buckets": [{"index": i, "bytes": size, "parameters": ps} for i, (size, ps) in enumerate(strategy.buckets)],
         "unit_policy": config.units,
         "units": named_units(strategy.units(), strategy.options.param_dtype),
         "losses": [
             _mean(losses) for losses in zip(*(o.recorded.losses for o in outcomes if o.recorded.losses), strict=True)
         ],
-        "memory": [{"rank": rank, **_memory_row(outcome)} for rank, outcome in enumerate(outcomes)],
+        "memory": [
+            {
+                "rank": rank,
+                **outcome.held,
+                "activations": outcome.before and outcome.before.saved_bytes,
+                "peak_allocated": outcome.peak_allocated,
+                "scratch": outcome.scratch,
+            }
+            for rank, outcome in enumerate(outcomes)
+        ],
         "collectives": collectives([o.recorded.carried for o in outcomes], config.warmup) if emulated else None,
     }
 
@@ -168,21 +177,6 @@ def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
         "largest_batch": config.largest_batch,
         "seed": config.seed,
         "communicators": config.communicators,
-    }
-
-
-def _buckets(strategy: Strategy) -> list[dict[str, Any]]:
-    return [
-        {"index": index, "bytes": nbytes, "parameters": names} for index, (nbytes, names) in enumerate(strategy.buckets)
-    ]
-
-
-def _memory_row(outcome: Outcome) -> dict[str, Any]:
-    return {
-        **outcome.held,
-        "activations": outcome.before and outcome.before.saved_bytes,
-        "peak_allocated": outcome.peak_allocated,
-        "scratch": outcome.scratch,
     }
 
 
