@@ -67,48 +67,49 @@ def record(config: Config, argv: list[str]) -> None:
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     device = _device(config)
-    with _join_ranks(device, config) as comm:
-        config, peak = _within_limit(config, comm)
-        held = _allocated_bytes(comm)
-        floor_ns = choose_link(comm) if comm.link is not None and comm.link.auto else None
-        if config.trace:
-            if int(os.environ["LOCAL_RANK"]) == 0:
-                clear(config.out)
-            comm.barrier()
-        strategy, optimizer, borders = _build(config, comm)
-        before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
-        done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
-        best, attempts = _record_steps(config, comm, strategy, optimizer, done)
-        strategy.close()
-        if config.trace:
-            ranks = comm.world_size - len(comm.phantom_ranks)
-            outcome = Outcome(
-                recorded=best,
-                held=held_bytes(strategy, optimizer),
-                peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm, held),
-                scratch=comm.scratch_bytes,
-                counts=processor.tells(),
-                before=before,
-                probe_after_ns=probe_ns() if before is not None else None,
-                updates=optimizer.took_ns,
-                hardware=hardware_of_rank(comm.device),
+    comm = connect(device, config.link, wait=config.link_wait, communicators=config.communicators)
+    config, peak = _within_limit(config, comm)
+    held = _allocated_bytes(comm)
+    floor_ns = choose_link(comm) if comm.link is not None and comm.link.auto else None
+    if config.trace:
+        if int(os.environ["LOCAL_RANK"]) == 0:
+            clear(config.out)
+        comm.barrier()
+    strategy, optimizer, borders = _build(config, comm)
+    before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
+    done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
+    best, attempts = _record_steps(config, comm, strategy, optimizer, done)
+    strategy.close()
+    if config.trace:
+        ranks = comm.world_size - len(comm.phantom_ranks)
+        outcome = Outcome(
+            recorded=best,
+            held=held_bytes(strategy, optimizer),
+            peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm, held),
+            scratch=comm.scratch_bytes,
+            counts=processor.tells(),
+            before=before,
+            probe_after_ns=probe_ns() if before is not None else None,
+            updates=optimizer.took_ns,
+            hardware=hardware_of_rank(comm.device),
+        )
+        outcomes = comm.gather_objects(outcome)[:ranks]
+        if comm.rank == 0:
+            document = manifest(
+                config,
+                comm,
+                strategy,
+                outcomes,
+                attempts=attempts,
+                floor_ns=floor_ns,
+                command=shlex.join(["overlaplab", "record", *argv]),
+                started_at=started_at,
             )
-            outcomes = comm.gather_objects(outcome)[:ranks]
-            if comm.rank == 0:
-                document = manifest(
-                    config,
-                    comm,
-                    strategy,
-                    outcomes,
-                    attempts=attempts,
-                    floor_ns=floor_ns,
-                    command=shlex.join(["overlaplab", "record", *argv]),
-                    started_at=started_at,
-                )
-                write_json(config.out / MANIFEST, document)
-        if config.save is not None:
-            save_sharded(config.save, strategy, optimizer, done + attempts * (config.warmup + config.steps))
-        comm.barrier()  # no rank leaves before everything is written
+            write_json(config.out / MANIFEST, document)
+    if config.save is not None:
+        save_sharded(config.save, strategy, optimizer, done + attempts * (config.warmup + config.steps))
+    comm.barrier()  # no rank leaves before everything is written
+    comm.close()  # not after an error: other ranks may be waiting in a collective, and the process ends anyway
 
 
 def _within_limit(config: Config, comm: Communicator) -> tuple[Config, int | None]:
@@ -414,13 +415,6 @@ def _progress(config: Config, comm: Communicator) -> Iterator[Callable[[], None]
             bar.refresh()
 
         yield advance
-
-
-@contextmanager
-def _join_ranks(device: torch.device, config: Config) -> Iterator[Communicator]:
-    comm = connect(device, config.link, wait=config.link_wait, communicators=config.communicators)
-    yield comm
-    comm.close()  # not after an error: other ranks may be waiting in a collective, and the process ends anyway
 
 
 def _device(config: Config) -> torch.device:

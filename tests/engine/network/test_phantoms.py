@@ -26,7 +26,7 @@ from overlaplab_engine.network.phantoms import BLOCK_ELEMENTS, SCALE, Phantoms
 from overlaplab_engine.network.process_group import Emulation
 from overlaplab_engine.network.stream_carrier import StreamCarrier
 from overlaplab_engine.strategy_names import StrategyName
-from overlaplab_engine.train import _device, _join_ranks
+from overlaplab_engine.train import _device, record
 from ranks.phantom_trials import CPU, group_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -396,8 +396,9 @@ def test_the_clock_is_the_one_that_was_asked_for(
     monkeypatch.setattr(dist, "init_process_group", join)
     monkeypatch.setenv("WORLD_SIZE", "1")
     config = Config(strategy=StrategyName.NAIVE, out=tmp_path, link=replace(SLOW, world_size=8), link_wait=wait)
-    with pytest.raises(EngineError, match="far enough"), _join_ranks(gpu, config):
-        pass
+    monkeypatch.setattr("overlaplab_engine.train._device", lambda config: gpu)
+    with pytest.raises(EngineError, match="far enough"):
+        record(config, [])
     monkeypatch.setattr("overlaplab_engine.network.stream_carrier.DeviceClock", lambda device: ("kernel", device))
     monkeypatch.setattr("overlaplab_engine.network.stream_carrier.HostClock", lambda device: ("host", device))
     monkeypatch.setattr(process_group, "StreamCarrier", lambda *told: told)
