@@ -29,6 +29,8 @@ from overlaplab_engine.network.streams import CommStreams
 
 Place = tuple[tuple[int, int], ...]
 """How many collectives each group has launched, and how many messages were carried."""
+Message = tuple[torch.Tensor, int]
+"""A contiguous tensor, and the rank of the group that it goes to, or comes from."""
 
 
 # torch before 2.13 has other names for these.
@@ -224,11 +226,11 @@ class Communicator:
         """
         return self._launch(Kind.REDUCE_SCATTER, full, _reduce_scatter, shard, full, op=self._mean)
 
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> Work:
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Send and receive messages, posted together so that no order of them can block; returns at once.
 
-        Each is a contiguous tensor and the rank of this group that it goes to, or comes from. Messages from one rank to
-        another arrive in the order in which they are sent. Do not change a tensor before the work is waited for.
+        Messages from one rank to another arrive in the order in which they are sent. Do not change a tensor before the
+        work is waited for.
         """
         tensors = [tensor for tensor, _ in (*sends, *receives)]
         works = self._batch(sends, receives) if self.device.type == "cuda" else self._post(sends, receives)
@@ -354,9 +356,7 @@ class Communicator:
 
         return Work(launch() if self._streams is None else self._streams.launch(kind, launch), args, self._check)
 
-    def _post(
-        self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]
-    ) -> list[Any]:
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
         """On a CPU: one message after another, each with its own label."""
         works: list[Any] = []
         for tensor, peer in sends:
@@ -367,9 +367,7 @@ class Communicator:
                 works.append(dist.irecv(tensor, group=self.group, group_src=peer))
         return works
 
-    def _batch(
-        self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]
-    ) -> list[Any]:
+    def _batch(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
         """On a GPU: NCCL runs all of them as one kernel, on a stream of its own that first waits for the current one.
 
         Its label has the bytes of the direction in which more is moved.
