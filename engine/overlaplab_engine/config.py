@@ -208,11 +208,8 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
 
     def _require_numbers(self) -> None:
         """Each option by itself."""
-        model, run = (
-            ("layers", "width", "heads", "seq", "vocab", "batch"),
-            ("steps", "warmup", "accumulate", "every", "attempts"),
-        )
-        for name in (*model, *run, "microbatches"):
+        counts = "layers width heads seq vocab batch steps warmup accumulate every attempts microbatches"
+        for name in counts.split():
             _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")
         _require(self.width % self.heads == 0, f"--heads {self.heads} must divide --width {self.width}")
         _require(self.bucket_cap_mb > 0, "--bucket-cap-mb must be above 0")

@@ -218,9 +218,8 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         labelled=lambda unit, phase: _labels(strategy, unit, phase),
         counted=counted,
     )
-    label_gradients(
-        dict(model.named_parameters()), unit_of, borders.gradient_came
-    )  # before the strategy's hooks, so that "ready" comes before "launch"
+    # Before the strategy's hooks, so that "ready" comes before "launch".
+    label_gradients(dict(model.named_parameters()), unit_of, borders.gradient_came)
     if counted and processor.mark not in labels.at_borders:
         labels.at_borders.append(processor.mark)
     strategy = make(config.strategy, model, data, options)

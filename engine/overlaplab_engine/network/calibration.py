@@ -79,11 +79,9 @@ def _carry(comm: Communicator) -> list[Carried]:
     full, shard = torch.ones(64 * comm.world_size), torch.ones(64)
     comm.barrier()
     since = comm.place()
-    works = [
-        work
-        for _ in range(ROUNDS)
-        for work in (comm.all_reduce_max(full.clone()), comm.all_gather(full.clone(), shard))
-    ]
+    works = []
+    for _ in range(ROUNDS):
+        works += [comm.all_reduce_max(full.clone()), comm.all_gather(full.clone(), shard)]
     while not works[-1].is_completed():
         a = a @ b
         a /= ELEMENTS

@@ -16,6 +16,7 @@ message's work notes them itself (`alarm.note_wait`).
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -136,9 +137,11 @@ class _Lane:
         span = comm_span(carrier.link, self._group, message.seq, Kind.SEND_RECV, message.tensors, modelled_ns)
         with span:
             real = message.post()
-            arrived_ns = self._later_of_both(message.queued_ns, 2 * self._tag)
+            arrived_ns = self._later_of_both(2 * self._tag, message.queued_ns)
             real.wait()
-            begin_ns = carrier.book(key, arrived_ns, modelled_ns, self._way, self._later_booking)
+            begin_ns = carrier.book(
+                key, arrived_ns, modelled_ns, self._way, partial(self._later_of_both, 2 * self._tag + 1)
+            )
             self._alarm.sleep_until(begin_ns + modelled_ns)
             end_ns = carrier.now_ns()
         carrier.correct_booking(key, begin_ns, end_ns, self._way)
@@ -152,10 +155,7 @@ class _Lane:
             )
         )
 
-    def _later_booking(self, ns: int) -> int:
-        return self._later_of_both(ns, 2 * self._tag + 1)
-
-    def _later_of_both(self, ns: int, tag: int) -> int:
+    def _later_of_both(self, tag: int, ns: int) -> int:
         """The greater of the two ends' numbers; `tag` tells exchanges of different purposes apart."""
         clock, upwards = self._owner.clock, (self._owner.rank < self._peer) == (self._way == OUT)
         slot = 2 * tag + int(upwards)

@@ -122,13 +122,11 @@ def _holder(model: nn.Module) -> nn.Module | None:
     candidates = [module for module in gc.get_objects() if issubclass(type(module), _HOLDERS)]
     holders = [module for module in candidates if any(part is inner for part in module.modules())]
     outermost = [
-        module for module in holders if not any(module is part for other in holders for part in _descendants(other))
+        module
+        for module in holders
+        if not any(module is part for other in holders if other is not module for part in other.modules())
     ]
     return outermost[0] if len(outermost) == 1 else None
-
-
-def _descendants(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if part is not module]
 
 
 def _outermost_holders(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -182,8 +182,10 @@ class Waits:
         return True
 
     def _tells_when_it_ends(self, launch: _Launch, work: Any) -> bool:
-        """Whether it is an all-reduce with which the wait for it ends; on a GPU the host waits for no end."""
-        return launch.number is not None and isinstance(self._clock, WatchHostClock) and _ends_with_wait(launch, work)
+        """Whether it is an all-reduce that ends with the wait that begins now; on a GPU the host waits for no end."""
+        if launch.number is None or not isinstance(self._clock, WatchHostClock):
+            return False
+        return time.perf_counter_ns() - launch.at_ns < PROMPT_WAIT_NS or not work.is_completed()
 
     @guard
     def _end(self) -> None:
@@ -235,11 +237,6 @@ class Waits:
     def _take_launch(self, work: Any) -> _Launch | None:
         launch = self._launches.pop(id(work), None)
         return launch if launch is not None and launch.work() is work else None
-
-
-def _ends_with_wait(launch: _Launch, work: Any) -> bool:
-    """Whether the wait that begins now ends with the collective."""
-    return time.perf_counter_ns() - launch.at_ns < PROMPT_WAIT_NS or not work.is_completed()
 
 
 def _with_subclasses(cls: Any) -> Iterator[Any]:

@@ -297,9 +297,7 @@ class Watch:
 
     def _receiver(self, kind: CellKind) -> Callable[[int], None]:
         """Add a duration, which may come steps later, to what this step has of the kind."""
-        step = self._step
-
-        return partial(self._add, kind, step)
+        return partial(self._add, kind, self._step)
 
     def _add(self, kind: CellKind, step: int, duration_ns: int) -> None:
         self._sums[kind, step, 0] += duration_ns

@@ -24,9 +24,8 @@ def differentiable_tensors(value: Any) -> list[torch.Tensor]:
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             tensors += [leaf] if leaf.requires_grad else []
-        elif is_dataclass(leaf) and not isinstance(
-            leaf, type
-        ):  # this and a mapping of its own class are leaves to torch
+        # What follows is a leaf to torch: a dataclass, and a mapping of a class of its own.
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
             tensors += differentiable_tensors([getattr(leaf, field.name, None) for field in fields(leaf)])
         elif isinstance(leaf, Mapping):
             tensors += differentiable_tensors(list(leaf.values()))

@@ -68,9 +68,8 @@ class Partitioned(Sharded):
             self._bucket(index, members) for index, members in enumerate(assign(order, nbytes, keys, options.caps))
         ]
         self.flats = [bucket.flat for bucket in self._buckets]
-        self._slots = {
-            member: (bucket, k) for bucket in self._buckets for k, member in enumerate(bucket.members)
-        }  # bucket and place in it
+        # Each parameter's bucket and place in it.
+        self._slots = {member: (bucket, k) for bucket in self._buckets for k, member in enumerate(bucket.members)}
         self._gathers: dict[int, Work] = {}
         for i, parameter in enumerate(self.parameters):
             after_accumulation(parameter, partial(self._take_gradient, i))
