@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 
 from overlaplab_engine import faults, labels
-from overlaplab_engine.alarm import blocked_ns, note_wait, waited_ns
+from overlaplab_engine.alarm import blocked_ns, core_time, note_wait, waited_ns
 from overlaplab_engine.checkpoint import load_sharded, save_sharded
 from overlaplab_engine.config import Bytes, Config
 from overlaplab_engine.devices import gpus, should_use_gpus
@@ -87,7 +87,7 @@ def record(config: Config, argv: list[str]) -> None:
             held=held_bytes(strategy, optimizer),
             peak_allocated=peak if device.type == "cpu" else _peak_allocated(comm, held),
             scratch=comm.scratch_bytes,
-            counts=processor.tells(),
+            counts=core_time() is not None,
             before=before,
             probe_after_ns=probe_ns() if before is not None else None,
             updates=optimizer.took_ns,

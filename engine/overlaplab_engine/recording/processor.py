@@ -15,11 +15,6 @@ from overlaplab_engine.alarm import core_time
 from overlaplab_engine.labels import Word
 
 
-def tells() -> bool:
-    """Whether the kernel counts for this thread."""
-    return core_time() is not None
-
-
 def mark(unit: str | None = None, phase: str | None = None) -> None:
     """Write the thread's counts while a profiler records; what lies before belongs to the phase of the unit, if any."""
     if not torch.autograd.profiler._is_profiler_enabled or (counts := core_time()) is None:
