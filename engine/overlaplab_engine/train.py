@@ -211,7 +211,7 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
     sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
     counted = comm.device.type == "cpu" and sleep is None  # a sleeping device needs no core that it could wait for
     formed = units(model)
-    unit_of = {name: unit.name for unit in formed for name in unit.parameters} if counted else None
+    unit_of = {name: unit.name for unit in formed for name in unit.parameters}
     borders = UnitBorders(
         formed,
         lambda: strategy.microbatch,
@@ -219,14 +219,13 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         counted=counted,
     )
     # Before the strategy's hooks, so that "ready" comes before "launch".
-    label_gradients(dict(model.named_parameters()), unit_of, borders.gradient_came)
+    label_gradients(dict(model.named_parameters()), unit_of if counted else None, borders.gradient_came)
     if counted and processor.mark not in labels.at_borders:
         labels.at_borders.append(processor.mark)
     strategy = make(config.strategy, model, data, options)
     borders.register()
     named = strategy.named_optimized()
-    unit_by_name = {name: unit.name for unit in formed for name in unit.parameters}
-    owners = [unit_by_name[name] for name, _ in named] if comm.device.type == "cpu" else None  # else a launch for each
+    owners = [unit_of[name] for name, _ in named] if comm.device.type == "cpu" else None  # else a launch for each
     optimized = [tensor for _, tensor in named]
     if sleep is None:
         return strategy, AdamW(optimized, config.lr, owners), borders

@@ -38,7 +38,7 @@ class LinkWait(StrEnum):
     """A process on the host, by the host's clock; nothing occupies the GPU. See `network.host_clock`."""
 
 
-_SPEC = re.compile(r"(?P<rate>\d+(?:\.\d+)?)Gbps,(?P<latency>\d+(?:\.\d+)?)us(?:,(?P<world>\d+))?")
+_SPEC = re.compile(r"(\d+(?:\.\d+)?)Gbps,(\d+(?:\.\d+)?)us(?:,(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,8 @@ class Link:
         match = _SPEC.fullmatch(text.strip())
         if match is None:
             raise EngineError(f"--link {text!r} is not BANDWIDTH,LATENCY[,WORLD] such as 1Gbps,200us or 400Gbps,10us,8")
-        world = match["world"]
-        return cls(
-            bandwidth_gbps=float(match["rate"]),
-            latency_us=float(match["latency"]),
-            world_size=None if world is None else int(world),
-        )
+        rate, latency, world = match.groups()
+        return cls(bandwidth_gbps=float(rate), latency_us=float(latency), world_size=int(world) if world else None)
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
