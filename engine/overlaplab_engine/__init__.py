@@ -8,35 +8,29 @@ from typing import TYPE_CHECKING
 from overlaplab_engine.lazily import lazy_getattr
 
 if TYPE_CHECKING:
-    from overlaplab_engine.errors import EngineError as EngineError
-    from overlaplab_engine.models.units import Unit as Unit
-    from overlaplab_engine.models.units import by_block as by_block
-    from overlaplab_engine.models.units import by_size as by_size
-    from overlaplab_engine.network.communicator import Communicator as Communicator
-    from overlaplab_engine.network.communicator import connect as connect
-    from overlaplab_engine.network.link import Link as Link
-    from overlaplab_engine.network.mesh import Mesh as Mesh
-    from overlaplab_engine.optimizer import AdamW as AdamW
-    from overlaplab_engine.recording.recorder import Recorder as Recorder
-    from overlaplab_engine.recording.trace_handler import trace_handler as trace_handler
-    from overlaplab_engine.strategies import Options as Options
-    from overlaplab_engine.strategies import Strategy as Strategy
-    from overlaplab_engine.strategies import register as register
-    from overlaplab_engine.strategies.bucketed import Bucketed as Bucketed
-    from overlaplab_engine.strategies.local_sgd import LocalSGD as LocalSGD
-    from overlaplab_engine.strategies.naive import Naive as Naive
-    from overlaplab_engine.strategies.per_param import PerParam as PerParam
-    from overlaplab_engine.strategies.ring import Ring as Ring
-    from overlaplab_engine.strategies.tensor import TensorParallel as TensorParallel
-    from overlaplab_engine.strategies.torch_ddp import TorchDDP as TorchDDP
-    from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2 as TorchFSDP2
-    from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel as TorchTensorParallel
-    from overlaplab_engine.strategies.tree import Tree as Tree
-    from overlaplab_engine.strategies.zero1 import Zero1 as Zero1
-    from overlaplab_engine.strategies.zero2 import Zero2 as Zero2
-    from overlaplab_engine.strategies.zero3 import Zero3 as Zero3
-    from overlaplab_engine.watching.watch import Watch as Watch
-    from overlaplab_engine.watching.watch import watch as watch
+    from overlaplab_engine.errors import EngineError
+    from overlaplab_engine.models.units import Unit, by_block, by_size
+    from overlaplab_engine.network.communicator import Communicator, connect
+    from overlaplab_engine.network.link import Link
+    from overlaplab_engine.network.mesh import Mesh
+    from overlaplab_engine.optimizer import AdamW
+    from overlaplab_engine.recording.recorder import Recorder
+    from overlaplab_engine.recording.trace_handler import trace_handler
+    from overlaplab_engine.strategies import Options, Strategy, register
+    from overlaplab_engine.strategies.bucketed import Bucketed
+    from overlaplab_engine.strategies.local_sgd import LocalSGD
+    from overlaplab_engine.strategies.naive import Naive
+    from overlaplab_engine.strategies.per_param import PerParam
+    from overlaplab_engine.strategies.ring import Ring
+    from overlaplab_engine.strategies.tensor import TensorParallel
+    from overlaplab_engine.strategies.torch_ddp import TorchDDP
+    from overlaplab_engine.strategies.torch_fsdp2 import TorchFSDP2
+    from overlaplab_engine.strategies.torch_tensor import TorchTensorParallel
+    from overlaplab_engine.strategies.tree import Tree
+    from overlaplab_engine.strategies.zero1 import Zero1
+    from overlaplab_engine.strategies.zero2 import Zero2
+    from overlaplab_engine.strategies.zero3 import Zero3
+    from overlaplab_engine.watching.watch import Watch, watch
 
 _HOMES = {
     "AdamW": "optimizer",
@@ -71,7 +65,37 @@ _HOMES = {
 }
 """The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
 
-__all__ = list(_HOMES)
+__all__ = [
+    "AdamW",
+    "Bucketed",
+    "Communicator",
+    "EngineError",
+    "Link",
+    "LocalSGD",
+    "Mesh",
+    "Naive",
+    "Options",
+    "PerParam",
+    "Recorder",
+    "Ring",
+    "Strategy",
+    "TensorParallel",
+    "TorchDDP",
+    "TorchFSDP2",
+    "TorchTensorParallel",
+    "Tree",
+    "Unit",
+    "Watch",
+    "Zero1",
+    "Zero2",
+    "Zero3",
+    "by_block",
+    "by_size",
+    "connect",
+    "register",
+    "trace_handler",
+    "watch",
+]
 
 
 def __dir__() -> list[str]:

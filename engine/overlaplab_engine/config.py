@@ -208,8 +208,8 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
 
     def _require_numbers(self) -> None:
         """Each option by itself."""
-        counts = "layers width heads seq vocab batch steps warmup accumulate every attempts microbatches"
-        for name in counts.split():
+        model = ("layers", "width", "heads", "seq", "vocab", "batch")
+        for name in (*model, "steps", "warmup", "accumulate", "every", "attempts", "microbatches"):
             _require(getattr(self, name) >= 1, f"--{name} must be 1 or more")
         _require(self.width % self.heads == 0, f"--heads {self.heads} must divide --width {self.width}")
         _require(self.bucket_cap_mb > 0, "--bucket-cap-mb must be above 0")

@@ -7,7 +7,6 @@ themselves, others did.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -90,14 +89,12 @@ def machine_step(rank: int, step: int, since: Reading, until: Reading) -> Machin
 
 def mark_busy(rows: Sequence[MachineStep], hosts: Mapping[int, str] | None = None) -> list[MachineStep]:
     """Add to all ranks' rows what others used and whether the machine was busy; `hosts` names ranks' machines."""
-    host_of = hosts or {}
-    used: Counter[tuple[str | None, int]] = Counter()
+    used: dict[tuple[str, int], int] = {}
     for row in rows:
-        used[host_of.get(row.rank), row.step] += row.used_ns
+        key = (_host(row, hosts), row.step)
+        used[key] = used.get(key, 0) + row.used_ns
     with_foreign = [
-        row
-        if row.busy_ns is None
-        else replace(row, foreign_ns=max(row.busy_ns - used[host_of.get(row.rank), row.step], 0))
+        row if row.busy_ns is None else replace(row, foreign_ns=max(row.busy_ns - used[_host(row, hosts), row.step], 0))
         for row in rows
     ]
     return [
@@ -113,6 +110,10 @@ def _is_busy(row: MachineStep, steps_of_rank: Sequence[MachineStep]) -> bool:
     foreign_ns = sum(step.foreign_ns or 0 for step in judged)
     foreign = foreign_ns > BUSY_FOREIGN_SHARE * sum(step.cores * step.took_ns for step in judged)
     return row.delayed_ns > (SHARED_DELAY_SHARE if foreign else BUSY_DELAY_SHARE) * row.took_ns
+
+
+def _host(row: MachineStep, hosts: Mapping[int, str] | None) -> str:
+    return "" if hosts is None else hosts[row.rank]
 
 
 def _difference(until: int | None, since: int | None) -> int | None:
