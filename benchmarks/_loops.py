@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader, Dataset
 LAYERS, FORWARD_NS, BACKWARD_NS = 6, 5_000_000, 10_000_000
 BANDWIDTH_GBPS, LATENCY_US = 0.1, 500.0
 STEPS = 6
-BY_HAND = ("after-backward", "blocking-hooks")
-"""Loops that average their gradients with all-reduces of their own."""
+BY_HAND = ("after-backward", "blocking-hooks", "reduced-to-one")
+"""Loops that average their gradients with collectives of their own."""
 
 
 class Nap(torch.autograd.Function):
@@ -275,6 +275,10 @@ def train(loop: str, ddp: nn.Module, *, mended: bool) -> None:
     if loop == "after-backward" and not mended:
         for parameter in ddp.parameters():
             dist.all_reduce(parameter.grad)
+    if loop == "reduced-to-one" and not mended:
+        for parameter in ddp.parameters():
+            dist.reduce(parameter.grad, 0)
+            dist.broadcast(parameter.grad, 0)
     if loop == "gradient-norms":
         for _ in range(1 if mended else 20):
             dist.all_reduce(torch.ones(1))

@@ -66,6 +66,7 @@ LOOPS = {
     "two-models": FaultyLoop(("for discriminator",)),
     "blocking-hooks": FaultyLoop(("DistributedDataParallel", "async_op=True"), (Setting(bucket_cap_mb=0.09),)),
     "after-backward": FaultyLoop(("DistributedDataParallel",), (Setting(bucket_cap_mb=0.09),)),
+    "reduced-to-one": FaultyLoop(("DistributedDataParallel",)),
     "tiny-units": answer_by_edit("larger units", edit="larger-units", value="3"),
     "pause": answer_by_edit("what blocks the host", edit="no-pause"),
     "pause-of-one": answer_by_edit("what blocks the host", "rank 0", edit="balance", value="0"),

@@ -12,6 +12,9 @@ from math import prod
 from typing import TypeAlias
 from urllib.parse import quote
 
+import numpy as np
+import pandas as pd
+
 from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.events import Trace, activity, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.ddp import (
@@ -28,7 +31,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan
-from overlaplab.intervals import clip
+from overlaplab.intervals import Mask, clip
 from overlaplab.vocabulary import Rule, label_list
 
 _SENDING = {"forward", "backward", "bucket_launch", "gather_launch", "scatter_launch"}
@@ -58,30 +61,22 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     Empty unless each step has one backward pass and at most one update after it, and each pass that sends gradients
     sends nearly all of its own until then: at least two, the same ones each time.
     """
-    labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
-    if rule_of(trace) is not Rule.CPU or labelled or is_with_ddp(trace) or fsdp2_ranges(trace):
+    if rule_of(trace) is not Rule.CPU or _sends_otherwise(trace):
         return ()
     launches = [launch for launch in executions(trace).launches if is_bucket(launch) and launch.ran is not None]
     updates = optimizer_steps(trace)
     gradients = all_gradients(trace, launches) if launches and updates else ()
     if any(gradient.shape is None for gradient in gradients):
         return ()
-    windows = step_windows(trace)
-    starts, arrivals = [window.start_ns for window in windows], [gradient.at_ns for gradient in gradients]
-    begun, moments = [update.start_ns for update in updates], [launch.start_ns for launch in launches]
+    moments = [launch.start_ns for launch in launches]
     until_forward = sorted(span.end_ns for span in (*updates, *data_loadings(trace)))
     averagings: list[Averaging] = []
-    for backward in autograd_passes(trace) if gradients else ():
-        place = bisect_right(starts, backward.start_ns) - 1
-        arrived = gradients[bisect_left(arrivals, backward.start_ns) : bisect_right(arrivals, backward.end_ns)]
-        if place < 0 or not arrived:
-            continue
-        limit_ns = min([windows[place].host_end_ns, *begun[bisect_left(begun, backward.end_ns) :][:1]])
+    for each in _passes(trace, gradients):
+        backward, arrived, limit_ns = each.backward, each.gradients, each.limit_ns
         of_pass = launches[bisect_left(moments, backward.start_ns) : bisect_left(moments, limit_ns)]
         sent = _as_one(arrived, of_pass) or _one_by_one(arrived, of_pass)
         averaged = [gradient for names, _ in sent for gradient in names]
-        updated = bisect_left(begun, backward.start_ns) < bisect_left(begun, backward.end_ns)
-        if updated or len(averaged) == 1 or 0 < _elements(averaged) < _MOST * _elements(arrived):
+        if each.updates_within or len(averaged) == 1 or 0 < _elements(averaged) < _MOST * _elements(arrived):
             return ()
         ends = [launch.ran[1] for _, launch in sent if launch.ran is not None]
         averagings.append(
@@ -89,12 +84,69 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
                 start_ns=backward.start_ns,
                 end_ns=min(max([backward.end_ns, *ends]), limit_ns),
                 thread=backward.thread,
-                forward_ns=max([starts[place], *until_forward[: bisect_right(until_forward, backward.start_ns)][-1:]]),
+                forward_ns=max([each.step_ns, *until_forward[: bisect_right(until_forward, backward.start_ns)][-1:]]),
                 sent=tuple(sent),
             )
         )
     shapes = {tuple(each.shape for names, _ in averaging.sent for each in names) for averaging in averagings}
     return tuple(averagings) if len(shapes - {()}) == 1 and _are_named_once(trace, averagings) else ()
+
+
+def _sends_otherwise(trace: Trace) -> bool:
+    labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
+    return labelled or is_with_ddp(trace) or bool(fsdp2_ranges(trace))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """A backward pass, and what may send its gradients."""
+
+    backward: Span
+    gradients: Sequence[Gradient]
+    step_ns: int
+    """When its step begins."""
+    limit_ns: int
+    """When the update after it begins, or the step ends."""
+    updates_within: bool
+
+
+def _passes(trace: Trace, gradients: Sequence[Gradient]) -> Iterator[_Pass]:
+    """The backward passes in which gradients arrive, in order of time."""
+    windows, begun = step_windows(trace), [update.start_ns for update in optimizer_steps(trace)]
+    starts, arrivals = [window.start_ns for window in windows], [gradient.at_ns for gradient in gradients]
+    for backward in autograd_passes(trace) if gradients else ():
+        place = bisect_right(starts, backward.start_ns) - 1
+        arrived = gradients[bisect_left(arrivals, backward.start_ns) : bisect_right(arrivals, backward.end_ns)]
+        if place >= 0 and arrived:
+            after = bisect_left(begun, backward.end_ns)
+            yield _Pass(
+                backward=backward,
+                gradients=arrived,
+                step_ns=starts[place],
+                limit_ns=min([windows[place].host_end_ns, *begun[after : after + 1]]),
+                updates_within=bisect_left(begun, backward.start_ns) < after,
+            )
+
+
+def is_of_gradients(trace: Trace, table: pd.DataFrame) -> Mask:
+    """Mark those of `recorded_collectives` that a loop without DDP or FSDP2 sends its gradients with, be it in several
+    of them, as a reduce and a broadcast: launched in a backward pass or between it and the update, each of the size of
+    one gradient, or of all, and together of nearly all.
+    """
+    marked = np.zeros(len(table), dtype=bool)
+    gradients = () if _sends_otherwise(trace) else all_gradients(trace, ())
+    if any(gradient.shape is None for gradient in gradients):
+        return marked
+    sizes = table["dtype"].map(DTYPE_BYTES).fillna(1).to_numpy()
+    elements, hosts_ns = table["bytes"].to_numpy() // sizes, table["host_ns"].to_numpy()
+    for each in _passes(trace, gradients):
+        of_each = [_elements([gradient]) for gradient in each.gradients]
+        within = (each.backward.start_ns <= hosts_ns) & (hosts_ns < each.limit_ns)
+        within &= np.isin(elements, [*of_each, sum(of_each)])
+        sent = set(elements[within].tolist())
+        if sum(of_each) in sent or sum(size for size in of_each if size in sent) >= _MOST * sum(of_each):
+            marked |= within
+    return marked
 
 
 def _as_one(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> list[Sent]:

@@ -17,6 +17,7 @@ import pandas as pd
 
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
+from overlaplab.evidence.by_hand import is_of_gradients
 from overlaplab.evidence.ddp import (
     DDPBackward,
     DDPBucket,
@@ -26,7 +27,7 @@ from overlaplab.evidence.ddp import (
     unlabelled_backwards,
 )
 from overlaplab.evidence.executions import Executions, executions, map_moment
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, fsdp2_scatters
+from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_passes, fsdp2_ranges, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
@@ -55,6 +56,8 @@ ACTIVATIONS_OF = "activations of "
 _OF_LAYERS = ("all_reduce", "all_gather", "reduce_scatter")
 UPDATED = "updated parameters"
 """`what` of parameters that are sent within an optimizer step, or after one of scattered gradients."""
+OF_GRADIENTS = "gradients"
+"""`what` of collectives with which a loop averages gradients of its own, where they are no buckets."""
 BUFFERS = "buffers"
 """`what` of broadcasts by DistributedDataParallel before each forward pass, as of batch normalisation's statistics."""
 
@@ -119,26 +122,34 @@ def _purposes_by_place(
 ) -> Callable[[int], tuple[Role, str | None]]:
     """A function that tells what a row without a launch of known purpose moves, by where it was launched.
 
-    Within passes, in a group of its own beside the gradients', or as an all-to-all, it moves activations; within an
-    optimizer step, or after gradients were scattered by hand, parameters that were updated.
+    Within passes, as an all-to-all, or beside gradients as messages or in another group, it moves activations; within
+    an optimizer step, or after gradients were scattered by hand, parameters that were updated.
     """
     forwards, updates = forward_passes(trace), optimizer_steps(trace)
-    passes = sorted((*forwards, *autograd_passes(trace)), key=lambda span: span.start_ns)
+    of_units = (each for each in fsdp2_passes(fsdp2_ranges(trace)) if each.word == "forward")
+    passes = sorted((*forwards, *of_units, *autograd_passes(trace)), key=lambda span: span.start_ns)
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     steps = [window.host_start_ns for window in step_windows(trace)]
-    scattered = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] == "reduce_scatter")
+    gradients = np.zeros(len(table), dtype=bool) if sending else is_of_gradients(trace, table)
+    of_gradients = set(table["kind"][gradients])
+    to_owners = ["reduce_scatter", *(["reduce"] if of_gradients == {"reduce"} else [])]
+    scattered = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] in to_owners)
 
     def tell(row: int) -> tuple[Role, str | None]:
         kind, host_ns = kinds[row], hosts_ns[row]
+        if gradients[row]:
+            return Role.OTHER, OF_GRADIENTS
         if kind == "broadcast" and is_inside(forwards, host_ns):
             return Role.OTHER, BUFFERS
         if kind in ("broadcast", "all_gather") and is_inside(updates, host_ns):
             return Role.PARAMETERS, UPDATED
         if is_inside(passes, host_ns):
-            is_of_layers = kind == "all_to_all" or (kind in _OF_LAYERS and sending and groups[row] not in sending)
+            beside_gradients = kind in _OF_LAYERS and groups[row] not in sending
+            is_of_layers = kind == "all_to_all" or (sending and (kind == "send_recv" or beside_gradients))
             return (Role.ACTIVATIONS, f"{ACTIVATIONS_OF}a layer") if is_of_layers else (Role.OTHER, None)
-        return (Role.PARAMETERS, UPDATED) if kind == "all_gather" and follows_update(host_ns) else (Role.OTHER, None)
+        gathers = kind == "all_gather" or (kind == "broadcast" and "reduce" in to_owners)
+        return (Role.PARAMETERS, UPDATED) if gathers and follows_update(host_ns) else (Role.OTHER, None)
 
     def follows_update(host_ns: int) -> bool:
         """Whether an update in the same step precedes it, and scattered gradients the update."""

@@ -49,6 +49,7 @@ def test_a_strangers_group_tells(description: str, what: str | None, tmp_path: P
     [
         ("DistributedDataParallel.forward", "allreduce", "9", "activations of a layer"),
         ("DistributedDataParallel.forward", "all_to_all", "", "activations of a layer"),
+        ("DistributedDataParallel.forward", "send", "", "activations of a layer"),
         ("DistributedDataParallel.forward", "allreduce", "", None),
         ("DistributedDataParallel.forward", "broadcast", "", "buffers"),
         ("Optimizer.step#AdamW.step", "broadcast", "", "updated parameters"),
@@ -68,5 +69,7 @@ def test_where_it_is_launched_tells(within: str, kind: str, group: str, what: st
     kernel["args"]["correlation"] = 9999
     trace = run_of(tmp_path, [*events, call, kernel], backend="nccl").traces[0]
     table = recorded_collectives(trace)
-    named = purposes(trace)["what"][(table["kind"] == {"allreduce": "all_reduce"}.get(kind, kind)).to_numpy()]
+    named = purposes(trace)["what"][
+        (table["kind"] == {"allreduce": "all_reduce", "send": "send_recv"}.get(kind, kind)).to_numpy()
+    ]
     assert {None if pd.isna(each) else each for each in named} - {f"bucket {number}" for number in range(4)} == {what}

@@ -67,6 +67,8 @@ ANSWERS = {
     "after-backward": Answer(
         advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=38.7, misses_ms=8.2
     ),
+    # a reduce and a broadcast of each gradient; DistributedDataParallel gained 91 ms
+    "reduced-to-one": Answer(advice="torch's DistributedDataParallel: it launches during the backward pass"),
     # three models, each in DDP of its own, of which the Recorder is given the first
     "further-models": Answer(advice="No gain is certain. First to try: half the bytes"),
     "blocking-hooks": Answer(advice="torch's DistributedDataParallel with bucket_cap_mb 0.09", gained_ms=41.9),

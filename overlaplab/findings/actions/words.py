@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
-from overlaplab.evidence.purposes import ACTIVATIONS_OF
+from overlaplab.evidence.purposes import ACTIVATIONS_OF, OF_GRADIENTS
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
@@ -225,11 +225,14 @@ def in_general(case: Case) -> str:
     """What helps against one cause, where no play tells by how much."""
     loop, moved = case.loop, moved_most(case.rows)
     if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
-        return _FEWER_TOKENS if (case.rows["kind"] == "all_to_all").any() else _FEWER_TENSOR_RANKS
+        kinds = set(case.rows["kind"].dropna())
+        return next((words for kind, words in _OF_LAYERS.items() if kind in kinds), _FEWER_TENSOR_RANKS)
     if loop.traits is not None and loop.traits.gradients == "server" and case.cause in _SENT_TO_A_SERVER:
         return _ALL_REDUCE
     if is_undivided(loop, case.cause):
         return _UNITS
+    if moved == OF_GRADIENTS and not loop.by_hand and case.cause not in (Cause.GAP, Cause.UNKNOWN):
+        return _DURING_PASS.format(_BUCKETED[loop.framework])
     match case.cause:
         case Cause.BUBBLE if "microbatches" in case.tried:
             return "a schedule with several stages on each rank: neither more microbatches nor the other schedule gains"
@@ -286,7 +289,7 @@ def _unblock(moved: str, case: Case) -> str:
         return DURING_BACKWARD.format(" (strategy zero2)" if loop.framework == "engine" else "")
     if loop.traits is not None and loop.traits.buckets:
         return "waiting for buckets at the end of the backward pass, not within it"
-    return f"{_BUCKETED[loop.framework]}: it launches during the backward pass, and waits at its end"
+    return _DURING_PASS.format(_BUCKETED[loop.framework])
 
 
 def _how_fewer(loop: Loop) -> str:
@@ -297,8 +300,8 @@ def _how_fewer(loop: Loop) -> str:
 
 
 def moved_most(rows: pd.DataFrame) -> str:
-    """What most of the exposed time moved: `gather`, `bucket`, `unit` (or a parameter), `activations`, or something
-    `unknown`.
+    """What most of the exposed time moved: `gather`, `bucket`, `unit` (or a parameter), `activations`, `gradients` of
+    no bucket, or something `unknown`.
     """
     if rows.empty:
         return "unknown"
@@ -316,6 +319,8 @@ def _is_activations(name: object) -> bool:
 def _word(name: str) -> str:
     if _is_activations(name):
         return "activations"
+    if name == OF_GRADIENTS:
+        return OF_GRADIENTS
     return "bucket" if _BUCKET.match(name) else "unit"
 
 
@@ -344,6 +349,12 @@ _FEWER_TOKENS = (
     "fewer or smaller tokens for other ranks' experts, or a faster link: the layer's next operation needs them, so"
     " nothing of the same layer can hide them"
 )
+_NEXT_BLOCK = (
+    "sending and receiving the next block while this one is computed, as ring attention can, or a faster link: what it"
+    " gains depends on how long a block is computed"
+)
+_OF_LAYERS = {"all_to_all": _FEWER_TOKENS, "send_recv": _NEXT_BLOCK}
+"""Against time exposed for activations, by how they are sent."""
 _UNITS = (
     "fully_shard on each block, not on the root alone: a single unit is gathered before all computation and reduced"
     " after it"
@@ -357,6 +368,7 @@ _HOW_FEWER = {
 }
 _BUCKETED = {"engine": "strategy bucketed", **dict.fromkeys((None, "ddp", "fsdp2"), "torch's DistributedDataParallel")}
 """What sends gradients in buckets."""
+_DURING_PASS = "{}: it launches during the backward pass, and waits at its end"
 _TAILS = {
     "bucket": "a lower bucket_cap_mb{}: a smaller last bucket",
     "gather": "a smaller first unit, or gathering it before the step begins",

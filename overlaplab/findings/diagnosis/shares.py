@@ -10,6 +10,7 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
+from overlaplab.evidence.purposes import OF_GRADIENTS
 from overlaplab.findings.actions.ranked import Advised
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided, moved_most
@@ -72,7 +73,7 @@ def cause_shares(
         tried = _played_actions(gains, rank)
         case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
         action = _answer(actions, case, unseen, overhead=overhead, named=named)
-        played = action is not None or (not unseen.ranks_missing and not _is_of_layers(case) and _is_played(case))
+        played = action is not None or (not unseen.ranks_missing and not _is_beyond_plays(case) and _is_played(case))
         much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
         untold = not played and unseen.waits is not None and unexplained
@@ -120,9 +121,14 @@ def _is_played(case: Case) -> bool:
     return answers and not is_undivided(case.loop, case.cause)
 
 
-def _is_of_layers(case: Case) -> bool:
-    """Whether it is for activations of layers: what fewer ranks per layer gain cannot be played."""
-    return case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved_most(case.rows) == "activations"
+def _is_beyond_plays(case: Case) -> bool:
+    """Whether it is for activations of layers, or gradients that take several collectives: what fewer ranks per layer,
+    or one all-reduce, would gain cannot be played.
+    """
+    moved = moved_most(case.rows)
+    if moved == OF_GRADIENTS:  # a rank is waited for in one of them while it sends another
+        return case.cause is not Cause.GAP and not case.loop.by_hand
+    return moved == "activations" and case.cause not in (Cause.STRAGGLER, Cause.GAP)
 
 
 def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool, named: bool) -> Advised | None:
@@ -133,7 +139,7 @@ def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead:
         other = each.action.name == "balance" and case.late_rank is not None and each.setting != case.late_rank
         if each.action.answers(case.cause, case.rows, overhead=overhead, named=named) and not other:
             worth = not unseen.ranks_missing or each.is_worth_it  # else what changes T, not tried then, may gain more
-            return each if worth and (each.is_certain or not _is_of_layers(case)) else None
+            return each if worth and (each.is_certain or not _is_beyond_plays(case)) else None
     return None
 
 

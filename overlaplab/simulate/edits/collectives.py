@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import replace
 from itertools import chain
 
-from overlaplab.evidence.purposes import BUFFERS, Role
+from overlaplab.evidence.purposes import BUFFERS, OF_GRADIENTS, Role
 from overlaplab.simulate.edits.hosts import mean_work_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
 from overlaplab.words import count, kind_word, size_exact
@@ -129,7 +129,7 @@ def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
     launches = [launch for program in programs for launch in find_launches(program)]
     keys = {launch.key for launch in launches if launch.carries == Role.PARAMETERS}
-    return None if any(launch.carries == "gradients" for launch in launches) else _drop_launches(programs, keys)
+    return None if any(launch.carries == OF_GRADIENTS for launch in launches) else _drop_launches(programs, keys)
 
 
 def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
