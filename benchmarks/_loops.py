@@ -26,6 +26,7 @@ from overlaplab_engine.recording.recorder import Recorder
 from overlaplab_engine.worker import finish
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -36,6 +37,8 @@ BANDWIDTH_GBPS, LATENCY_US = 0.1, 500.0
 STEPS = 6
 BY_HAND = ("after-backward", "blocking-hooks", "reduced-to-one")
 """Loops that average their gradients with collectives of their own."""
+REPLICAS = "units-replicas-microbatches"
+"""The loop of HSDP, of two replicas."""
 
 
 class Nap(torch.autograd.Function):
@@ -180,7 +183,11 @@ def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
 def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn.Module:
     """The model as the loop's ranks train it together; some do so by hand."""
     if isinstance(model, nn.Sequential) and "units" in loop:
-        return fully_sharded(model, frees=loop != "units-metrics" and not (loop == "units-freed" and mended))
+        ranks = dist.get_world_size()
+        mesh = init_device_mesh("cpu", (ranks,))
+        if loop == REPLICAS:
+            mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+        return fully_sharded(model, mesh, frees=loop != "units-metrics" and not (loop == "units-freed" and mended))
     if loop in BY_HAND and not mended:
         if loop == "blocking-hooks":
             for parameter in model.parameters():
@@ -218,11 +225,11 @@ def all_reduced(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     return future
 
 
-def fully_sharded(model: nn.Sequential, *, frees: bool) -> nn.Module:
+def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, *, frees: bool) -> nn.Module:
     """With a unit for each layer, which it perhaps frees after its forward pass."""
     for layer in model:
-        fully_shard(layer, reshard_after_forward=frees)
-    return fully_shard(model)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=frees)
+    return fully_shard(model, mesh=mesh)
 
 
 def loader(loop: str, *, mended: bool) -> Iterator[torch.Tensor] | None:
@@ -260,7 +267,9 @@ def train(loop: str, ddp: nn.Module, *, mended: bool) -> None:
         features = dist.all_reduce(torch.ones(50_000), async_op=True)
     for number in range(passes):
         sends = number == passes - 1 or not mended
-        if isinstance(ddp, FSDPModule):
+        if isinstance(ddp, FSDPModule) and loop == REPLICAS:
+            ddp.set_requires_all_reduce(sends)
+        elif isinstance(ddp, FSDPModule):
             ddp.set_requires_gradient_sync(sends)
         with ddp.no_sync() if isinstance(ddp, DistributedDataParallel) and not sends else nullcontext():
             loss = ddp(torch.ones(1, requires_grad=True)).sum()

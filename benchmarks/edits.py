@@ -47,6 +47,9 @@ LOADING = ("num_workers",)
 LOOPS = {
     "microbatches": answer_by_edit("no_sync", edit="last-pass"),
     "units-microbatches": answer_by_edit("set_requires_gradient_sync", edit="last-pass"),
+    "units-replicas-microbatches": answer_by_edit(
+        "set_requires_all_reduce", "set_requires_gradient_sync", edit="last-all-reduce"
+    ),
     "metrics": answer_by_edit("async_op=True", edit="async"),
     "metrics-apart": answer_by_edit("async_op=True", "in place of", edit="merge"),
     "loader-of-one": answer_by_edit(*LOADING, edit="without-host-work", value="enumerate(DataLoader)"),
@@ -137,7 +140,8 @@ def record(loop: str, out: Path, number: int, mended: bool) -> overlaplab.Run:
     """One recording."""
     folder = out / f"{loop}-{'mended' if mended else 'faulty'}-{number}"
     if not (folder / "run.json").exists():
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+        ranks = "4" if "replicas" in loop else "2"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--standalone"]
         options = ["--mended"] if mended else []
         script = str(Path(__file__).parent / "_loops.py")
         subprocess.run([*torchrun, script, loop, str(folder), *options], check=True, capture_output=True)

@@ -96,12 +96,16 @@ def find_launched(
         place = bisect_right(starts, row["launch_ns"]) - 1
         sent.append((row, place, senders[place] if place >= 0 and row["launch_ns"] <= senders[place].end_ns else None))
     blocking = _blocking_words(labels, sent)
+    over_ns: dict[int, int] = {}  # when what a range launched before, and waited for, was over
     for row, place, sender in sent:
         role = _ROLES[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
             role = "replicas"
         bucket, blocks = buckets[place] if sender else {}, bool(sender and sender.word in blocking)
         host_until_ns = row["launch_ns"] if blocks else sender.end_ns if sender else 0
+        host_from_ns = over_ns.get(place, sender.start_ns) if sender else 0
+        if blocks:
+            over_ns[place] = row["end_ns"]
         launch = Launch(
             row["match"],
             row["transfer_ns"],
@@ -109,7 +113,7 @@ def find_launched(
             max(row["bytes"], 0),
             role=role,
             what=collective_name(sender) if sender else None,
-            host_ns=worked_ns(sender.start_ns, host_until_ns) if sender and not hidden else 0,
+            host_ns=worked_ns(host_from_ns, host_until_ns) if sender and not hidden else 0,
             parameters=label_list(bucket.get("parameters", "")),
             gradient_bytes=int(bucket.get("bytes", 0)),
             hops=row["hops"],

@@ -103,10 +103,11 @@ def with_times(rows: pd.DataFrame) -> pd.DataFrame:
         first_seen = rows["end_ns"].where(rows["seen"], NEVER_NS).groupby(rows["match"]).transform("min")
         ended = ended.where(first_seen == NEVER_NS, first_seen)  # in integers: floats do not hold absolute ns
     rows = rows.assign(ended_ns=ended, asked_ns=by["launch_ns"].transform("max"))
-    traces, free_ns = sorted(set(rows["trace"])), dict[int, int]()
+    free_ns: dict[int, int] = {}
     took: dict[object, int] = {}
-    for row in rows.drop_duplicates("match").sort_values("ended_ns", kind="stable").to_dict("records"):
-        members = row["members"] or traces
+    once = rows.assign(members=_members(rows)).drop_duplicates("match").sort_values("ended_ns", kind="stable")
+    for row in once.to_dict("records"):
+        members = row["members"]
         freed_ns = max(free_ns.get(trace, UNKNOWN_NS) for trace in members)
         took[row["match"]] = max(row["ended_ns"] - max(row["asked_ns"], freed_ns), 0)
         free_ns |= dict.fromkeys(members, row["ended_ns"])

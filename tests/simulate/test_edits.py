@@ -259,6 +259,20 @@ def test_gradients_sent_in_the_last_pass_alone() -> None:
     )
 
 
+def test_gradients_averaged_between_replicas_in_the_last_pass_alone() -> None:
+    """Each pass of HSDP scatters."""
+
+    def backward(number: int) -> list[Move]:
+        scatter = Launch(("scatter", number), 20, "reduce_scatter", 8, role="scatter", what="0")
+        average = Launch(("average", number), 30, "all_reduce", 4, role="replicas", what="0")
+        passes = Mark("backward"), Mark("backward_end")
+        return [passes[0], Work(10), scatter, average, passes[1], Wait(scatter.key), Wait(average.key)]
+
+    changed = last_pass_only([[End(), *backward(0), *backward(1), End()]], ("replicas",))
+    assert changed is not None
+    assert spans(changed) == [[10 + 20 + 10 + 20 + 30]]
+
+
 def test_half_the_bytes() -> None:
     changed = halve_bytes([STEP], {"all_reduce": lambda size: 2 * size // 25})
     assert changed is not None

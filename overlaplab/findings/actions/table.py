@@ -71,6 +71,7 @@ _OF_OTHERS = (Cause.BLOCKING, Cause.QUEUED, Cause.LINK, Cause.TAIL)
 ACTIONS = [
     Action("host_work", (Cause.STRAGGLER, Cause.GAP), words.host_work, fills_idle_time=True),
     Action("device_waits", (Cause.GAP,), words.DEVICE_WAITS, costs="a search", fills_idle_time=True),
+    Action("last_all_reduce", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED), words.last_all_reduce),
     Action("last_pass", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED), words.last_pass),
     Action(
         "arrival_order",

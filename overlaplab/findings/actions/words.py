@@ -197,6 +197,13 @@ def last_pass(case: Case) -> str:
     return "no_sync() in every backward pass but the last of a step"
 
 
+def last_all_reduce(case: Case) -> str:
+    """Scattered gradients averaged between HSDP's replicas once per step; no option of the engine does so."""
+    if case.loop.framework != "fsdp2":
+        return ""
+    return "set_requires_all_reduce(False) in every backward pass but the last: gradients stay scattered until then"
+
+
 def keep_gathered(case: Case) -> str:
     """Units of FSDP2 that stay gathered from their forward to their backward pass."""
     of_engine = case.loop.framework == "engine"

@@ -256,13 +256,16 @@ GRADIENTS = ("bucket", "scatter", "replicas")
 """Roles of collectives that average gradients."""
 
 
-def last_pass_only(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are."""
+def last_pass_only(programs: Sequence[Program], roles: Collection[str] = GRADIENTS) -> list[list[Move]] | None:
+    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are.
+
+    `roles`: which of their collectives that concerns; of HSDP the all-reduces between replicas alone are `replicas`.
+    """
     keys: set[Hashable] = set()
     for program in programs:
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for move in program:
-            if isinstance(move, Launch) and move.role in GRADIENTS and move.what is not None:
+            if isinstance(move, Launch) and move.role in roles and move.what is not None:
                 alike[move.role, move.what, move.bytes].append(move.key)
             elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
                 keys.update(key for same in alike.values() for key in same[:-1])

@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import update_labels
-from overlaplab.evidence.purposes import BUFFERS, UPDATED
+from overlaplab.evidence.purposes import BUFFERS, UPDATED, Role
 from overlaplab.evidence.sending import gatherings
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
@@ -40,9 +40,12 @@ def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     return halve_bytes(programs.programs, takes, is_played_together)
 
 
-def last_pass(run: Run, programs: DevicePrograms) -> Programs | None:
-    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often."""
-    return _without_collectives(programs, _sent_again(run, programs))
+def last_pass(run: Run, programs: DevicePrograms, *, replicas: bool = False) -> Programs | None:
+    """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often.
+
+    `replicas`: that concerns the all-reduces of scattered gradients alone, which HSDP makes between replicas.
+    """
+    return _without_collectives(programs, _sent_again(run, programs, replicas=replicas))
 
 
 def keep_gathered(run: Run, programs: DevicePrograms) -> Programs | None:
@@ -117,7 +120,7 @@ def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable])
     return moves
 
 
-def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
+def _sent_again(run: Run, programs: DevicePrograms, *, replicas: bool) -> set[Hashable]:
     """The collectives of gradients that are launched again before the step ends, or its next optimizer step begins."""
     repeated: set[Hashable] = set()
     for trace, lanes in zip(run.traces, programs.ranks, strict=True):
@@ -125,12 +128,13 @@ def _sent_again(run: Run, programs: DevicePrograms) -> set[Hashable]:
         updates = [label.start_ns for label in update_labels(trace)]
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for place, launch in chain.from_iterable(map(_placed_launches, lanes)):
-            if launch.role in GRADIENTS and launch.what:
+            is_replicas = launch.role == Role.SCATTER and launch.kind == "all_reduce"
+            if launch.role in GRADIENTS and launch.what and (is_replicas or not replicas):
                 if place >= len(events):
                     raise refusal(run, "with other buckets, fewer passes that send are not played")
                 event = events[place]
                 since = bisect_right(steps, event.start_ns), bisect_right(updates, event.called_ns)
-                alike[since, launch.role, launch.what, launch.bytes].append(launch.key)
+                alike[since, launch.kind, launch.what, launch.bytes].append(launch.key)
         repeated.update(key for keys in alike.values() for key in keys[:-1])
     return repeated
 

@@ -241,6 +241,12 @@ EDITS = {
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
+    "last-all-reduce": Edit(
+        remedy="last_all_reduce",
+        apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs, ("replicas",)),
+        on_devices=lambda run, programs, _value: devices.last_pass(run, programs, replicas=True),
+        nothing="no step all-reduces its scattered gradients in several backward passes",
+    ),
     "arrival-order": Edit(
         remedy="arrival_order",
         apply=_cut_by_arrival,
