@@ -149,7 +149,7 @@ def _backward_passes(
     accumulations = list(accumulations)
     if not accumulations:
         return ()
-    borders, evaluated = _autograd_functions(trace)
+    borders, evaluated = _numbered_functions(trace)
     begun = [forward.start_ns for forward in forward_passes(trace)]
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
@@ -199,7 +199,7 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
     They are separated as in `ddp_backwards`.
     """
-    by_pass = _autograd_functions(trace)[1].groupby("number")
+    by_pass = _numbered_functions(trace)[1].groupby("number")
     extents = by_pass.agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
 
@@ -231,11 +231,16 @@ def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in rows)
 
 
-def _autograd_functions(trace: Trace) -> tuple[list[int], pd.DataFrame]:
+def autograd_functions(trace: Trace) -> pd.DataFrame:
+    """The ranges in which autograd evaluates a function, as `event_spans`."""
+    return _named_ranges(trace, lambda name: name.startswith(_EVALUATE))
+
+
+def _numbered_functions(trace: Trace) -> tuple[list[int], pd.DataFrame]:
     """The moments between backward passes, in order; and autograd's functions, with the `number` of their pass."""
     forwards = {forward.start_ns for forward in forward_passes(trace)}
     borders = sorted(forwards | {window.host_start_ns for window in step_windows(trace)})
-    evaluated = _named_ranges(trace, lambda name: name.startswith(_EVALUATE))
+    evaluated = autograd_functions(trace)
     return borders, evaluated.assign(number=np.searchsorted(borders, evaluated["start_ns"], side="right"))
 
 

@@ -40,7 +40,7 @@ def test_the_terminal_says_what_is_bubble(command: Any, tmp_path: Path) -> None:
     )
     assert "theory 33 % ((p−1)/(m+p−1), p 2, m 2)" in text
     code, out, _ = command("pipeline", SAMPLES / "naive")
-    assert (code, "No stages of a pipeline are labelled in this run." in out) == (0, True)
+    assert (code, "No stages of a pipeline are found in this run." in out) == (0, True)
 
 
 def test_the_section_and_its_charts(tmp_path: Path) -> None:

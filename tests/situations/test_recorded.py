@@ -70,6 +70,8 @@ ANSWERS = {
     ),
     # a reduce and a broadcast of each gradient; DistributedDataParallel gained 91 ms
     "reduced-to-one": Answer(advice="torch's DistributedDataParallel: it launches during the backward pass"),
+    # ScheduleGPipe of torch.distributed.pipelining, two stages, four microbatches
+    "torch-gpipe": Answer(advice="more microbatches per step, or a schedule with several stages on each rank"),
     # of HSDP's two replicas of two ranks; steps 3 and 4; set_requires_all_reduce gained 168 ms
     "replicas-microbatches": Answer(
         advice="set_requires_gradient_sync(False) in every backward pass but the last", gained_ms=258

@@ -187,7 +187,10 @@ def _every_action(run: Run) -> pd.DataFrame:
 
 def _step_rows(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
     offsets = corrections(run)
-    done = {place: actions_in(run.traces[place], step_windows(run.traces[place])[step]) for place in places}
+    done = {
+        place: actions_in(run.traces[place], step_windows(run.traces[place])[step], stage)
+        for stage, place in enumerate(places)
+    }
     times = {place: _times(run.traces[place], actions, int(offsets[place])) for place, actions in done.items()}
     zero = min((int(actions[0].min()) for actions in times.values() if len(actions[0])), default=0)
     for place in places:

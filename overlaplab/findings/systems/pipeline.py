@@ -14,7 +14,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.words import count, join_names, ms, percent, rank_word
 
 NO_PIPELINE = (
-    "No stages of a pipeline are labelled in this run. No group that sends messages is described as a pipeline's."
+    "No stages of a pipeline are found in this run. No group that sends messages is described as a pipeline's."
 )
 PIPELINE_UNLABELLED = (
     "The stages' actions are not labelled in these traces, so which microbatch a rank works on is unknown, and how much"
@@ -97,7 +97,8 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
     if sentences:
         return tuple(sentences)
     if played.empty:
-        return ("Other settings cannot be replayed: this needs the traces of all stages behind an emulated link.",)
+        needs = "the engine's pipeline, the traces of all its stages, and an emulated link"
+        return (f"Other settings cannot be replayed: this needs {needs}.",)
     return (
         f"No setting that was replayed makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more"
         " microbatches, nor another split or schedule. Left to try: a schedule with several stages on each rank.",
