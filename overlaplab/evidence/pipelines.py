@@ -38,6 +38,8 @@ class IdleBySchedule:
 _ACTION = re.compile(r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)")
 """A range in torch/distributed/pipelining/schedules.py, of schedules with several stages on each rank."""
 _KINDS = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
+_LITTLE = 0.01
+"""This share of what is computed between two messages may stand apart from the pass at either end."""
 
 
 @once_per_trace
@@ -110,14 +112,21 @@ def _backward_passes(functions: pd.DataFrame, called: Integers, ways: Sequence[t
 
 
 def _forward_passes(computed: Intervals, called: Integers, backwards: Sequence[Span]) -> list[list[int]]:
-    """Start and end of as many forward passes: of what else is computed between messages the longest."""
+    """Start and end of as many forward passes: of what else is computed between messages the longest.
+
+    Each without the little that is computed before and after it, perhaps a wait apart.
+    """
     computed = computed[[not is_inside(backwards, at_ns) for at_ns in computed[:, 0].tolist()]]
     borders = np.sort([*called.tolist(), *(each.start_ns for each in backwards)])
-    stretches = pd.DataFrame(computed, columns=["start_ns", "end_ns"])
-    stretches["weight"] = (stretches["end_ns"] - stretches["start_ns"]).clip(1)
-    by = stretches.groupby(np.searchsorted(borders, computed[:, 0]))
-    longest = by.agg({"start_ns": "min", "end_ns": "max", "weight": "sum"}).nlargest(len(backwards), "weight")
-    return sorted(longest[["start_ns", "end_ns"]].to_numpy().tolist())
+    pieces = pd.DataFrame(computed, columns=["start_ns", "end_ns"])
+    pieces["weight"] = (pieces["end_ns"] - pieces["start_ns"]).clip(1)
+    pieces["stretch"] = np.searchsorted(borders, computed[:, 0])
+    by = pieces.groupby("stretch")["weight"]
+    done, pieces["whole"] = by.cumsum(), by.transform("sum")
+    little = _LITTLE * pieces["whole"]
+    pieces = pieces[(done > little) & (done - pieces["weight"] < pieces["whole"] - little)]
+    stretches = pieces.groupby("stretch").agg({"start_ns": "min", "end_ns": "max", "whole": "first"})
+    return sorted(stretches.nlargest(len(backwards), "whole")[["start_ns", "end_ns"]].to_numpy().tolist())
 
 
 def _ways(messages: pd.DataFrame) -> Iterator[tuple[str, str]]:

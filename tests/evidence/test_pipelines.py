@@ -26,8 +26,8 @@ def test_messages_tell_the_actions_that_the_engine_labels(tmp_path: Path) -> Non
         assert len(pairs) > 10
         for label, derived in pairs:
             assert (derived.word, derived.fields["microbatch"]) == (label.word, label.fields["microbatch"])
-            assert derived.start_ns == pytest.approx(label.start_ns, abs=1_500_000)
-            assert derived.end_ns == pytest.approx(label.end_ns, abs=1_500_000)
+            assert derived.start_ns == pytest.approx(label.start_ns, abs=2_000_000)
+            assert derived.end_ns == pytest.approx(label.end_ns, abs=2_000_000)
     assert overlaplab.pipeline(run)["stage"].tolist() == overlaplab.pipeline(labelled)["stage"].tolist()
 
 
