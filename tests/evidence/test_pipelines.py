@@ -9,11 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from made.ranks import carried
+from made.strangers import one_f_one_b
+from made.strangers import run_of as run_of_strangers
 from made.traces import event, op, run_of, step
 from samples import TRACES, sample_run
 
 import overlaplab
 from overlaplab.evidence.pipelines import _backward_passes, pipelines, stage_labels
+
+FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
 
 
 def test_messages_tell_the_actions_that_the_engine_labels(tmp_path: Path) -> None:
@@ -73,3 +77,29 @@ def test_torchs_ranges_begin_with_waiting(tmp_path: Path) -> None:
         [("stage_forward", {"stage": "0", "microbatch": "0"}, 12)],
         [("stage_backward_input", {"stage": "3", "microbatch": "0"}, 24)],
     ]
+
+
+def test_messages_of_nccl_tell_them_too(tmp_path: Path) -> None:
+    """By the device's times; a kernel carries two messages, and without its ends' names they tell nothing."""
+    for names_peers in (True, False):
+        ranks = one_f_one_b(steps=2, names_peers=names_peers)
+        for rank, backwards in zip(ranks, ((11, 14), (4, 12)), strict=True):
+            rank.events += [event(FUNCTION, at + host, at + host + 0.5) for at in (0, 200) for host in backwards]
+        run = run_of_strangers(tmp_path / str(names_peers), *ranks)
+        table = overlaplab.pipeline(run)
+        if not names_peers:
+            assert table.empty
+            continue
+        actions = table[["stage", "step", "action", "microbatch", "start_ns", "took_ns"]].to_numpy().tolist()
+        assert actions[:4] == [
+            [0, 3, "forward", 0, 0, 10_000],
+            [0, 3, "forward", 1, 14_000, 10_000],
+            [0, 3, "backward", 0, 60_000, 20_000],
+            [0, 3, "backward", 1, 96_000, 20_000],
+        ]
+        assert actions[8:12] == [
+            [1, 3, "forward", 0, 14_000, 10_000],
+            [1, 3, "backward", 0, 24_000, 20_000],
+            [1, 3, "forward", 1, 60_000, 10_000],
+            [1, 3, "backward", 1, 70_000, 20_000],
+        ]
