@@ -1,4 +1,5 @@
-"""Training loops of anybody's, each with a fault that an edit answers, and without it; two ranks behind a link.
+"""Training loops of anybody's, each with a fault that an edit answers, and without it; two ranks or four behind a
+link.
 
     torchrun --nproc-per-node 2 benchmarks/_loops.py LOOP OUT [--mended]
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,6 +42,8 @@ BY_HAND = ("after-backward", "blocking-hooks", "reduced-to-one")
 """Loops that average their gradients with collectives of their own."""
 REPLICAS = "units-replicas-microbatches"
 """The loop of HSDP, of two replicas."""
+PIPELINED = "few-microbatches"
+"""The loop whose ranks are stages of a pipeline by GPipe."""
 
 
 class Nap(torch.autograd.Function):
@@ -139,6 +144,7 @@ def main(
     if loop == "sharded-optimizer" and not mended:
         optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=1e-3)
     items = loader(loop, mended=mended)
+    pass_through = pipeline(model, mended=mended) if loop == PIPELINED else None
     with Recorder(out, recorded, steps=STEPS) as recorder:
         for number in range(STEPS + 3):
             if loop == "lengths":  # one rank's input is 1.4 times as long, the other one's in the next step
@@ -147,7 +153,10 @@ def main(
                     layer.slower = length  # type: ignore[assignment]
             if items is not None:
                 next(items)
-            train(loop, ddp, mended=mended)
+            if pass_through is None:
+                train(loop, ddp, mended=mended)
+            else:
+                pass_through()
             if second is not None:
                 second(torch.ones(1, requires_grad=True)).sum().backward()
             optimizer.step()
@@ -164,9 +173,10 @@ def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
     clock = SleepClock(None)
     slower = 1.4 if loop == "late-rank" and dist.get_rank() == 1 and not mended else 1.0
     slower = {"no-problem": 4.0, "small-buckets": 1 / 3, "tiny-units": 1 / 3}.get(loop, slower)
+    slower = (0.5 if mended else 2.0) if loop == PIPELINED else slower  # of a microbatch
     elements = {"small-buckets": 5_000, "tiny-units": 8_000}.get(loop, 25_000)
     syncs = loop == "sync-batch-norm" and not mended
-    count = 3 * LAYERS if loop in ("small-buckets", "tiny-units") else LAYERS
+    count = {"small-buckets": 3 * LAYERS, "tiny-units": 3 * LAYERS, PIPELINED: 2}.get(loop, LAYERS)
     layers: list[nn.Module] = [
         Layer(f"layer{n}", clock, elements=elements, slower=slower, syncs=syncs) for n in range(count)
     ]
@@ -182,6 +192,8 @@ def make_model(loop: str, *, mended: bool) -> nn.Sequential | Backwards:
 
 def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn.Module:
     """The model as the loop's ranks train it together; some do so by hand."""
+    if loop == PIPELINED:
+        return model
     if isinstance(model, nn.Sequential) and "units" in loop:
         ranks = dist.get_world_size()
         mesh = init_device_mesh("cpu", (ranks,))
@@ -209,6 +221,16 @@ def parallel(loop: str, model: nn.Sequential | Backwards, *, mended: bool) -> nn
     if loop == "waiting-hook":
         ddp.register_comm_hook(None, allreduce_hook if mended else lambda _, bucket: all_reduced(bucket))
     return ddp
+
+
+def pipeline(stage_model: nn.Module, *, mended: bool) -> Callable[[], None]:
+    """What sends a batch through the stages, one on each rank."""
+    rank, ranks, microbatches = dist.get_rank(), dist.get_world_size(), 8 if mended else 2
+    stage = PipelineStage(stage_model, rank, ranks, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, microbatches, loss_fn=lambda output, _: output.sum())
+    batch = torch.ones(microbatches, 1, requires_grad=True)
+    inputs = [batch] if rank == 0 else []
+    return partial(schedule.step, *inputs, **({"target": batch, "losses": []} if rank == ranks - 1 else {}))
 
 
 def second_model(*, mended: bool) -> nn.Module:

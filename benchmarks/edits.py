@@ -69,6 +69,7 @@ LOOPS = {
     "two-models": FaultyLoop(("for discriminator",)),
     "blocking-hooks": FaultyLoop(("DistributedDataParallel", "async_op=True"), (Setting(bucket_cap_mb=0.09),)),
     "after-backward": FaultyLoop(("DistributedDataParallel",), (Setting(bucket_cap_mb=0.09),)),
+    "few-microbatches": FaultyLoop(("8 smaller microbatches",)),
     "reduced-to-one": FaultyLoop(("DistributedDataParallel",)),
     "tiny-units": answer_by_edit("larger units", edit="larger-units", value="3"),
     "pause": answer_by_edit("what blocks the host", edit="no-pause"),
@@ -101,6 +102,8 @@ LOOPS_ON_GPU = {
     "small-buckets": FaultyLoop(("bucket_cap_mb",), (Setting(bucket_cap_mb=25),)),
     "norms": answer_by_edit("no synchronisation", edit="no-device-waits"),
 }
+OF_FOUR = ("units-replicas-microbatches", "few-microbatches")
+"""Loops of four ranks."""
 SIDES = ("-faulty-", "-mended-")
 
 
@@ -140,7 +143,7 @@ def record(loop: str, out: Path, number: int, mended: bool) -> overlaplab.Run:
     """One recording."""
     folder = out / f"{loop}-{'mended' if mended else 'faulty'}-{number}"
     if not (folder / "run.json").exists():
-        ranks = "4" if "replicas" in loop else "2"
+        ranks = "4" if loop in OF_FOUR else "2"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--standalone"]
         options = ["--mended"] if mended else []
         script = str(Path(__file__).parent / "_loops.py")

@@ -11,7 +11,17 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT, StageAction, starts
+from overlaplab.costs.pipeline import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    PER_RANK,
+    WEIGHT,
+    StageAction,
+    order,
+    ranks_of_stages,
+    starts,
+)
 from overlaplab.events import Run, Trace, Window, once_per_run, once_per_trace, step_windows
 from overlaplab.events.rows import host_ranges
 from overlaplab.evidence.ddp import autograd_functions, optimizer_steps
@@ -22,6 +32,7 @@ from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.evidence.selection import is_inside, launched_in
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Integers, Intervals
+from overlaplab.manifest import Pipeline, Stage
 from overlaplab.vocabulary import STAGE_WORDS
 
 
@@ -170,6 +181,27 @@ def pipelines(run: Run) -> list[list[int]]:
     if 1 < len(components) == len(places):
         return [places]
     return [components[first] for first in sorted(components)]
+
+
+@once_per_run
+def find_plan(run: Run) -> Pipeline | None:
+    """What run.json says of the pipeline, or the schedule whose order the first step has; None without one.
+
+    Of the second the units of each stage are unknown.
+    """
+    if run.manifest is not None and run.manifest.pipeline is not None:
+        return run.manifest.pipeline
+    places = next(iter(pipelines(run)), [])
+    steps = [(run.traces[place], step_windows(run.traces[place])[0], stage) for stage, place in enumerate(places)]
+    recorded = [[action for action, _ in actions_in(*of_rank)] for of_rank in steps]
+    every = [action for actions in recorded for action in actions]
+    microbatches, stages = (len({getattr(action, name) for action in every}) for name in ("microbatch", "stage"))
+    for schedule in PER_RANK if places else ():
+        if stages % len(places) == 0 and order(schedule, len(places), microbatches, stages) == recorded:
+            holders = ranks_of_stages(schedule, len(places), stages)
+            of_ranks = tuple(Stage(rank=rank, units=()) for rank in holders)
+            return Pipeline(schedule=schedule, microbatches=microbatches, stages=of_ranks)
+    return None
 
 
 @once_per_run

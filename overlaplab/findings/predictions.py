@@ -8,6 +8,7 @@ from typing import Any
 from overlaplab.costs import ENOUGH_STEPS, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, rule_of
+from overlaplab.evidence.pipelines import find_plan
 from overlaplab.findings.runs import PREDICTED, link_missed
 from overlaplab.manifest import Manifest, played_phantoms, strategy_traits
 from overlaplab.simulate.predictions.what_if import message_without_path, why_not
@@ -114,11 +115,10 @@ def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int, microbatches
     return f"{lead}{how} per {what}: {ms(abs(gain_ns))}{doubt_clause(gain_ns, half_ns)}."
 
 
-def microbatches_of(manifest: Manifest | None) -> int:
+def microbatches_of(run: Run) -> int:
     """How many microbatches a step has."""
-    if manifest is None:
-        return 1
-    return (manifest.pipeline.microbatches if manifest.pipeline else manifest.accumulate) or 1
+    pipeline = find_plan(run)
+    return (pipeline.microbatches if pipeline else run.manifest.accumulate if run.manifest else None) or 1
 
 
 def hops_unknown(recorded: Manifest, strategy: str | None) -> str:

@@ -237,7 +237,7 @@ def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[P
     yield findings.figure_line("mean step", before["step_ns"], after["step_ns"], interval["half_ns"])
     yield findings.figure_line("exposed communication in the mean", before["exposed_comm_ns"], after["exposed_comm_ns"])
     yield findings.interval_line(interval["half_ns"], interval)
-    microbatches = (findings.microbatches_of(recorded.manifest), findings.microbatches_of(predicted.manifest))
+    microbatches = (findings.microbatches_of(recorded), findings.microbatches_of(predicted))
     yield findings.gain_finding(before["step_ns"], after["step_ns"], document["gain"]["half_ns"], microbatches)
     if remark := findings.extrapolation(prediction.extrapolated):
         yield remark

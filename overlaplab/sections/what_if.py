@@ -90,7 +90,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
             played.measured_ns,
             played.sure.half_ns,
             played.doubt_ns,
-            findings.microbatches_of(played.manifest),
+            findings.microbatches_of(run),
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (hops, no_tried, no_ranks)))],
         over=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],

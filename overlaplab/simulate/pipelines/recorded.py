@@ -16,7 +16,7 @@ from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_w
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label, engine_labels
-from overlaplab.evidence.pipelines import pipelines
+from overlaplab.evidence.pipelines import find_plan, pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, lengths_within, subtract, total, union
@@ -31,9 +31,9 @@ from overlaplab.simulate.player import Launch, Move
 @once_per_run
 def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     """The shape of each recorded step, for each pipeline. Raises `OverlaplabError` where it cannot be played."""
-    plan = run.manifest.pipeline if run.manifest else None
+    plan = find_plan(run)
     if run.manifest is None or plan is None:
-        raise refusal(run, "no run.json names its stages")
+        raise refusal(run, "no run.json names its stages, and its order of actions is of no known schedule")
     if plan.schedule not in PLAYED:
         raise refusal(run, f"{plan.schedule} is not predicted")
     ranks = 1 + max(stage.rank for stage in plan.stages)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
+from overlaplab.evidence.pipelines import find_plan
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
@@ -29,7 +30,7 @@ from overlaplab.simulate.predictions.trace_event import Event
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.options import strategy_options
-from overlaplab.simulate.programs.pipelined import changed_pipeline
+from overlaplab.simulate.programs.pipelined import changed_pipeline, is_pipelined
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
@@ -184,9 +185,9 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     assert run.manifest is not None
     raw: dict[str, Any] = {"format_version": 1, "world_size": run.manifest.world_size}
     raw |= {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
-    if run.manifest.pipeline is not None:
+    if is_pipelined(run, setting) and (recorded_pipeline := find_plan(run)) is not None:
         link = setting.link or run.manifest.link
-        raw["pipeline"] = asdict(changed_pipeline(run, run.manifest, setting))
+        raw["pipeline"] = asdict(changed_pipeline(run, recorded_pipeline, setting))
         return raw | {"link": asdict(link) if link else None}
     if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but its link is predicted
         return raw | ({"link": asdict(setting.link)} if setting.link else {})

@@ -25,7 +25,7 @@ from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
 from overlaplab.simulate.programs.options import Options, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
-from overlaplab.simulate.programs.pipelined import pipeline_programs
+from overlaplab.simulate.programs.pipelined import is_pipelined, pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
 from overlaplab.simulate.programs.replicated import Bucketed, Buckets, Naive, ParameterServer, PerParam, Ring, Tree
 from overlaplab.simulate.programs.setting import Setting
@@ -56,7 +56,7 @@ _STRATEGIES: dict[str, type[Strategy]] = {
 
 def all_programs(run: Run, setting: Setting) -> Programs:
     """One program per rank, over all recorded steps. Raises `OverlaplabError` where the run cannot tell."""
-    if run.manifest is not None and run.manifest.pipeline is not None:
+    if is_pipelined(run, setting):
         return pipeline_programs(run, setting)
     if run.manifest is not None and not run.manifest.axes.is_one_axis:
         return _behind_link(run, setting)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from overlaplab.costs.pipeline import PER_RANK, ranks_of_stages
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.clocks import corrections
-from overlaplab.evidence.pipelines import pipelines
+from overlaplab.evidence.pipelines import find_plan, pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
 from overlaplab.simulate.pipelines.moves import pipeline_moves
 from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
@@ -27,12 +27,12 @@ _MAX_MICROBATCHES = 4096
 
 def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """One program per rank, over all recorded steps. Raises `OverlaplabError` for what cannot be played."""
+    recorded_pipeline = find_plan(run)
     assert run.manifest is not None  # who calls has seen its pipeline
-    assert run.manifest.pipeline is not None
-    recorded_pipeline = run.manifest.pipeline
+    assert recorded_pipeline is not None
     _require(run, run.manifest, setting)
     recorded = recorded_shapes(run)
-    pipeline = changed_pipeline(run, run.manifest, setting)
+    pipeline = changed_pipeline(run, recorded_pipeline, setting)
     layers, before = _layers(pipeline), _layers(recorded_pipeline)
     if layers != before and not recorded[0][0].layers:
         raise refusal(run, "its traces do not show what a layer of each stage takes")
@@ -59,16 +59,26 @@ def _layers(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(sum(map(is_layer, stage.units)) for stage in pipeline.stages)
 
 
-def changed_pipeline(run: Run, manifest: Manifest, setting: Setting) -> Pipeline:
+def is_pipelined(run: Run, setting: Setting) -> bool:
+    """Whether the setting is one of a pipeline, as run.json or the order of its actions tells."""
+    changes_it = setting.schedule is not None or setting.microbatches is not None or setting.stages is not None
+    return (run.manifest is not None and run.manifest.pipeline is not None) or (
+        changes_it and find_plan(run) is not None
+    )
+
+
+def changed_pipeline(run: Run, recorded_pipeline: Pipeline, setting: Setting) -> Pipeline:
     """What run.json says of the pipeline under the setting. Raises `OverlaplabError` for what no pipeline can be."""
-    assert manifest.pipeline is not None
-    recorded_pipeline = manifest.pipeline
     schedule = setting.schedule or recorded_pipeline.schedule
     microbatches = setting.microbatches or recorded_pipeline.microbatches
     ranks = 1 + max(stage.rank for stage in recorded_pipeline.stages)
     _require_microbatches(run, schedule, microbatches, ranks)
     units = [unit for stage in recorded_pipeline.stages for unit in stage.units]
     layers = [unit for unit in units if is_layer(unit)]
+    if not layers:
+        if setting.stages or PER_RANK[schedule] * ranks != len(recorded_pipeline.stages):
+            raise refusal(run, "no run.json names the layers of its stages, which would be shared out otherwise")
+        return replace(recorded_pipeline, schedule=schedule, microbatches=microbatches)
     counts = setting.stages or _counts(run, recorded_pipeline, schedule, ranks, len(layers))
     least = PER_RANK[schedule] * ranks
     fits = len(counts) == least or (schedule == _INTERLEAVED and len(counts) > least and len(counts) % ranks == 0)
