@@ -72,7 +72,7 @@ ANSWERS = {
     "reduced-to-one": Answer(advice="torch's DistributedDataParallel: it launches during the backward pass"),
     # ScheduleGPipe of torch.distributed.pipelining, four stages
     "few-microbatches": Answer(advice="8 smaller microbatches", gained_ms=93),
-    # of HSDP's two replicas of two ranks; steps 3 and 4; set_requires_all_reduce gained 168 ms
+    # of HSDP's two replicas of two ranks, one step; set_requires_all_reduce gained 168 ms
     "replicas-microbatches": Answer(
         advice="set_requires_gradient_sync(False) in every backward pass but the last", gained_ms=258
     ),
@@ -172,7 +172,7 @@ def test_collectives_of_groups_that_share_ranks_are_played_as_recorded() -> None
     assert replay_steps(run)["replayed_ns"].tolist() == pytest.approx(replay_steps(run)["span_ns"].tolist(), rel=0.001)
     assert found is not None
     scattered = next(each for each in found.actions if each.action.name == "last_all_reduce")
-    assert scattered.gain_ns / 1e6 == pytest.approx(168, abs=34)
+    assert scattered.gain_ns / 1e6 == pytest.approx(168, abs=48)  # a single step; three recordings of all: 137
 
 
 @pytest.mark.parametrize("name", NAMES)
