@@ -31,9 +31,9 @@ from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.matching import steps_and_labels
 from overlaplab.evidence.passes import labels_some_models
-from overlaplab.evidence.pipelines import stage_labels
 from overlaplab.evidence.purposes import has_sent_halves, purposes
 from overlaplab.evidence.recorded import emulates_link, recorded_collectives
+from overlaplab.evidence.stages import stage_labels
 from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.load import load_run

@@ -5,7 +5,7 @@ backward pass, or all as one tensor. On CPUs, without torch's DistributedDataPar
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +17,7 @@ import pandas as pd
 
 from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.events import Trace, activity, once_per_trace, rule_of, step_windows
+from overlaplab.events.rows import host_ranges
 from overlaplab.evidence.ddp import (
     Gradient,
     all_gradients,
@@ -38,6 +39,8 @@ _SENDING = {"forward", "backward", "bucket_launch", "gather_launch", "scatter_la
 """Labels of who sends gradients otherwise."""
 _MOST = 0.95
 """At least this share of all gradients' elements is sent; inputs may want gradients that are not sent."""
+_SUMMING, _SPREADING = ("all_reduce", "reduce", "reduce_scatter"), ("broadcast", "all_gather")
+"""Kinds of collectives that add gradients up, and that give all ranks the sums."""
 
 
 Sent: TypeAlias = tuple[tuple[Gradient, ...], LaunchSpan]
@@ -94,7 +97,8 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
 
 def _sends_otherwise(trace: Trace) -> bool:
     labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
-    return labelled or is_with_ddp(trace) or bool(fsdp2_ranges(trace))
+    wrapped = host_ranges(trace.events, lambda name: name.startswith("FullyShardedDataParallel"))
+    return labelled or is_with_ddp(trace) or bool(fsdp2_ranges(trace)) or bool(wrapped.any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +133,38 @@ def _passes(trace: Trace, gradients: Sequence[Gradient]) -> Iterator[_Pass]:
 
 
 def is_of_gradients(trace: Trace, table: pd.DataFrame) -> Mask:
-    """Mark those of `recorded_collectives` that a loop without DDP or FSDP2 sends its gradients with, be it in several
-    of them, as a reduce and a broadcast: launched in a backward pass or between it and the update, each of the size of
-    one gradient, or of all, and together of nearly all.
+    """Mark those of `recorded_collectives` that a loop without DDP, FSDP, or labels sends its gradients with, be it in
+    several of them, as a reduce and a broadcast.
+
+    They are launched between the arrival of a gradient, or of all, of its size, and the update, each kind once for each
+    gradient; what gives all ranks the sums follows what adds them up. Together they send nearly all gradients.
     """
     marked = np.zeros(len(table), dtype=bool)
     gradients = () if _sends_otherwise(trace) else all_gradients(trace, ())
     if any(gradient.shape is None for gradient in gradients):
         return marked
-    sizes = table["dtype"].map(DTYPE_BYTES).fillna(1).to_numpy()
-    elements, hosts_ns = table["bytes"].to_numpy() // sizes, table["host_ns"].to_numpy()
+    sizes = table["bytes"].to_numpy() // table["dtype"].map(DTYPE_BYTES).fillna(1).to_numpy()
+    kinds, hosts_ns = table["kind"].tolist(), table["host_ns"].to_numpy()
     for each in _passes(trace, gradients):
-        of_each = [_elements([gradient]) for gradient in each.gradients]
-        within = (each.backward.start_ns <= hosts_ns) & (hosts_ns < each.limit_ns)
-        within &= np.isin(elements, [*of_each, sum(of_each)])
-        sent = set(elements[within].tolist())
-        if sum(of_each) in sent or sum(size for size in of_each if size in sent) >= _MOST * sum(of_each):
-            marked |= within
+        arrivals: dict[int, list[int]] = defaultdict(list)
+        for gradient in each.gradients:
+            arrivals[_elements([gradient])].append(gradient.at_ns)
+        whole = _elements(each.gradients)
+        arrivals.setdefault(whole, [max(gradient.at_ns for gradient in each.gradients)])
+        times = Counter[tuple[str, int]]()
+        of_pass: list[int] = []
+        within = np.flatnonzero((each.backward.start_ns <= hosts_ns) & (hosts_ns < each.limit_ns))
+        for row in sorted(within.tolist(), key=hosts_ns.__getitem__):
+            kind, size = kinds[row], int(sizes[row])
+            summed = bisect_right(arrivals.get(size, []), hosts_ns[row])
+            if kind in _SPREADING:
+                summed = min(summed, max(times[summing, size] for summing in _SUMMING))
+            if kind in (*_SUMMING, *_SPREADING) and times[kind, size] < summed:
+                times[kind, size] += 1
+                of_pass.append(row)
+        sent = {size: max(times[kind, size] for kind in _SUMMING) for _, size in times}
+        if sent.pop(whole, 0) or sum(size * number for size, number in sent.items()) >= _MOST * whole:
+            marked[of_pass] = True
     return marked
 
 

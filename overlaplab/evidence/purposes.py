@@ -126,8 +126,8 @@ def _purposes_by_place(
     an optimizer step, or after gradients were scattered by hand, parameters that were updated.
     """
     forwards, updates = forward_passes(trace), optimizer_steps(trace)
-    of_units = (each for each in fsdp2_passes(fsdp2_ranges(trace)) if each.word == "forward")
-    passes = sorted((*forwards, *of_units, *autograd_passes(trace)), key=lambda span: span.start_ns)
+    of_units = [*fsdp2_passes(fsdp2_ranges(trace))]
+    passes = sorted((*forwards, *(of_units or autograd_passes(trace))), key=lambda span: span.start_ns)
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     steps = [window.host_start_ns for window in step_windows(trace)]

@@ -6,7 +6,6 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from made.ranks import carried
 from made.strangers import one_f_one_b
@@ -15,7 +14,9 @@ from made.traces import event, op, run_of, step
 from samples import TRACES, sample_run
 
 import overlaplab
-from overlaplab.evidence.pipelines import _backward_passes, pipelines, stage_labels
+from overlaplab.evidence.labels import Span
+from overlaplab.evidence.pipelines import pipelines
+from overlaplab.evidence.stages import _are_passed_on, stage_labels
 
 FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
 
@@ -33,25 +34,46 @@ def test_messages_tell_the_actions_that_the_engine_labels(tmp_path: Path) -> Non
             assert derived.start_ns == pytest.approx(label.start_ns, abs=2_000_000)
             assert derived.end_ns == pytest.approx(label.end_ns, abs=2_000_000)
     assert overlaplab.pipeline(run)["stage"].tolist() == overlaplab.pipeline(labelled)["stage"].tolist()
+    for rank in (0, 2):  # then which stages the others are is unknown
+        (tmp_path / f"rank{rank}.pt.trace.json").rename(tmp_path / f"rank{rank}.json.away")
+        assert overlaplab.pipeline(overlaplab.load_run(tmp_path)).empty
+        (tmp_path / f"rank{rank}.json.away").rename(tmp_path / f"rank{rank}.pt.trace.json")
+
+
+NEXT, BACK, CAME, LEFT = ("0", "1"), ("1", "0"), ("2", "0"), ("0", "2")
+F0, F1, B0, B1 = (0, 10), (20, 30), (50, 60), (80, 90)
 
 
 @pytest.mark.parametrize(
-    ("ways", "found"),
+    ("messages", "passes", "are"),
     [
-        ([(0, 1), (0, 1), (1, 0), (1, 0)], [(50, 60), (80, 90)]),
-        # ring attention of two ranks: each layer of either pass sends and receives
-        ([(0, 1), (1, 0), (1, 0), (0, 1)], []),
-        ([(0, 1), (0, 1), (0, 1), (1, 0)], []),
-        # of more ranks: what is sent to one never comes back
-        ([(0, 1), (2, 0), (0, 1), (2, 0)], []),
+        # the first stage, the last, and one between
+        ([(11, NEXT), (31, NEXT), (40, BACK), (70, BACK)], (F0, F1, B0, B1), True),
+        ([(-1, BACK), (12, BACK), (61, NEXT), (91, NEXT)], (F0, F1, B0, B1), True),
+        (
+            [(-1, CAME), (11, NEXT), (12, CAME), (31, NEXT), (40, BACK), (61, LEFT), (70, BACK), (91, LEFT)],
+            (F0, F1, B0, B1),
+            True,
+        ),
+        # ring attention: what is sent to one rank never comes back, or of two ranks at once
+        ([(11, NEXT), (11, CAME), (31, NEXT), (31, CAME)], (F0, F1, B0, B1), False),
+        ([(11, NEXT), (12, BACK), (61, BACK), (62, NEXT)], (F0, F1, B0, B1), False),
+        # its message is called within a function of autograd
+        ([(11, NEXT), (12, BACK), (55, BACK), (57, NEXT)], (F0, F1, B0, B1), False),
+        # parameters or gradients that two ranks exchange before the step, or after it
+        ([(-2, NEXT), (-1, BACK)], (F0, B0), False),
+        ([(61, NEXT), (62, BACK)], (F0, B0), False),
+        ([(11, NEXT), (40, BACK)], (F0, B0), True),
     ],
 )
-def test_what_no_pipeline_sends(ways: list[tuple[int, int]], found: list[tuple[int, int]]) -> None:
-    """Functions of autograd between the third message and the fourth, and after it; the first two are sent before."""
-    functions = pd.DataFrame({"start_ns": [50, 55, 80], "end_ns": [52, 60, 90], "thread": 1})
-    texts = [(str(sender), str(receiver)) for sender, receiver in ways]
-    passes = _backward_passes(functions, np.array([10, 20, 40, 70]), texts)
-    assert [(span.start_ns, span.end_ns) for span in passes] == found
+def test_what_is_passed_on(
+    messages: list[tuple[int, tuple[str, str]]], passes: tuple[tuple[int, int], ...], are: bool
+) -> None:
+    """Microbatches, forward and backward."""
+    spans = [Span(start_ns=start, end_ns=end, thread=1) for start, end in passes]
+    forwards, backwards = spans[: len(spans) // 2], spans[len(spans) // 2 :]
+    called = np.array([at for at, _ in messages])
+    assert _are_passed_on([way for _, way in messages], called, forwards, backwards) == are
 
 
 def test_torchs_ranges_begin_with_waiting(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
         if len(places) != ranks:
             of, what = (len(plan.stages), "stages") if len(plan.stages) == ranks else (ranks, "ranks")
             raise refusal(run, f"the traces of {len(places)} of {of} {what} are there")
+    if sum(map(len, pipeline_places)) != len(run.traces):
+        raise refusal(run, "some of its ranks belong to no pipeline whose stages are all there")
     if pipeline(run)["wait_ns"].isna().any():
         what = "its traces do not show when messages were on their way"
         raise refusal(run, what, "Record it behind an emulated link (--link 1Gbps,200us)")

@@ -62,9 +62,9 @@ def _layers(pipeline: Pipeline) -> tuple[int, ...]:
 def is_pipelined(run: Run, setting: Setting) -> bool:
     """Whether the setting is one of a pipeline, as run.json or the order of its actions tells."""
     changes_it = setting.schedule is not None or setting.microbatches is not None or setting.stages is not None
-    return (run.manifest is not None and run.manifest.pipeline is not None) or (
-        changes_it and find_plan(run) is not None
-    )
+    if run.manifest is None:
+        return False
+    return run.manifest.pipeline is not None or (changes_it and find_plan(run) is not None)
 
 
 def changed_pipeline(run: Run, recorded_pipeline: Pipeline, setting: Setting) -> Pipeline:
