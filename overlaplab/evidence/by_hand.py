@@ -144,6 +144,7 @@ def is_of_gradients(trace: Trace, table: pd.DataFrame) -> Mask:
     if any(gradient.shape is None for gradient in gradients):
         return marked
     sizes = table["bytes"].to_numpy() // table["dtype"].map(DTYPE_BYTES).fillna(1).to_numpy()
+    sizes = np.where(table["bytes"] < 0, table["elements"], sizes)
     kinds, hosts_ns = table["kind"].tolist(), table["host_ns"].to_numpy()
     for each in _passes(trace, gradients):
         arrivals: dict[int, list[int]] = defaultdict(list)

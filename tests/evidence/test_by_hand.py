@@ -9,8 +9,16 @@ import pytest
 from made.traces import event, gloo, op, run_of, step
 
 from overlaplab.analyses import averages_by_hand
-from overlaplab.evidence.by_hand import averaged_by_hand, hand_buckets, hand_gradients, hand_passes
+from overlaplab.events import Trace
+from overlaplab.evidence.by_hand import (
+    averaged_by_hand,
+    hand_buckets,
+    hand_gradients,
+    hand_passes,
+    is_of_gradients,
+)
 from overlaplab.evidence.host_work import host_work
+from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.simulate.player import Wait
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.vocabulary import DATA_LOADING, label_list
@@ -134,3 +142,34 @@ def test_shapes_must_be_known(tmp_path: Path) -> None:
         if each["name"] == "torch::autograd::AccumulateGrad":
             each["args"] = {}
     assert averaged_by_hand(run_of(tmp_path, events).traces[0]) == ()
+
+
+def named(trace: Trace) -> list[bool]:
+    return is_of_gradients(trace, recorded_collectives(trace)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (("reduce", "broadcast", "reduce", "broadcast"), [True] * 4),
+        (("reduce_scatter", "all_gather", "reduce_scatter", "all_gather"), [True] * 4),
+        (("all_reduce", "all_reduce", "all_reduce", "all_reduce"), [True, False, True, False]),
+        # what follows no sum, and what adds nothing up
+        (("broadcast", "reduce", "reduce", "broadcast"), [False, True, True, True]),
+        (("all_to_all", "all_to_all", "all_to_all", "all_to_all"), [False] * 4),
+        # of one of the two gradients, a third of the elements
+        (("reduce", "broadcast", "scatter", "scatter"), [False] * 4),
+    ],
+)
+def test_an_average_may_take_several_collectives(tmp_path: Path, kinds: tuple[str, ...], expected: list[bool]) -> None:
+    """Two of the first gradient, then two of the second."""
+    others = [each for each in loop() if not each["name"].startswith(("c10d::", "gloo:"))]
+    sent = []
+    for at, kind, elements in zip((9000, 10_500, 12_000, 13_500), kinds, (250, 250, 500, 500), strict=True):
+        arguments = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
+        sent += [event(f"c10d::{kind}_", at, at + 50), gloo(at + 50, at + 1000, kind=kind) | arguments]
+    (trace,) = run_of(tmp_path / "own", in_order(*others, *sent)).traces
+    assert named(trace) == expected
+    wrapped = event("FullyShardedDataParallel.forward", 100, 1900, cat="user_annotation")
+    (trace,) = run_of(tmp_path / "fsdp", in_order(*others, *sent, wrapped)).traces
+    assert not any(named(trace))

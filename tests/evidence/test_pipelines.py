@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from samples import TRACES, sample_run
 
 import overlaplab
 from overlaplab.evidence.labels import Span
-from overlaplab.evidence.pipelines import pipelines
+from overlaplab.evidence.pipelines import find_plan, pipelines
 from overlaplab.evidence.stages import _are_passed_on, stage_labels
 
 FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
@@ -99,6 +100,29 @@ def test_torchs_ranges_begin_with_waiting(tmp_path: Path) -> None:
         [("stage_forward", {"stage": "0", "microbatch": "0"}, 12)],
         [("stage_backward_input", {"stage": "3", "microbatch": "0"}, 24)],
     ]
+
+
+def test_a_step_without_actions_says_nothing_of_the_schedule(tmp_path: Path) -> None:
+    """As an evaluation has."""
+    text = {
+        number: gzip.decompress(path.read_bytes()).decode()
+        for number, path in enumerate(sorted((TRACES / "pipeline").glob("rank*.gz")))
+    }
+    for rank, trace in text.items():
+        events = json.loads(trace)
+        first = min(each["ts"] + each["dur"] for each in events["traceEvents"] if each["name"].startswith("ProfilerS"))
+        events["traceEvents"] = [
+            each
+            for each in events["traceEvents"]
+            if not (each["name"].startswith("engine::stage_") and each["ts"] < first)
+        ]
+        (tmp_path / f"rank{rank}.pt.trace.json").write_text(json.dumps(events))
+    run = overlaplab.load_run(tmp_path)
+    labelled = find_plan(sample_run("pipeline"))
+    assert labelled is not None
+    plan = find_plan(run)
+    assert plan is not None
+    assert (plan.schedule, plan.microbatches, len(plan.stages)) == ("1f1b", labelled.microbatches, len(labelled.stages))
 
 
 def test_messages_of_nccl_tell_them_too(tmp_path: Path) -> None:
