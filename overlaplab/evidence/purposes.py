@@ -54,6 +54,8 @@ GRADIENTS = (Role.BUCKET, Role.SCATTER)
 ACTIVATIONS_OF = "activations of "
 """How `what` of collectives of activations begins; the module follows."""
 _OF_LAYERS = ("all_reduce", "all_gather", "reduce_scatter")
+OF_OTHER_RANKS = f"{ACTIVATIONS_OF}all ranks"
+"""`what` of activations that ranks gather for their loss."""
 UPDATED = "updated parameters"
 """`what` of parameters that are sent within an optimizer step, or after one of scattered gradients."""
 OF_GRADIENTS = "gradients"
@@ -136,8 +138,14 @@ def _purposes_by_place(
     to_owners = ["reduce_scatter", *(["reduce"] if of_gradients == {"reduce"} else [])]
     scattered = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] in to_owners)
 
+    backwards = [each for each in of_units if each.word == "backward"] or autograd_passes(trace)
+    unknown = table.iloc[[row for row, role in enumerate(roles) if not role]]
+    of_others = _loss_rows(unknown, passes, backwards)
+
     def tell(row: int) -> tuple[Role, str | None]:
         kind, host_ns = kinds[row], hosts_ns[row]
+        if row in of_others:
+            return Role.ACTIVATIONS, OF_OTHER_RANKS
         if gradients[row]:
             return Role.OTHER, OF_GRADIENTS
         if kind == "broadcast" and is_inside(forwards, host_ns):
@@ -159,6 +167,23 @@ def _purposes_by_place(
         return bool(begun and scatter and scattered[scatter - 1] >= steps[begun - 1])
 
     return tell
+
+
+def _loss_rows(table: pd.DataFrame, passes: Sequence[Span], backwards: Sequence[Span]) -> set[int]:
+    """Rows of collectives that gather activations between a forward pass and its backward pass, as for a loss over all
+    ranks' samples, and of those within the latter that give back as much, or scatter it.
+    """
+    starts, hosts_ns = [span.start_ns for span in passes], table["host_ns"].to_numpy()
+    activations: set[int] = set()
+    for gathered in table[table["kind"] == "all_gather"].itertuples():
+        following = passes[bisect_right(starts, gathered.host_ns) :][:1]
+        if is_inside(passes, gathered.host_ns) or not following or following[0] not in backwards:
+            continue
+        within = table[(following[0].start_ns <= hosts_ns) & (hosts_ns <= following[0].end_ns)]
+        gives_back = within["kind"].isin(["reduce_scatter", "all_to_all"]) | (within["bytes"] == gathered.bytes)
+        if gives_back.any():
+            activations |= {gathered.Index, *within.index[gives_back]}
+    return activations
 
 
 @once_per_trace

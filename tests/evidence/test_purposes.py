@@ -73,3 +73,34 @@ def test_where_it_is_launched_tells(within: str, kind: str, group: str, what: st
         (table["kind"] == {"allreduce": "all_reduce", "send": "send_recv"}.get(kind, kind)).to_numpy()
     ]
     assert {None if pd.isna(each) else each for each in named} - {f"bucket {number}" for number in range(4)} == {what}
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements", "what"),
+    [
+        ("reduce_scatter", 100, "activations of all ranks"),
+        ("allreduce", 400, "activations of all ranks"),
+        ("", 0, None),
+    ],
+)
+def test_what_a_loss_gathers_is_no_metric(kind: str, elements: int, what: str | None, tmp_path: Path) -> None:
+    """Its gradient is scattered or summed up in the backward pass; else it may be anything."""
+    events = [*ddp_ranks([1 << 19])[0]]
+    forward = next(each for each in events if each["name"] == "DistributedDataParallel.forward")
+    function = next(each for each in events if each["name"].startswith("autograd::"))
+    forward["dur"] -= 4
+    between = (forward["ts"] + forward["dur"], function["ts"])
+    for number, (at, called, size) in enumerate(
+        ((sum(between) / 2, "allgather", 400), (function["ts"] + 0.5, kind, elements))
+    ):
+        args = {"Collective name": called, "In msg nelems": size // 4, "Out msg nelems": size, "dtype": "Float"}
+        args |= {"Process Group Name": "", "Process Group Description": "undefined", "Group size": 4}
+        call = event(
+            "cudaLaunchKernel", at, at + 0.2, cat="cuda_runtime", tid=forward["tid"], correlation=9000 + number
+        )
+        kernel = event("ncclDevKernel_X", at + 1, at + 2, cat="kernel", tid=99, stream=99, device=0, **args)
+        kernel["args"]["correlation"] = 9000 + number
+        events += [call, kernel] if called else []
+    trace = run_of(tmp_path, events, backend="nccl").traces[0]
+    gathers = (recorded_collectives(trace)["kind"] == "all_gather").to_numpy()
+    assert {None if pd.isna(each) else each for each in purposes(trace)["what"][gathers]} == {what}

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
-from overlaplab.evidence.purposes import ACTIVATIONS_OF, OF_GRADIENTS
+from overlaplab.evidence.purposes import ACTIVATIONS_OF, OF_GRADIENTS, OF_OTHER_RANKS
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
@@ -233,6 +233,8 @@ def in_general(case: Case) -> str:
     loop, moved = case.loop, moved_most(case.rows)
     if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
         kinds = set(case.rows["kind"].dropna())
+        if (case.rows["what"] == OF_OTHER_RANKS).any():
+            return _FEWER_FEATURES
         return next((words for kind, words in _OF_LAYERS.items() if kind in kinds), _FEWER_TENSOR_RANKS)
     if loop.traits is not None and loop.traits.gradients == "server" and case.cause in _SENT_TO_A_SERVER:
         return _ALL_REDUCE
@@ -355,6 +357,10 @@ _FEWER_TENSOR_RANKS = (
 _FEWER_TOKENS = (
     "fewer or smaller tokens for other ranks' experts, or a faster link: the layer's next operation needs them, so"
     " nothing of the same layer can hide them"
+)
+_FEWER_FEATURES = (
+    "fewer bytes of what all ranks gather for their loss (lower precision, smaller features), or a faster link: the"
+    " loss needs it, so nothing can hide it"
 )
 _NEXT_BLOCK = (
     "sending and receiving the next block while this one is computed, as ring attention can, or a faster link: what it"
