@@ -52,19 +52,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
             after=strips(tables.schedule, tables.scatters, tables.exposed),
         ),
         _pipeline(tables),
-        collectives_section(
-            tables.collectives,
-            tables.stragglers,
-            manifest.link if manifest else None,
-            note,
-            diagnosis,
-            tables.communication_by,
-            tables.staleness,
-            tables.hops,
-            tables.transfer_lines,
-            tables.exposed,
-            tables.summary,
-        ),
+        collectives_section(tables, diagnosis, note, kinds=True),
     )
     whole = [section for section in parts if section is not None]
     head = () if diagnosis is None else (findings.what_to_do(diagnosis), *findings.why_and_what_to_do(diagnosis))

@@ -14,9 +14,10 @@ from overlaplab import analyses, charts, findings
 from overlaplab.charts.systems.hops import MOST_CELLS
 from overlaplab.charts.theme import LINE
 from overlaplab.formats import as_held
-from overlaplab.manifest import Link, Manifest
+from overlaplab.manifest import Manifest
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import Block, Chart, Lines, Section, Tiles
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 
@@ -160,26 +161,25 @@ def strips(
 
 
 def collectives_section(
-    table: pd.DataFrame,
-    late: pd.DataFrame,
-    link: Link | None,
-    note: str | None,
+    of: RunTables,
     diagnosis: findings.Diagnosis | None,
-    by_kind: pd.DataFrame | None = None,
-    stale: pd.DataFrame | None = None,
-    hops: pd.DataFrame | None = None,
-    lines: pd.DataFrame | None = None,
-    exposed: pd.DataFrame | None = None,
-    summary: pd.DataFrame | None = None,
+    note: str | None,
+    *,
+    step: int | None = None,
+    kinds: bool = False,
 ) -> Section | None:
-    """Rows of `collectives`, `stragglers` and, if given, `communication_by`, `staleness`, `exposed` and `summary` about
-    the same ranks and steps.
+    """All collectives of the selected ranks, or those of one step.
 
-    `hops`: all ranks'; those of the largest bucket of the diagnosed step are drawn. `diagnosis`: that of a rank's step
-    among them. `lines`: rows of `transfer_lines`.
+    `diagnosis`: that of a rank's step among them, of which the hops of the largest bucket are drawn. `kinds`: with a
+    table of the time by kind.
     """
+    table, hops, stale, exposed, summary = (
+        each if step is None else analyses.rows_of(each, {"step": step})
+        for each in (of.collectives, of.hops, of.staleness, of.exposed, of.summary)
+    )
     if table.empty:
         return None
+    link, late = of.manifest.link if of.manifest else None, analyses.stragglers_of(table)
     rows = analyses.each_collective(table)
     held, blocks = as_held(rows, "each_collective"), list[Block]()
     if late["last"].any():
@@ -192,16 +192,15 @@ def collectives_section(
         blocks.append(Chart("waits", partial(charts.waits, rows), note, held))
     if by_size is None and ((rows["bus_gb_per_s"] > 0) & (rows["bytes"] > 0)).any():
         blocks.append(Chart("bus_bandwidth", partial(charts.bus_bandwidth, rows, link=link), note, held))
-    if stale is not None and len(stale):
+    if len(stale):
         blocks.append(Chart("staleness", partial(charts.staleness, stale), note, as_held(stale, "staleness")))
-    if hops is not None:
-        blocks += _hops(hops, None if diagnosis is None else diagnosis.step, note)
+    blocks += _hops(hops, None if diagnosis is None else diagnosis.step, note)
     blocks.append(tables.collectives_rows(rows))
-    if by_kind is not None:
-        blocks.append(tables.kinds_rows(by_kind))
-    if lines is not None and len(lines):
-        blocks.append(tables.lines_rows(lines))
-    by_axis = None if exposed is None else findings.exposed_by_axis(exposed)
+    if kinds:
+        blocks.append(tables.kinds_rows(of.communication_by))
+    if len(of.transfer_lines):
+        blocks.append(tables.lines_rows(of.transfer_lines))
+    by_axis = findings.exposed_by_axis(exposed)
     return Section(
         title="Collectives",
         lead=" ".join(filter(None, (findings.collectives_lead(table, diagnosis, summary), by_axis))),

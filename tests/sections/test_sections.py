@@ -128,7 +128,7 @@ def test_few_sizes_are_a_table_instead_of_charts() -> None:
     assert block.frame["count"].sum() == len(rows) == 21
     assert [round(size / 1e6, 2) for size in block.frame["bytes"]] == [5.23, 4.21, 1.09]
     assert "move 118 MB/s, in the median: 94\u00a0% of the link's bandwidth. In " in block.lead
-    section = collectives_section(tables.collectives, analyses.stragglers_of(tables.collectives), None, None, None)
+    section = collectives_section(tables, None, None)
     assert section is not None
     assert {"waits", "bus_bandwidth"} & {shown.key for shown in section.blocks} == set()
     many = rows.assign(bytes=range(1_000, 1_000 + 100 * len(rows), 100))

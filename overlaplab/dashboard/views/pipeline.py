@@ -10,8 +10,9 @@ from overlaplab.sections.run import pipeline_section, pipeline_waits_section
 from overlaplab.sections.run_tables import diagnosed_pipeline_waits, one_window, pipeline_tables, table_window
 
 _NOTHING = (
-    "This run has no pipeline. The page shows runs of `overlaplab record --strategy pipeline`, and messages of groups"
-    " that are described as a pipeline's, such as Megatron-LM's."
+    "This run has no pipeline. The page shows runs of `overlaplab record --strategy pipeline`, others whose messages"
+    " tell what each stage does, such as torch's GPipe and 1F1B, and messages of groups that are described as a"
+    " pipeline's."
 )
 
 

@@ -111,7 +111,8 @@ def test_pages_show_the_hops_where_there_are_any(run: overlaplab.Run) -> None:
         *found.timeline.events["name"]
     }
     for table in (found.hops, found.hops.head(0)):
-        section = collectives_section(found.collectives, found.stragglers, None, None, found.diagnosis, hops=table)
+        vars(found)["hops"] = table
+        section = collectives_section(found, found.diagnosis, None)
         assert section is not None
         drawn = [block for block in section.blocks if isinstance(block, Chart) and block.key == "hops_chart"]
         assert len(drawn) == (len(table) > 0)

@@ -16,13 +16,10 @@ def pages(tables: RunTables, found: Diagnosis) -> Iterator[Section]:
     """Buckets, ZeRO-3 and Collectives, those that apply to the run."""
     window = {"rank": found.rank, "step": found.step}
     buckets, schedule = (analyses.rows_of(table, window) for table in (tables.buckets, tables.schedule))
-    table = tables.collectives
-    if found.step is not None:
-        table = table[(table["step"] == found.step).fillna(False)]
     sections = (
         buckets_section(buckets, found, None),
         gathers_section(schedule, tables.scatters, tables.manifest, None, found),
-        collectives_section(table, analyses.stragglers_of(table), None, None, found),
+        collectives_section(tables, found, None, step=found.step),
     )
     yield from filter(None, sections)
 
