@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from urllib.parse import unquote
 
 import numpy as np
@@ -140,7 +141,7 @@ def _purposes_by_place(
 
     backwards = [each for each in of_units if each.word == "backward"] or autograd_passes(trace)
     unknown = table.iloc[[row for row, role in enumerate(roles) if not role]]
-    of_others = _loss_rows(unknown, passes, backwards)
+    of_others = _loss_rows(unknown, passes, backwards) if sending else set()
 
     def tell(row: int) -> tuple[Role, str | None]:
         kind, host_ns = kinds[row], hosts_ns[row]
@@ -173,16 +174,24 @@ def _loss_rows(table: pd.DataFrame, passes: Sequence[Span], backwards: Sequence[
     """Rows of collectives that gather activations between a forward pass and its backward pass, as for a loss over all
     ranks' samples, and of those within the latter that give back as much, or scatter it.
     """
-    starts, hosts_ns = [span.start_ns for span in passes], table["host_ns"].to_numpy()
+    table = table.sort_values("host_ns", kind="stable")
+    hosts_ns, kinds, sizes = (table[name].to_numpy() for name in ("host_ns", "kind", "bytes"))
+    begun = {span.start_ns for span in backwards}
     activations: set[int] = set()
-    for gathered in table[table["kind"] == "all_gather"].itertuples():
-        following = passes[bisect_right(starts, gathered.host_ns) :][:1]
-        if is_inside(passes, gathered.host_ns) or not following or following[0] not in backwards:
+    for before, span in pairwise((None, *passes)):
+        if span is None or span.start_ns not in begun:
             continue
-        within = table[(following[0].start_ns <= hosts_ns) & (hosts_ns <= following[0].end_ns)]
-        gives_back = within["kind"].isin(["reduce_scatter", "all_to_all"]) | (within["bytes"] == gathered.bytes)
-        if gives_back.any():
-            activations |= {gathered.Index, *within.index[gives_back]}
+        limits = (0 if before is None else before.end_ns, span.start_ns, span.end_ns)
+        first, inside, last = np.searchsorted(hosts_ns, limits).tolist()
+        gathers = [place for place in range(first, inside) if kinds[place] == "all_gather"]
+        gathered = {sizes[place] for place in gathers}
+        back = [
+            place
+            for place in range(inside, last)
+            if kinds[place] in ("reduce_scatter", "all_to_all") or sizes[place] in gathered
+        ]
+        if gathers and back:
+            activations.update(table.index[[*gathers, *back]].tolist())
     return activations
 
 

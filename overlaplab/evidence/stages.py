@@ -109,7 +109,9 @@ def _forward_passes(computed: Intervals, called: Integers, backwards: Sequence[S
 
     Each without the little that is computed before and after it, perhaps a wait apart.
     """
-    computed = computed[[not is_inside(backwards, at_ns) for at_ns in computed[:, 0].tolist()]]
+    starts, ends = np.array([[span.start_ns, span.end_ns] for span in backwards], np.int64).T
+    before = np.searchsorted(starts, computed[:, 0], side="right") - 1
+    computed = computed[(before < 0) | (computed[:, 0] > ends[before])]
     borders = np.sort([*called.tolist(), *(each.start_ns for each in backwards)])
     pieces = pd.DataFrame(computed, columns=["start_ns", "end_ns"])
     pieces["weight"] = (pieces["end_ns"] - pieces["start_ns"]).clip(1)
