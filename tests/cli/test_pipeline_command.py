@@ -25,7 +25,7 @@ def test_the_document(command: Any, tmp_path: Path) -> None:
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert list(document) == ["schema_version", "pipeline", "steps", "ranks", "waits", "actions", "played", "warnings"]
-    assert [len(document[name]) for name in ("steps", "ranks", "waits", "actions", "played")] == [1, 2, 0, 8, 0]
+    assert [len(document[name]) for name in ("steps", "ranks", "waits", "actions", "played")] == [1, 2, 0, 8, 3]
     assert document["steps"][0]["bubble"] == 100 / 220
 
 
@@ -50,7 +50,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     assert "pipeline bubble" in said.causes[0].label
     section = pipeline_section(*pipeline_tables(found, said.rank, said.step), found.pipeline_remedies, None, said)
     assert section is not None
-    assert section.advice[0].startswith("Other settings cannot be replayed")
+    assert section.advice[0].startswith("Try the schedule 1F1B: bubble 29\u00a0%")
     shown = {block.key: block.draw(dark=False, note=block.note) for block in section.blocks if isinstance(block, Chart)}
     assert shown["pipeline_chart"].title.text == "Who does what when: 2 stages, 2 microbatches"
     assert shown["pipeline_held_chart"].title.text == "Activations held, at most: 2 in stage 0, 2 in stage 1"

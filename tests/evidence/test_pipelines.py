@@ -18,6 +18,7 @@ import overlaplab
 from overlaplab.evidence.labels import Span
 from overlaplab.evidence.pipelines import find_plan, pipelines
 from overlaplab.evidence.stages import _are_passed_on, stage_labels
+from overlaplab.simulate.advice.pipelines import pipeline_remedies
 
 FUNCTION = "autograd::engine::evaluate_function: MulBackward0"
 
@@ -133,6 +134,7 @@ def test_messages_of_nccl_tell_them_too(tmp_path: Path) -> None:
             rank.events += [event(FUNCTION, at + host, at + host + 0.5) for at in (0, 200) for host in backwards]
         run = run_of_strangers(tmp_path / str(names_peers), *ranks)
         table = overlaplab.pipeline(run)
+        assert pipeline_remedies(run).empty
         if not names_peers:
             assert table.empty
             continue

@@ -97,7 +97,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
     if sentences:
         return tuple(sentences)
     if played.empty:
-        needs = "GPipe or 1F1B, a run.json, the traces of all stages, and both ends of their messages"
+        needs = "GPipe or 1F1B on CPUs, the traces of all stages, and both ends of their messages"
         return (f"Other settings cannot be replayed: this needs {needs}.",)
     return (
         f"No setting that was replayed makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more"

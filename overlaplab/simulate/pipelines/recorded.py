@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.axes import find_axis
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
-from overlaplab.events import Run, Trace, Window, activity, once_per_run, step_windows
+from overlaplab.events import Run, Trace, Window, activity, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label, engine_labels
@@ -26,14 +26,17 @@ from overlaplab.simulate.pipelines.moves import bare_moves
 from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, Host, Labelled, Shape
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move
+from overlaplab.vocabulary import Rule
 
 
 @once_per_run
 def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     """The shape of each recorded step, for each pipeline. Raises `OverlaplabError` where it cannot be played."""
-    plan = find_plan(run)
-    if run.manifest is None or plan is None:
+    plan, manifest = find_plan(run), run.manifest
+    if plan is None:
         raise refusal(run, "no run.json names its stages, and its order of actions is of no known schedule")
+    if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
+        raise refusal(run, "only pipelines on CPUs are played")
     if plan.schedule not in PLAYED:
         raise refusal(run, f"{plan.schedule} is not predicted")
     ranks = 1 + max(stage.rank for stage in plan.stages)
@@ -53,7 +56,8 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
         raise refusal(run, "its traces hold no messages")
     hop_ns, size = _hop_ns(hops), int(hops["bytes"].max())
     replicas = len(pipeline_places)
-    link = run.manifest.emulated_link and replace(run.manifest.emulated_link, world_size=replicas)
+    emulated = manifest.emulated_link if manifest else None
+    link = emulated and replace(emulated, world_size=replicas)
     averages = _averages(run, pipeline_places) if replicas > 1 else ()
     counts = tuple(sum(map(is_layer, stage.units)) for stage in plan.stages)
     shapes = []
@@ -61,7 +65,10 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
         table = pipeline(run)
         table = table[table["pipeline"] == number]
         every = [list(_steps(run, places, table, plan, rank)) for rank in range(ranks)]
-        bare = (_shape(plan, steps, counts, hidden=run.manifest.hides_host) for steps in zip(*every, strict=False))
+        bare = (
+            _shape(plan, steps, counts, hidden=bool(manifest and manifest.hides_host))
+            for steps in zip(*every, strict=False)
+        )
         shapes.append(tuple(replace(shape, hop_ns=hop_ns, bytes=size, link=link, buckets=averages) for shape in bare))
     return tuple(shapes)
 

@@ -15,8 +15,8 @@ def test_the_page(opened: Callable[..., AppTest], runs: Path) -> None:
     app = opened(runs, "pipeline", "stages")
     said = "\n".join(element.value for element in app.text).replace("\u00a0", " ")
     assert "45 % of the stages' time is bubble" in said
-    assert said.index("45 % of") < said.index("Other settings cannot be replayed")  # the verdict, what to try
-    assert said.count("Other settings cannot be replayed") == 1
+    assert said.index("45 % of") < said.index("Try the schedule 1F1B")  # the verdict, what to try
+    assert said.count("Try the schedule 1F1B") == 1
     assert len(app.get("vega_lite_chart")) == 2
     app.selectbox(key="run_picker").set_value("bucketed").run()
     assert not app.exception

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from made.pipeline import made_pipeline
 
+import overlaplab
 from overlaplab.costs.pipeline import PER_RANK, bubble, order, starts
 from overlaplab.manifest import Link
 from overlaplab.simulate import pipeline_remedies
@@ -165,4 +166,8 @@ def test_what_is_no_layer_stays_in_its_stage() -> None:
 
 
 def test_what_cannot_be_played(tmp_path: Path) -> None:
-    assert pipeline_remedies(made_pipeline(tmp_path)).empty  # no run.json names its schedule
+    """Without run.json the schedule is known by the order of its actions, if all stages are there."""
+    played = pipeline_remedies(made_pipeline(tmp_path))
+    assert played["setting"].tolist() == ["1f1b", "4", "8"]
+    (tmp_path / "rank0.pt.trace.json.gz").unlink()
+    assert pipeline_remedies(overlaplab.load_run(tmp_path)).empty
