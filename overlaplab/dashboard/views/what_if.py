@@ -34,6 +34,7 @@ from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits
+from overlaplab.words import sentence
 
 _BANDWIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0)
@@ -51,8 +52,8 @@ def page() -> None:
     opened = head.opened
     head.show(shown_diagnosis(opened))
     if opened.not_predicted is not None:
-        nothing_to_show(opened, "No other setting can be predicted from this run.")
-        st.text(opened.not_predicted)
+        nothing_to_show(opened, "This page can play no other setting of this run.")
+        st.text(sentence(opened.not_predicted))
         return
     show_warnings(opened)
     _answer(opened, caps_beside(opened))

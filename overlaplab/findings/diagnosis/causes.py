@@ -44,7 +44,7 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
         kinds = rows.groupby(rows["kind"].map(kind_word))["exposed_ns"].sum().sort_values(ascending=False)
         word = str(kinds.index[0]) if len(kinds) == 1 else "collective"
         return f"{count(number, word)}, longest in {_short_label(first)}" if number > 1 else _short_label(first)
-    names = list(dict.fromkeys(shorten(str(name), 40) for name in rows["what"]))
+    names = list(dict.fromkeys(map(_short_name, rows["what"])))
     if len(names) == 1 and cause in (Cause.TAIL, Cause.UNHIDEABLE) and buckets is not None:
         launched = buckets.loc[bucket_rows_by_name(buckets).get(names[0], [])]
         over = (launched["end_ns"] - launched["backward_end_ns"]).max()
@@ -77,4 +77,10 @@ def bucket_rows_by_name(buckets: pd.DataFrame) -> dict[str, list[int]]:
 
 
 def _short_label(row: Mapping[Any, Any]) -> str:
-    return collective_label(row) if pd.isna(row["what"]) else shorten(str(row["what"]), 40)
+    return collective_label(row) if pd.isna(row["what"]) else _short_name(row["what"])
+
+
+def _short_name(what: object) -> str:
+    """Units of a plain `nn.Sequential` are named by their number alone."""
+    name = shorten(str(what), 40)
+    return f"unit {name}" if name.isdecimal() else name

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pandas as pd
 
 from overlaplab.events import Run, once_per_run
+from overlaplab.evidence.pipelines import find_plan
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
@@ -139,4 +140,5 @@ def setting_program(run: Run, setting: Setting) -> WideProgram:
     try:
         return widen(made_programs(run, setting))
     except StuckError as error:
-        raise refusal(run, str(error)) from None
+        what = str(error) if find_plan(run) is None else "its ranks are stages of a pipeline"
+        raise refusal(run, what, "overlaplab predict plays its ranks one by one") from None
