@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.costs.pipeline import held_counts, order
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.simulate.pipelines.moves import step_ns
+from overlaplab.simulate.pipelines.moves import play_pipeline, step_ns
 from overlaplab.simulate.pipelines.recorded import recorded_shapes
 from overlaplab.simulate.pipelines.shape import UPDATE, Shape, actions_ns
+from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
 _MORE = (2, 4)
 """Times as many microbatches."""
@@ -45,6 +48,15 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
         rows.append((remedy, setting, _bubble(changed, after), most, after, before, before - after))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def pipeline_gains_miss_ns(run: Run) -> int:
+    """Half of the 95 % interval of a pipeline's gain, see `gain_half_ns`. Raises `OverlaplabError` without one."""
+    recorded = recorded_shapes(run)[0]
+    played = play_pipeline((recorded[0], *recorded))
+    spans_ns = np.array([played.spans_ns(rank)[1:] for rank in range(len(played.ends_ns))]).mean(axis=0)
+    mean_ns = mean_step_ns(run, recorded_spans_ns(run))
+    return gain_half_ns(mean_ns, prediction_interval(run, mean_ns, spans_ns.tolist()))
 
 
 def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, ...]]]:

@@ -26,7 +26,7 @@ from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.advice.devices import Times, device_remedies
 from overlaplab.simulate.advice.edit_remedies import edit_remedies
-from overlaplab.simulate.advice.pipelines import pipeline_remedies
+from overlaplab.simulate.advice.pipelines import pipeline_gains_miss_ns, pipeline_remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
@@ -90,7 +90,9 @@ def gains(run: Run) -> pd.DataFrame:
             row["what"] = pauses_within(run)
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
     for each in pipeline_remedies(run).to_dict("records"):
-        rows.append({name: each[name] for name in ("remedy", "gain_ns", "step_ns")} | {"what": each["setting"]})
+        half_ns = pipeline_gains_miss_ns(run)
+        row = {name: each[name] for name in ("remedy", "gain_ns", "step_ns")}
+        rows.append(row | {"what": each["setting"], "half_ns": half_ns})
     return _table(rows, _GAINS)
 
 
