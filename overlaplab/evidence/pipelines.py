@@ -25,7 +25,7 @@ class IdleBySchedule:
     """Beyond it, as some stages are slower."""
 
 
-def actions_in(trace: Trace, step: Window, place: int) -> list[tuple[StageAction, Label]]:
+def _actions_in(trace: Trace, step: Window, place: int) -> list[tuple[StageAction, Label]]:
     """A step's actions in their order, each with its range; the rank's place is its stage where labels name none."""
     return [(_action(label, place), label) for label in launched_in(stage_labels(trace), step)]
 
@@ -74,7 +74,7 @@ def find_plan(run: Run) -> Pipeline | None:
     if run.manifest is not None and run.manifest.pipeline is not None:
         return run.manifest.pipeline
     places = next(iter(pipelines(run)), [])
-    recorded = [[action for action, _ in actions] for actions in next(filter(all, _steps(run, places)), [])]
+    recorded = [[action for action, _ in actions] for actions in next(filter(all, actions_by_step(run, places)), [])]
     every = [action for actions in recorded for action in actions]
     microbatches, stages = (len({getattr(action, name) for action in every}) for name in ("microbatch", "stage"))
     for schedule in PER_RANK if microbatches else ():
@@ -90,17 +90,17 @@ def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
     """By the trace's index in `run.traces` and the step's place in `step_windows`; only where all stages are there."""
     idle_by_step: dict[tuple[int, int], IdleBySchedule] = {}
     for places in pipelines(run):
-        for step, ranks in enumerate(_steps(run, places)):
+        for step, ranks in enumerate(actions_by_step(run, places)):
             for place, idle in zip(places, _idle_by_rank(ranks), strict=False):
                 idle_by_step[place, step] = idle
     return idle_by_step
 
 
-def _steps(run: Run, places: Sequence[int]) -> Iterator[list[list[tuple[StageAction, Label]]]]:
-    """The actions of each step of a pipeline, by rank."""
+def actions_by_step(run: Run, places: Sequence[int]) -> Iterator[list[list[tuple[StageAction, Label]]]]:
+    """The actions of each step of a pipeline, by rank; in their order, each with its range."""
     for windows in zip(*(step_windows(run.traces[place]) for place in places), strict=False):
         ranks = zip(places, windows, strict=True)
-        yield [actions_in(run.traces[place], window, stage) for stage, (place, window) in enumerate(ranks)]
+        yield [_actions_in(run.traces[place], window, stage) for stage, (place, window) in enumerate(ranks)]
 
 
 def _idle_by_rank(ranks: Sequence[Sequence[tuple[StageAction, Label]]]) -> Iterator[IdleBySchedule]:

@@ -130,7 +130,9 @@ def _purposes_by_place(
     """
     forwards, updates = forward_passes(trace), optimizer_steps(trace)
     of_units = [*fsdp2_passes(fsdp2_ranges(trace))]
-    passes = sorted((*forwards, *(of_units or autograd_passes(trace))), key=lambda span: span.start_ns)
+    backwards = [each for each in of_units if each.word == "backward"] or autograd_passes(trace)
+    of_units = [each for each in of_units if each.word == "forward"]
+    passes = sorted((*forwards, *of_units, *backwards), key=lambda span: span.start_ns)
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     steps = [window.host_start_ns for window in step_windows(trace)]
@@ -138,8 +140,6 @@ def _purposes_by_place(
     of_gradients = set(table["kind"][gradients])
     to_owners = ["reduce_scatter", *(["reduce"] if of_gradients == {"reduce"} else [])]
     scattered = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] in to_owners)
-
-    backwards = [each for each in of_units if each.word == "backward"] or autograd_passes(trace)
     unknown = table.iloc[[row for row, role in enumerate(roles) if not role]]
     of_others = _loss_rows(unknown, passes, backwards) if sending else set()
 

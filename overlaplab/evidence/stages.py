@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -132,14 +131,14 @@ def _are_passed_on(ways: Sequence[_Way], called: Integers, forwards: Sequence[Sp
     Each neighbour sends and receives one per microbatch, none within a backward pass. One gets what the forward passes
     computed, and its answers are there before the backward passes; of the other it is the reverse.
     """
-    numbers = Counter(ways)
-    if not ways or {numbers[way[::-1]] for way in numbers} != {len(backwards)} or len(forwards) != len(backwards):
-        return False
-    if any(is_inside(backwards, at_ns) for at_ns in called.tolist()):
-        return False
     moments: dict[_Way, list[int]] = {}  # in order of the first one each way
     for way, at_ns in zip(ways, called.tolist(), strict=True):
         moments.setdefault(way, []).append(at_ns)
+    if {len(moments.get(way[::-1], ())) for way in moments} != {len(backwards)} or len(forwards) != len(backwards):
+        return False
+    if any(is_inside(backwards, at_ns) for at_ns in called.tolist()):
+        return False
+    neighbours = len(moments) // 2
     starts = sorted(span.start_ns for span in (*forwards, *backwards))
 
     def follows(sent_ns: int, span: Span) -> bool:
@@ -154,4 +153,4 @@ def _are_passed_on(ways: Sequence[_Way], called: Integers, forwards: Sequence[Sp
         each = list(zip(forwards, backwards, there, back, strict=True))
         following += all(follows(sent, forward) and came <= backward.start_ns for forward, backward, sent, came in each)
         preceding += all(came <= forward.start_ns and follows(sent, backward) for forward, backward, came, sent in each)
-    return following <= 1 and preceding <= 1 and following + preceding == len(numbers) // 2
+    return following <= 1 and preceding <= 1 and following + preceding == neighbours

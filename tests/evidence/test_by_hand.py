@@ -144,7 +144,7 @@ def test_shapes_must_be_known(tmp_path: Path) -> None:
     assert averaged_by_hand(run_of(tmp_path, events).traces[0]) == ()
 
 
-def named(trace: Trace) -> list[bool]:
+def mark_gradients(trace: Trace) -> list[bool]:
     return is_of_gradients(trace, recorded_collectives(trace)).tolist()
 
 
@@ -169,7 +169,7 @@ def test_an_average_may_take_several_collectives(tmp_path: Path, kinds: tuple[st
         arguments = {"args": {"Input Dims": [[elements]], "Input type": ["float"]}}
         sent += [event(f"c10d::{kind}_", at, at + 50), gloo(at + 50, at + 1000, kind=kind) | arguments]
     (trace,) = run_of(tmp_path / "own", in_order(*others, *sent)).traces
-    assert named(trace) == expected
+    assert mark_gradients(trace) == expected
     wrapped = event("FullyShardedDataParallel.forward", 100, 1900, cat="user_annotation")
     (trace,) = run_of(tmp_path / "fsdp", in_order(*others, *sent, wrapped)).traces
-    assert not any(named(trace))
+    assert not any(mark_gradients(trace))

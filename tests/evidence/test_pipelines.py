@@ -79,7 +79,7 @@ def test_what_is_passed_on(
 
 
 def test_torchs_ranges_begin_with_waiting(tmp_path: Path) -> None:
-    """Of a schedule with several stages on each rank; two pairs of ranks have a pipeline each."""
+    """A schedule with several stages on each rank; two pairs of ranks have a pipeline each."""
     ranks = []
     for first in (0, 2):
         name = f"0%3A{first}-{first + 1}"
@@ -93,11 +93,11 @@ def test_torchs_ranges_begin_with_waiting(tmp_path: Path) -> None:
         ]
     run = run_of(tmp_path, *ranks)
     assert pipelines(run) == [[0, 1], [2, 3]]
-    found = [
+    actions = [
         [(label.word, label.fields, (label.end_ns - label.start_ns) // 1000) for label in stage_labels(trace)]
         for trace in run.traces
     ]
-    assert found == 2 * [
+    assert actions == 2 * [
         [("stage_forward", {"stage": "0", "microbatch": "0"}, 12)],
         [("stage_backward_input", {"stage": "3", "microbatch": "0"}, 24)],
     ]

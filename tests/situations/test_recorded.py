@@ -162,7 +162,7 @@ def test_gradients_of_models_without_labels_are_no_other_collectives() -> None:
 
 def test_collectives_of_groups_that_share_ranks_are_played_as_recorded() -> None:
     """How long one takes does not depend on what other ranks send; launching it did not take what it waited for."""
-    run, found = tables("replicas-microbatches").run, tables("replicas-microbatches").diagnosis
+    run, diagnosis = tables("replicas-microbatches").run, tables("replicas-microbatches").diagnosis
     recorded = recorded_programs(run)
     assert recorded is not None
     averages = list(find_launches(recorded.programs[0], "replicas"))
@@ -170,8 +170,8 @@ def test_collectives_of_groups_that_share_ranks_are_played_as_recorded() -> None
     assert all(4.5e6 < launch.transfer_ns < 8e6 for launch in averages), "500 µs, and 8 bits in 10 ns"
     assert median(launch.host_ns for launch in averages) < 0.5e6
     assert replay_steps(run)["replayed_ns"].tolist() == pytest.approx(replay_steps(run)["span_ns"].tolist(), rel=0.001)
-    assert found is not None
-    scattered = next(each for each in found.actions if each.action.name == "last_all_reduce")
+    assert diagnosis is not None
+    scattered = next(each for each in diagnosis.actions if each.action.name == "last_all_reduce")
     assert scattered.gain_ns / 1e6 == pytest.approx(168, abs=48)  # a single step; three recordings of all: 137
 
 

@@ -15,7 +15,7 @@ from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label
-from overlaplab.evidence.pipelines import actions_in, idle_by_schedule, pipelines
+from overlaplab.evidence.pipelines import actions_by_step, idle_by_schedule, pipelines
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import arrivals
@@ -178,19 +178,16 @@ def _every_action(run: Run) -> pd.DataFrame:
     """`pipeline` of all ranks and steps."""
     rows: list[dict[str, Any]] = []
     for number, places in enumerate(pipelines(run)):
-        steps = min(len(step_windows(run.traces[place])) for place in places)
-        for step in range(steps):
-            rows += ({"pipeline": number, **row} for row in _step_rows(run, places, step))
+        for step, ranks in enumerate(actions_by_step(run, places)):
+            rows += ({"pipeline": number, **row} for row in _step_rows(run, places, step, ranks))
     table = pd.DataFrame(rows, columns=list(_ACTIONS)).astype(_ACTIONS)
     return table.sort_values(["pipeline", "rank", "step", "start_ns"], kind="stable", ignore_index=True)
 
 
-def _step_rows(run: Run, places: Sequence[int], step: int) -> Iterator[dict[str, Any]]:
-    offsets = corrections(run)
-    done = {
-        place: actions_in(run.traces[place], step_windows(run.traces[place])[step], stage)
-        for stage, place in enumerate(places)
-    }
+def _step_rows(
+    run: Run, places: Sequence[int], step: int, ranks: Sequence[Sequence[tuple[StageAction, Label]]]
+) -> Iterator[dict[str, Any]]:
+    offsets, done = corrections(run), dict(zip(places, ranks, strict=True))
     times = {place: _times(run.traces[place], actions, int(offsets[place])) for place, actions in done.items()}
     zero = min((int(actions[0].min()) for actions in times.values() if len(actions[0])), default=0)
     for place in places:

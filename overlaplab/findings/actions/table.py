@@ -11,7 +11,7 @@ from typing import Literal
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.evidence.purposes import ACTIVATIONS_OF, BUFFERS
+from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.findings.actions import words
 from overlaplab.findings.actions.words import Words
 from overlaplab.findings.thresholds import MAJORITY
@@ -53,10 +53,10 @@ class Action:
     def concerns(self, rows: pd.DataFrame, *, named: bool) -> pd.Series:
         """Mark those of these rows that it is about; `named`: whether gradients have names in their step."""
         has_name, barriers = rows["what"].notna(), rows["kind"] == "barrier"
-        activations = rows["what"].map(lambda name: str(name).startswith(ACTIVATIONS_OF)).astype(bool)
         match self.of:
             case "gradients" if named:
-                return ~activations & (has_name | (rows["cause"] != Cause.BLOCKING))
+                others = ~rows["what"].map(words.is_activations).astype(bool)
+                return others & (has_name | (rows["cause"] != Cause.BLOCKING))
             case "buffers":
                 return rows["what"] == BUFFERS
             case "barriers":

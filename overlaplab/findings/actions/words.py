@@ -314,19 +314,20 @@ def moved_most(rows: pd.DataFrame) -> str:
     """
     if rows.empty:
         return "unknown"
-    gathers = (rows["kind"] == "all_gather").fillna(False) & ~rows["what"].map(_is_activations)
+    gathers = (rows["kind"] == "all_gather").fillna(False) & ~rows["what"].map(is_activations)
     if int(rows.loc[gathers, "exposed_ns"].sum()) > MAJORITY * int(rows["exposed_ns"].sum()):
         return "gather"
     moved = rows["what"].map(lambda name: "unknown" if pd.isna(name) else _word(str(name)))
     return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
 
 
-def _is_activations(name: object) -> bool:
+def is_activations(name: object) -> bool:
+    """Whether a collective of this name moves activations."""
     return str(name).startswith(ACTIVATIONS_OF)
 
 
 def _word(name: str) -> str:
-    if _is_activations(name):
+    if is_activations(name):
         return "activations"
     if name == OF_GRADIENTS:
         return OF_GRADIENTS
