@@ -16,6 +16,7 @@ from made import strangers
 from made.dumped import dumps_of_a_stopped_rank
 from made.fits import fits
 from made.fsdp import fsdp
+from made.hosts import evaluating_loop
 from made.pipeline import made_pipeline
 from made.runs import label, made_gathering, made_runs, made_sweep
 from made.step_rows import exposed_rows, summary_rows
@@ -83,6 +84,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["slowdowns"] = analyses.slowdowns(overlaplab.load_run(folder / "foreign"))
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
     sampled = overlaplab.load_run(SAMPLE)
+    found["kind_phases"] = analyses.kind_phases(run_of(folder / "evaluates", evaluating_loop()))
     found["late_steps"] = analyses.late_steps(sampled)
     found["late_rank_names"] = analyses.late_rank_names(sampled, 0, "forward")
     found["late_rank_phases"] = analyses.late_rank_phases(sampled, 0)

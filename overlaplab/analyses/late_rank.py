@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
+from overlaplab.analyses.phases import PASSES, phase_times
 from overlaplab.events import (
     Run,
     Trace,
     WorkKind,
-    activity,
     counting_as,
     empty_table,
     once_per_run,
@@ -21,9 +19,8 @@ from overlaplab.events import (
     step_windows,
     windows_at,
 )
-from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.passes import pass_labels
-from overlaplab.intervals import Intervals, clip, intersect, lengths_within, subtract, total, union
+from overlaplab.intervals import lengths_within, union
 from overlaplab.vocabulary import Rule
 
 MIN_LATE_SHARE = 0.8
@@ -74,16 +71,12 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
 
     Columns: `phase`, `what` (of what the host does outside of passes, and that has a name: see `evidence.host_work`;
     else null), `own_ns`, `others_ns` (both int64: without exposed communication). The largest difference comes first.
-    On CPUs phases are `before` the first forward pass, `forward`, `backward`, `optimizer`, `between` them, which must
-    be known. On GPUs: `kernels`, or `same_kernels` where the others run as many, `copies`, and of the time in which the
-    device has nothing to do, by what its host does meanwhile: `loading` (what has a name), `pause` (nothing recorded),
-    `launching`.
+    Phases are those of `phases.phase_times`, but that kernels are `same_kernels` where the others run as many.
     """
     rules = {rule_of(trace) for trace in run.traces}
     if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
         return empty_table(_COLUMNS)
-    by_phase = _time_by_phase if Rule.CPU in rules else _spent_on_device
-    spent = {trace.rank: by_phase(trace) for trace in run.traces}
+    spent = {trace.rank: _mean_times(trace) for trace in run.traces}
     if rank not in spent or not all(spent.values()):
         return empty_table(_COLUMNS)
     same = Rule.GPU in rules and _has_as_many_kernels(run, rank)
@@ -104,7 +97,7 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
     how long they take in a mean step), `own`, `others` (float64: how many there are). The largest difference comes
     first. Empty of phases in which nothing computes: of all but passes, `kernels` and `same_kernels`.
     """
-    if phase not in ("forward", "backward", "optimizer", "kernels", "same_kernels") or len(run.traces) < 2:
+    if phase not in (*PASSES, "kernels", "same_kernels") or len(run.traces) < 2:
         return empty_table(_NAMES)
     by_rank = {trace.rank: _computed_by_name(trace, phase) for trace in run.traces}
     took = pd.DataFrame({each: table["took_ns"] for each, table in by_rank.items()}).fillna(0)
@@ -137,25 +130,9 @@ def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
     return sums.rename(columns={"sum": "took_ns", "size": "number"})
 
 
-def _spent_on_device(trace: Trace) -> dict[tuple[str, str | None], int]:
-    """By phase and name how long a rank's device works, or has nothing to do, in a mean step, in ns."""
-    busy, windows = activity(trace), step_windows(trace)
-    if not windows:
-        return {}
-    steps = union([window.start_ns for window in windows], [window.end_ns for window in windows])
-    computes = intersect(steps, busy.compute)
-    left = subtract(steps, union(*np.concatenate((busy.compute, busy.communication)).T))
-    phases: dict[tuple[str, str | None], Intervals] = {("kernels", None): computes}
-    phases["copies", None] = intersect(left, busy.memory)
-    left = subtract(left, busy.memory)
-    for name in dict.fromkeys(label.fields["name"] for label in host_work(trace)):
-        labels = [label for label in host_work(trace) if label.fields["name"] == name]
-        while_loading = union([label.start_ns for label in labels], [label.end_ns for label in labels])
-        phases["loading", name] = intersect(left, while_loading)
-        left = subtract(left, while_loading)
-    phases["pause", None] = intersect(left, host_pauses(trace))
-    phases["launching", None] = subtract(left, host_pauses(trace))
-    return {key: total(stretches) // len(windows) for key, stretches in phases.items()}
+def _mean_times(trace: Trace) -> dict[tuple[str, str | None], int]:
+    """By phase and name how long a rank works in a mean step, in ns."""
+    return {key: int(times.sum()) // len(times) for key, times in phase_times(trace).items()}
 
 
 def _has_as_many_kernels(run: Run, rank: int) -> bool:
@@ -163,43 +140,3 @@ def _has_as_many_kernels(run: Run, rank: int) -> bool:
     counts = {trace.rank: int(counting_as(trace, WorkKind.COMPUTE).sum()) for trace in run.traces}
     others = float(np.median([number for other, number in counts.items() if other != rank]))
     return abs(counts[rank] - others) <= _MAX_KERNELS_APART * others
-
-
-def _time_by_phase(trace: Trace) -> dict[tuple[str, str | None], int]:
-    """By phase and name how long the rank works in a mean step, in ns; empty where passes are unknown."""
-    busy, windows, passes = activity(trace), step_windows(trace), pass_labels(trace)
-    if not windows or not any(label.word == "forward" for label in passes):
-        return {}
-    waits = subtract(busy.communication, busy.compute)
-    sums: dict[tuple[str, str | None], int] = {}
-    for window in windows:
-        left = clip(union([window.start_ns], [window.end_ns]), window.start_ns, window.end_ns)
-        in_step = [label for label in passes if window.start_ns <= label.start_ns < window.end_ns]
-        for word in ("forward", "backward", "optimizer"):
-            inside = _clip_spans([(label.start_ns, label.end_ns) for label in in_step if label.word == word], left)
-            left = subtract(left, inside)
-            _add(sums, word, None, subtract(inside, waits))
-        first = min((label.start_ns for label in in_step if label.word == "forward"), default=window.end_ns)
-        for phase, begin, end in (("before", window.start_ns, first), ("between", first, window.end_ns)):
-            unnamed = clip(left, begin, end)
-            for name, stretch in _named_work(trace, begin, end):
-                inside = intersect(unnamed, stretch)
-                unnamed = subtract(unnamed, inside)
-                _add(sums, phase, name, subtract(inside, waits))
-            _add(sums, phase, None, subtract(unnamed, waits))
-    return {key: ns // len(windows) for key, ns in sums.items()}
-
-
-def _add(sums: dict[tuple[str, str | None], int], phase: str, what: str | None, stretches: Intervals) -> None:
-    sums[phase, what] = sums.get((phase, what), 0) + total(stretches)
-
-
-def _clip_spans(spans: list[tuple[int, int]], window: Intervals) -> Intervals:
-    return intersect(union([start for start, _ in spans], [end for _, end in spans]), window)
-
-
-def _named_work(trace: Trace, begin: int, end: int) -> Iterator[tuple[str, Intervals]]:
-    """The host's work outside of passes that has a name."""
-    for label in host_work(trace):
-        if begin <= label.start_ns < end:
-            yield label.fields["name"], union([label.start_ns], [label.end_ns])

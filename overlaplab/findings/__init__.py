@@ -82,6 +82,7 @@ from overlaplab.findings.diagnosis.diagnose import (
 )
 from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.shares import CauseShare
+from overlaplab.findings.diagnosis.step_kinds import kinds_finding
 from overlaplab.findings.diagnosis.unseen import unseen
 from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, how_short, verdict
 from overlaplab.findings.first_screen import about, causes_title, marks_note, rest_line, step_marks, tiles

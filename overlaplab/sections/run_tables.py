@@ -116,6 +116,7 @@ class RunTables:
             actions=None if speaks or self.diagnosis is None else self.diagnosis.actions,
             ahead=findings.gathered_ahead(analyses.rows_of(self.replays, window), int(window["span_ns"])),
             late_reason=self.late_reason,
+            kinds=self.kinds,
             busy=findings.busy_share(self.run, step),
             blocking=analyses.blocking(self.run, selection),
         )
@@ -133,6 +134,11 @@ class RunTables:
         phases = analyses.late_rank_phases(self.run, rank)
         names = analyses.late_rank_names(self.run, rank, phases["phase"].iloc[0]) if len(phases) else None
         return findings.late_reason(late, phases, steps["step"].nunique(), float(steps["span_ns"].mean()), names)
+
+    @cached_property
+    def kinds(self) -> str | None:
+        """What kinds of steps there are, and what the longer ones do."""
+        return findings.kinds_finding(self.summary, analyses.kind_phases(self.run))
 
     @cached_property
     def _speaks(self) -> tuple[int | None, int | None]:

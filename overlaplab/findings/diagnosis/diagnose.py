@@ -30,7 +30,7 @@ from overlaplab.findings.diagnosis.other_problems import (
     why_idle,
 )
 from overlaplab.findings.diagnosis.shares import BEYOND_PLAYS, CauseShare, cause_shares, is_open, largest_share
-from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding, steps_of_kind
+from overlaplab.findings.diagnosis.step_kinds import kind_name, steps_of_kind
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_CAUSES, SHORT_PAUSE_NS
@@ -118,6 +118,7 @@ def diagnose(
     actions: tuple[Advised, ...] | None = None,
     ahead: tuple[int, int] | None = None,
     late_reason: str | None = None,
+    kinds: str | None = None,
     busy: float | None = None,
     blocking: pd.DataFrame | None = None,
 ) -> Diagnosis:
@@ -127,9 +128,9 @@ def diagnose(
     or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not show;
     the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`. Tables
     may be about other windows, too. `gains`: rows of `simulate.gains`. `actions`: those of the diagnosis that speaks
-    for the run, where this is another one. `ahead`, `late_reason`: see `Diagnosis`. `busy`: which part of the step
-    computation waited for a core, of a step in which the machine was busy: that is said first, and nothing is advised
-    on what seems to be computation or a slow host. `blocking`: rows of `overlaplab.blocking`.
+    for the run, where this is another one. `ahead`, `late_reason`, `kinds`: see `Diagnosis`. `busy`: which part of the
+    step computation waited for a core, of a step in which the machine was busy: that is said first, and nothing is
+    advised on what seems to be computation or a slow host. `blocking`: rows of `overlaplab.blocking`.
     """
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
@@ -185,7 +186,7 @@ def diagnose(
         late_rank=waits[0].late_rank if waits else None,
         waited_ns=waits[0].exposed_ns if waits else 0,
         outliers=outliers_finding(table),
-        kinds=kinds_finding(table),
+        kinds=kinds,
         late_reason=None if other is not None and advice == LEAVE_CORES else late_reason,
         blocks_nothing=None if blocking is None else _blocks_nothing(rows_of(blocking, window), int(window["span_ns"])),
     )

@@ -1,10 +1,10 @@
-"""Steps of a GPU that is kept waiting by its host, written out by hand; times in µs."""
+"""Steps of a GPU that is kept waiting by its host, and of a CPU that evaluates, written out by hand; times in µs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from made.traces import event, launched, op, step
+from made.traces import event, gloo, launched, op, step
 
 Event = dict[str, Any]
 
@@ -34,4 +34,36 @@ def loop(
                 events.append(event("cudaStreamSynchronize", host + 1, until, cat="cuda_runtime", correlation=number))
                 host = until
         events.append(step(number, begun, host))
+    return events
+
+
+def evaluating_loop() -> list[Event]:
+    """Six steps of 1,000 µs: 100 of loading, a forward pass of 200, a backward pass of 300 and 100 of waiting for its
+    all-reduce, 50 of the optimizer. Every third has three forward passes more, and takes 600 longer.
+    """
+    events: list[Event] = []
+    at = 0
+
+    def run_forward() -> int:
+        for name in ("engine::forward microbatch=0", "DistributedDataParallel.forward"):
+            events.append(event(name, at, at + 200, cat="user_annotation"))
+        events.append(op("mm", at, at + 200))
+        return at + 200
+
+    for number in range(6):
+        begun = at
+        events.append(op("load", at, at + 100))
+        at += 100
+        at = run_forward()
+        events.append(event("engine::backward microbatch=0 sync=1", at, at + 400, cat="user_annotation"))
+        events += [op("mm", at, at + 300), gloo(at + 250, at + 400)]
+        events += [
+            event("engine::optimizer", at + 400, at + 450, cat="user_annotation"),
+            op("add_", at + 400, at + 450),
+        ]
+        at += 500
+        for _ in range(3 if number % 3 == 2 else 0):
+            at = run_forward()
+        at += 200
+        events.append(step(number, begun, at - 1))
     return events
