@@ -58,8 +58,8 @@ def _named_actions(trace: Trace) -> Iterator[Label]:
 def _actions_by_messages(trace: Trace) -> list[Label]:
     """The actions of a rank with one stage, as in torch's GPipe and 1F1B, in order of start.
 
-    Between two messages it computes one pass or two; where autograd evaluates functions, a backward pass. Empty unless
-    the messages of each step with backward passes pass them on, see `_are_passed_on`.
+    Between two messages it computes one pass or two; where autograd evaluates functions, a backward pass. Only of steps
+    whose messages up to the optimizer's step pass them on, see `_are_passed_on`, if half of the steps are such.
     """
     table = recorded_collectives(trace)
     table = table[table["kind"] == "send_recv"].sort_values("host_ns", kind="stable")
@@ -68,10 +68,11 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
         return []
     functions, updates, computed = autograd_functions(trace), optimizer_steps(trace), executions(trace).host_compute()
     labels: list[Label] = []
+    others = 0
     for step in step_windows(trace):
         begin, over = step.host_start_ns, step.host_end_ns
-        first, last = np.searchsorted(called, (begin, over))
         over = min([over, *(each.start_ns for each in launched_in(updates, step))])
+        first, last = np.searchsorted(called, (begin, over))
         evaluated = functions[(begin <= functions["start_ns"]) & (functions["end_ns"] <= over)]
         if evaluated.empty:
             continue
@@ -79,12 +80,14 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
         inside = (begin <= computed[:, 0]) & (computed[:, 1] <= over)
         forwards = _forward_passes(computed[inside], called[first:last], backwards)
         if not _are_passed_on(ways[first:last], called[first:last], forwards, backwards):
-            return []
+            others += 1
+            continue
         for number, (forward, backward) in enumerate(zip(forwards, backwards, strict=True)):
             fields = {"microbatch": str(number), "neighbours": str(len(set(ways[first:last])) // 2)}
             labels.append(Label.make(forward, f"stage_{FORWARD}", fields))
             labels.append(Label.make(backward, f"stage_{BACKWARD}", fields))
-    return sorted(labels, key=lambda label: label.start_ns)
+    are_enough = len(step_windows(trace)) >= 2 * others
+    return sorted(labels, key=lambda label: label.start_ns) if are_enough else []
 
 
 def _ways(messages: pd.DataFrame) -> Iterator[_Way]:

@@ -151,3 +151,19 @@ def test_messages_of_nccl_tell_them_too(tmp_path: Path) -> None:
             [1, 3, "forward", 1, 60_000, 10_000],
             [1, 3, "backward", 1, 70_000, 20_000],
         ]
+
+
+@pytest.mark.parametrize(("at", "others", "steps"), [(160, 1, {3, 4, 5}), (110, 1, {3, 4}), (110, 2, set())])
+def test_an_evaluation_takes_nothing_from_the_other_steps(
+    tmp_path: Path, at: int, others: int, steps: set[int]
+) -> None:
+    """A message after the optimizer's step, or before it, in the last of three steps, or in two."""
+    first, second = one_f_one_b(steps=3)
+    for rank, backwards in ((first, (11, 14)), (second, (4, 12))):
+        for begun in (0, 200, 400):
+            rank.events += [event(FUNCTION, begun + host, begun + host + 0.5) for host in backwards]
+            rank.events.append(event("Optimizer.step#SGD.step", begun + 140, begun + 150, cat="user_annotation"))
+        for begun in (400, 200)[:others]:
+            rank.message(("send", 1) if rank is first else ("recv", 0), begun + at, begun + 130, begun + 135)
+    table = overlaplab.pipeline(run_of_strangers(tmp_path, first, second))
+    assert set(table["step"]) == steps
