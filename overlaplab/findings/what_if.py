@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.costs import Algorithm
+from overlaplab.findings.actions.words import SCHEDULES
 from overlaplab.findings.predictions import extrapolation, gain_finding, gain_line, interval_line
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
@@ -26,17 +27,21 @@ _ALGORITHMS: dict[Algorithm, str] = {
 
 
 _WITH_WAITING = "Collectives take as long as recorded, waiting for the missing ranks included"
+_SMALLER = " The page Pipeline says what smaller microbatches of the same samples gain."
+_BY_RANK = "Collectives and messages take as long as recorded, or as long as another link gives"
 _RECORDED = "Collectives take as long as those of their size did, measured from when the last rank arrived"
 
 
 def setting_words(setting: Setting) -> str:
     """What the setting changes; empty where it changes nothing."""
+    microbatches = _microbatches(setting)
     parts = [
         f"strategy {setting.strategy}" if setting.strategy else "",
         f"bucket_cap_mb {setting.bucket_cap_mb:g}" if setting.bucket_cap_mb is not None else "",
         f"a first bucket of {setting.first_bucket_mb:g} MiB" if setting.first_bucket_mb is not None else "",
         f"prefetch {setting.prefetch}" if setting.prefetch is not None else "",
-        f"{setting.accumulate} microbatches per step" if setting.accumulate is not None else "",
+        f"{microbatches} microbatches per step" if microbatches is not None else "",
+        f"the schedule {SCHEDULES.get(setting.schedule, setting.schedule)}" if setting.schedule else "",
         f"link {setting.link}" if setting.link else "",
         count(setting.ranks, "rank") if setting.ranks is not None else "",
         "no straggler" if not setting.straggler else "",
@@ -44,6 +49,11 @@ def setting_words(setting: Setting) -> str:
     ]
     changes = [*filter(None, parts)]
     return join_names(changes) if changes else ""
+
+
+def _microbatches(setting: Setting) -> int | None:
+    """How many the setting asks for in a step, of a pipeline or by accumulation."""
+    return setting.accumulate if setting.microbatches is None else setting.microbatches
 
 
 def what_if_headline(
@@ -55,11 +65,12 @@ def what_if_headline(
     """
     if setting == Setting():
         return f"As recorded, a step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
-    if setting.accumulate is not None and setting.accumulate != microbatches:
-        gained = gain_finding(measured_ns, step_ns, doubt_ns, (microbatches, setting.accumulate))
+    changed = _microbatches(setting)
+    if changed is not None and changed != microbatches:
+        gained = gain_finding(measured_ns, step_ns, doubt_ns, (microbatches, changed))
         return (
             f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)}"
-            f" ({ms(measured_ns)} measured). {gained}"
+            f" ({ms(measured_ns)} measured). {gained}{_SMALLER if setting.microbatches else ''}"
         )
     less = abs(measured_ns - step_ns)
     change = f"{'Gain' if step_ns <= measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
@@ -70,17 +81,20 @@ def what_if_headline(
 
 
 def what_if_notes(
-    sure: Interval, doubt_ns: int, far: Mapping[str, float], algorithm: Algorithm | None, *, all_ranks: bool = True
+    sure: Interval,
+    doubt_ns: int,
+    far: Mapping[str, float],
+    algorithm: Algorithm | None,
+    *,
+    all_ranks: bool = True,
+    alike: bool = True,
 ) -> list[str]:
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
-    are missing), and what is extrapolated: see `Answer`.
+    are missing), and what is extrapolated: see `Answer`. `alike`: all ranks launch the same.
     """
-    as_recorded = _RECORDED if all_ranks else _WITH_WAITING
-    notes = [
-        interval_line(sure.half_ns, asdict(sure)),
-        gain_line(doubt_ns),
-        f"{_ALGORITHMS[algorithm]}." if algorithm else f"{as_recorded}.",
-    ]
+    as_recorded = _BY_RANK if not alike else _RECORDED if all_ranks else _WITH_WAITING
+    modelled = _ALGORITHMS[algorithm] if algorithm else as_recorded
+    notes = [interval_line(sure.half_ns, asdict(sure)), gain_line(doubt_ns), f"{modelled}."]
     return [*notes, extrapolation(far)] if far else notes
 
 

@@ -21,6 +21,7 @@ from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.device_answers import Option, least_cap_mb, option_or_why, whole_bytes
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
+from overlaplab.simulate.predictions.wide_answers import is_wide
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -79,9 +80,16 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
     advised_mb = advised_cap_mb(run, question.setting)
     tried, no_tried = _table_or_reason(run, partial(_option_table, played, _option(run, question.setting), advised_mb))
     ranks, no_ranks = _table_or_reason(run, partial(_ranks_table, played))
-    all_ranks = not missing_ranks(run)
-    algorithm = question.algorithm if not is_on_gpus(run) and played.manifest.link and all_ranks else None
-    notes = findings.what_if_notes(played.sure, played.doubt_ns, answer.extrapolated, algorithm, all_ranks=all_ranks)
+    all_ranks, alike = not missing_ranks(run), is_on_gpus(run) or is_wide(run)
+    is_modelled = alike and all_ranks and played.manifest.link and not is_on_gpus(run)
+    notes = findings.what_if_notes(
+        played.sure,
+        played.doubt_ns,
+        answer.extrapolated,
+        question.algorithm if is_modelled else None,
+        all_ranks=all_ranks,
+        alike=alike,
+    )
     hops = findings.hops_unknown(played.manifest, question.setting.strategy)
     return Parts(
         headline=findings.what_if_headline(
@@ -141,6 +149,8 @@ def _option(run: Run, setting: Setting) -> Option | None:
     if is_on_gpus(run):
         option = option_or_why(run)
         return None if isinstance(option, OverlaplabError) else option
+    if not is_wide(run):
+        return None
     traits = TRAITS.get(setting.strategy) if setting.strategy else strategy_traits(run.manifest)
     if traits is not None and traits.gathers == "units" and traits.is_played:
         return "prefetch"
@@ -250,7 +260,7 @@ def _option_table(played: _ShownAnswer, option: Option | None, advised_mb: float
 
 
 def _ranks_table(played: _ShownAnswer) -> pd.DataFrame:
-    """The setting with other numbers of ranks; empty on GPUs."""
-    if is_on_gpus(played.run):
+    """The setting with other numbers of ranks; empty on GPUs, and where ranks are played by themselves."""
+    if is_on_gpus(played.run) or not is_wide(played.run):
         return pd.DataFrame()
     return what_if.steps_by_ranks(played.run, played.question, sorted({*_RANKS, len(played.run.traces), played.ranks}))

@@ -207,15 +207,13 @@ def setting_of(action: Advised, run: Run) -> Setting | None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_action_gains_what_its_setting_is_predicted_to(name: str) -> None:
-    """Summary, What if and `predict` are asked the same, and give the same figure; What if knows ranks
-    that all launch the same."""
+    """Summary, What if and `predict` are asked the same, and give the same figure."""
     run, found = tables(name).run, tables(name).diagnosis
     assert found is not None
-    assert (what_if.why_not(run) is None) == (name not in ("replicas-microbatches", "few-microbatches"))
+    assert what_if.why_not(run) is None
     for action in found.actions:
         if (setting := setting_of(action, run)) is not None:
-            if what_if.why_not(run) is None:
-                assert what_if.answer(run, Question(setting=setting)).step_ns == action.step_ns, action.text
+            assert what_if.answer(run, Question(setting=setting)).step_ns == action.step_ns, action.text
             assert predict(run, setting).step_ns == action.step_ns, action.text
 
 

@@ -20,6 +20,7 @@ from overlaplab.dashboard.pickers import shown_diagnosis
 from overlaplab.dashboard.widgets import nothing_to_show, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import missing_ranks
+from overlaplab.findings.actions.words import SCHEDULES
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.sections.what_if import caps_tried, what_if_parts
 from overlaplab.simulate.fill_buckets import CAP_MB
@@ -28,7 +29,9 @@ from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.answer import DEPTHS, Question
 from overlaplab.simulate.predictions.device import is_on_gpus, require_device
 from overlaplab.simulate.predictions.device_answers import option_or_why
+from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.predictions.what_if import message_without_path
+from overlaplab.simulate.predictions.wide_answers import is_wide
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
@@ -41,6 +44,7 @@ _LATENCIES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000
 _LINKS = (("1Gbps", "500us"), ("10Gbps", "50us"), ("100Gbps", "5us"))
 """For runs that were recorded over an unknown link."""
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 5000, 10_000)
+_MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 _ALGORITHMS: dict[Algorithm, str] = {"ring": "ring, as emulated", "auto": "ring or trees"}
 _PREDICTED = [name for name, traits in TRAITS.items() if traits.is_played]
 _NO_STRAGGLER = "Every rank works as the median rank does."
@@ -90,7 +94,9 @@ def _question(opened: Opened) -> Question:
     manifest = opened.manifest
     if manifest is None or manifest.strategy is None or missing_ranks(opened.run):
         return _ask_of_unnamed(opened, None)
-    return _ask_of_unnamed(opened, manifest) if len(recuttings(opened.run)) > 1 else _ask(opened)
+    if len(recuttings(opened.run)) > 1 or not is_wide(opened.run):
+        return _ask_of_unnamed(opened, manifest)
+    return _ask(opened)
 
 
 def _ask_on_gpus(opened: Opened) -> Question:
@@ -149,15 +155,21 @@ def _ask(opened: Opened) -> Question:
 def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
     """DDP's cap, and actions: of a run whose strategy nobody named, of which ranks are missing, or of several models.
 
-    The link, too, where a manifest is given.
+    The link, too, where a manifest is given. Of a pipeline its microbatches and schedule, but no actions.
     """
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
-        cap = None
-        if find_recutting(opened.run) is not None:
-            cap = controls.slide_cap("bucket_cap_mb", opened, "as recorded")
-        link = _link(controls, manifest) if manifest else None
-        setting = Setting(bucket_cap_mb=cap, link=link, edits=_action(controls, opened))
+        setting = Setting(link=_link(controls, manifest) if manifest else None)
+        if plan := playable_plan(opened.run):
+            microbatches = controls.slide("Microbatches", "{}", _MICROBATCHES, plan.microbatches)
+            words = {name: SCHEDULES[name] for name in playable_schedules(opened.run, microbatches)}
+            schedule = controls.select("Schedule", words, plan.schedule)
+            setting = replace(setting, microbatches=microbatches, schedule=schedule)
+        else:
+            if is_wide(opened.run) and find_recutting(opened.run) is not None:
+                cap = controls.slide_cap("bucket_cap_mb", opened, "as recorded")
+                setting = replace(setting, bucket_cap_mb=cap)
+            setting = replace(setting, edits=_action(controls, opened))
     controls.keep()
     return Question(setting=setting)
 

@@ -18,7 +18,7 @@ from overlaplab.simulate.predictions.answer import Answer, Question, median_step
 from overlaplab.simulate.predictions.device import is_on_gpus, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
 from overlaplab.simulate.predictions.error import Interval, prediction_interval
-from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.predictions.rank_answers import rank_answer
 from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
 
@@ -31,7 +31,7 @@ def why_not(run: Run) -> str | None:
             return None
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"
-        wide_answers.setting_program(run, Setting())
+        answer(run, wide_answers.AS_RECORDED)
     except OverlaplabError as error:
         return message_without_path(run, error)
     return None
@@ -44,7 +44,9 @@ def message_without_path(run: Run, error: OverlaplabError) -> str:
 
 def answer(run: Run, question: Question) -> Answer:
     """The question, played. Raises `OverlaplabError` where the run cannot tell."""
-    return device_answer(run, question.setting) if is_on_gpus(run) else wide_answers.wide_answer(run, question)
+    if is_on_gpus(run):
+        return device_answer(run, question.setting)
+    return wide_answers.wide_answer(run, question) if wide_answers.is_wide(run) else rank_answer(run, question.setting)
 
 
 def interval(run: Run, played: Answer, caps: pd.DataFrame) -> Interval:

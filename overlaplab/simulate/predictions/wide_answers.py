@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pandas as pd
 
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
-from overlaplab.evidence.pipelines import find_plan
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
@@ -36,6 +36,16 @@ from overlaplab.simulate.vector_player import (
 from overlaplab.traits import TRAITS
 
 AS_RECORDED = Question(setting=Setting())
+
+
+@once_per_run
+def is_wide(run: Run) -> bool:
+    """Whether its ranks can be played as one; of others see `rank_answers`."""
+    try:
+        setting_program(run, Setting())
+    except OverlaplabError:
+        return False
+    return True
 
 
 def wide_answer(run: Run, question: Question) -> Answer:
@@ -140,5 +150,4 @@ def setting_program(run: Run, setting: Setting) -> WideProgram:
     try:
         return widen(made_programs(run, setting))
     except StuckError as error:
-        what = str(error) if find_plan(run) is None else "its ranks are stages of a pipeline"
-        raise refusal(run, what, "overlaplab predict plays its ranks one by one") from None
+        raise refusal(run, str(error)) from None

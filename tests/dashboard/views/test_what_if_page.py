@@ -75,6 +75,34 @@ def test_an_action_is_played_on_the_page(opened: Open) -> None:
     assert any(text.startswith(begin) for text in body_texts(app))
 
 
+def test_a_pipeline_has_microbatches_and_schedules(opened: Open) -> None:
+    """By the messages alone; in the words and digits of `predict`."""
+    recorded = Path(__file__).parents[2] / "situations" / "recorded"
+    app = opened(recorded, "what_if", "few-microbatches")
+    labels = {each.label for each in (*app.select_slider, *app.selectbox)}
+    assert {"Microbatches", "Schedule"} <= labels
+    assert not labels & {"bucket_cap_mb", "Action", "Ranks"}
+    slide(app, "microbatches", "few-microbatches", 8)
+    app.selectbox(key="asked_schedule of few-microbatches").set_value("1f1b").run()
+    assert not app.exception
+    assert app.query_params["setting"] == "microbatches:8,schedule:1f1b"
+    step_ns = predict(load_run(recorded / "few-microbatches"), Setting(microbatches=8, schedule="1f1b")).step_ns
+    begin = f"With 8 microbatches per step and the schedule 1F1B a step is predicted to take {ms(step_ns)} ± "
+    headline = next(text for text in body_texts(app) if text.startswith(begin))
+    assert "A step works on 8 microbatches, not 2, each of as many samples" in headline
+    assert "Collectives and messages take as long as recorded, or as long as another link gives." in body_texts(app)
+    slide(app, "microbatches", "few-microbatches", 2)  # fewer than stages
+    assert app.selectbox(key="asked_schedule of few-microbatches").value == "gpipe"
+    assert body_texts(app)[0].startswith("As recorded")
+
+
+def test_of_a_mesh_a_link_is_asked_for(on: Callable[[str], AppTest]) -> None:
+    app = on("dp-tp")
+    assert {each.label for each in app.select_slider} == {"Bandwidth", "Latency"}
+    slide(app, "bandwidth", "dp-tp", 100.0)
+    assert body_texts(app)[0].startswith("With link ")
+
+
 @pytest.mark.parametrize("run", ["bucketed", "naive", "zero3", "h100/torch-ddp"])
 def test_of_the_recorded_setting_the_page_advises_what_every_page_advises(
     on: Callable[[str], AppTest], run: str

@@ -18,8 +18,10 @@ from overlaplab.simulate import advise
 from overlaplab.simulate.player import End, Launch, Program, Wait, Work, play
 from overlaplab.simulate.predictions import what_if, wide_answers
 from overlaplab.simulate.predictions.answer import Question, median_step
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.vector_player import play_wide, widen
@@ -191,14 +193,54 @@ def test_lanes_of_a_recorded_step_add_up() -> None:
     assert took["rank", False] + took["link", True] > 0.98 * span_ns
 
 
+RECORDED = Path(__file__).parents[2] / "situations" / "recorded"
+FASTER = Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("path", "setting"),
+    [
+        *[("pipeline", Setting(microbatches=12)), ("pipeline", Setting(schedule="gpipe", link=FASTER))],
+        *[("dp-tp", Setting(link=FASTER)), (RECORDED / "few-microbatches", Setting(microbatches=8, schedule="1f1b"))],
+        (RECORDED / "replicas-microbatches", Setting(edits=(("last-all-reduce", None),))),
+    ],
+)
+def test_ranks_that_launch_different_collectives_are_played_as_predict_plays_them(
+    path: str | Path, setting: Setting
+) -> None:
+    run = sample_run(path)
+    assert what_if.why_not(run) is None
+    found = what_if.answer(run, Question(setting=setting))
+    predicted = predict(run, setting)
+    assert found.step_ns == predicted.step_ns
+    assert what_if.interval(run, found, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
+    works = found.lanes[found.lanes["lane"] == "rank"]
+    assert (works["start_ns"] >= 0).all()
+    assert 0 < (works["end_ns"] - works["start_ns"]).sum() <= found.median_span_ns
+    assert set(found.lanes["lane"]) == {"rank", "link"}
+
+
+def test_schedules_that_a_pipeline_can_have() -> None:
+    """1F1B takes as many microbatches as stages."""
+    run = sample_run(RECORDED / "few-microbatches")
+    plan = playable_plan(run)
+    assert plan is not None
+    assert (plan.schedule, plan.microbatches) == ("gpipe", 2)
+    assert playable_schedules(run) == ["gpipe"]
+    assert playable_schedules(run, 8) == ["gpipe", "1f1b"]
+    assert playable_plan(sample_run("dp-tp")) is None
+
+
 def test_what_cannot_be_told() -> None:
     assert what_if.why_not(sample_run("bucketed")) is None
     foreign = sample_run("ddp-lessons/one-order")
     assert what_if.why_not(foreign) is None  # of its actions it can be told
     with pytest.raises(OverlaplabError, match="what its strategy is has not been recorded, so that its options"):
         wide_answers.play_question(foreign, Question(setting=Setting(bucket_cap_mb=1.0)))
-    mesh = "its ranks share the model (dp 2 × tp 2). overlaplab predict takes --link of it, and no other change"
-    assert str(what_if.why_not(sample_run("dp-tp"))).startswith(mesh)
+    with pytest.raises(OverlaplabError, match="of such a run another link is predicted, nothing else"):
+        what_if.answer(sample_run("dp-tp"), Question(setting=Setting(bucket_cap_mb=1.0)))
+    asynchronous = "its workers do not wait for each other"
+    assert str(what_if.why_not(sample_run("parameter-server"))).startswith(asynchronous)
     run = sample_run("bucketed")
     with pytest.raises(OverlaplabError, match="overlaplab predict takes --link and --ranks of a parameter server"):
         wide_answers.play_question(run, Question(setting=Setting(strategy="parameter-server")))

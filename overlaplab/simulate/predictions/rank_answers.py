@@ -1,0 +1,86 @@
+"""What a step would take with another setting, of ranks that launch different collectives: each is played by itself.
+
+Stages of a pipeline, groups of ranks beside each other, a parameter server. Of others see `wide_answers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+
+from overlaplab.errors import OverlaplabError
+from overlaplab.events import Run, once_per_run
+from overlaplab.evidence.pipelines import find_plan
+from overlaplab.intervals import Intervals, union
+from overlaplab.manifest import Pipeline
+from overlaplab.simulate.pipelines.shape import PLAYED
+from overlaplab.simulate.play_errors import play_or_refuse
+from overlaplab.simulate.player import Launch, Program, Work, find_launches
+from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step
+from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
+from overlaplab.simulate.predictions.error import extrapolations, mean_steps
+from overlaplab.simulate.programs import all_programs
+from overlaplab.simulate.programs.edits import move_into_the_next
+from overlaplab.simulate.programs.pipelined import pipeline_programs
+from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
+from overlaplab.simulate.undisturbed import mean_step_after_ns
+
+
+def rank_answer(run: Run, setting: Setting) -> Answer:
+    """The setting, played as `predict` plays it. Raises `OverlaplabError` where the run cannot tell."""
+    run = _with_manifest(run)
+    recorded, programs = all_programs(run, Setting()), all_programs(run, setting)
+    before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
+    spans_ns = after.all_spans_ns()
+    rank, step, span_ns = median_step(spans_ns)
+    carried = ((_name(launch), *after.carried[launch.key]) for launch in find_launches(programs[rank]))
+    works = _working_times(programs[rank], after.over_ns[rank])
+    return Answer(
+        spans_ns=spans_ns,
+        mean_ns=mean_step_after_ns(run, spans_ns, into_the_next=move_into_the_next(setting.edits)),
+        replayed_ns=mean_steps(before.all_spans_ns().tolist()),
+        transfers_ns=transfers_miss_ns(run, setting.edits, setting.link),
+        extrapolated=extrapolations(
+            device_manifest(run), setting, chain.from_iterable(recorded), chain.from_iterable(programs)
+        ),
+        median_span_ns=span_ns,
+        lanes=lane_table(works, carried, *after.ends_ns[rank][step : step + 2]),
+    )
+
+
+def playable_plan(run: Run) -> Pipeline | None:
+    """The pipeline whose schedule and microbatches can be changed; None without one."""
+    plan = None if is_on_gpus(run) else find_plan(run)
+    return plan if plan is not None and _is_played(run, plan.schedule) else None
+
+
+def playable_schedules(run: Run, microbatches: int | None = None) -> list[str]:
+    """The schedules by which the stages of a pipeline can be played, with as many microbatches (None: as recorded)."""
+    return [schedule for schedule in PLAYED if _is_played(run, schedule, microbatches)]
+
+
+def _is_played(run: Run, schedule: str, microbatches: int | None = None) -> bool:
+    try:
+        pipeline_programs(_with_manifest(run), Setting(schedule=schedule, microbatches=microbatches))
+    except OverlaplabError:
+        return False
+    return True
+
+
+@once_per_run
+def _with_manifest(run: Run) -> Run:
+    """The run with what its traces tell, where there is no run.json."""
+    return run if run.manifest else replace(run, manifest=device_manifest(run))
+
+
+def _working_times(program: Program, over_ns: tuple[int, ...]) -> Intervals:
+    ends = np.array(over_ns, dtype=np.int64)
+    took = np.array([move.ns if isinstance(move, Work) else 0 for move in program], dtype=np.int64)
+    return union(ends - took, ends)
+
+
+def _name(launch: Launch) -> str:
+    return f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()
