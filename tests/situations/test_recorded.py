@@ -7,6 +7,7 @@ traces/h100/loops, and their gain that of steps that nothing recorded.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from statistics import median
 import pytest
 from samples import TRACES, sample_tables
 
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings import Advised
 from overlaplab.manifest import strategy_traits
@@ -142,6 +144,21 @@ def test_each_of_several_models_has_buckets_and_a_cap_of_its_own() -> None:
     assert [*two.buckets.groupby(["rank", "step"]).size()] == [4] * steps * 2
 
 
+def test_one_models_cap_is_predicted_and_asked_for_once() -> None:
+    run = tables("two-models").run
+    for value, why in (
+        ("critic:1", "no model whose buckets are known is called critic. Known: generator, discriminator"),
+        ("generator:none", "none is no cap in MiB. As in --edit model-cap=generator:25"),
+        ("generator:nan", "nan is no cap in MiB"),
+        ("generator:-1", "-1 is no cap in MiB"),
+    ):
+        with pytest.raises(OverlaplabError, match=re.escape(why)):
+            predict(run, Setting(edits=(("model-cap", value),)))
+    both = Setting(edits=(("model-cap", "generator:1"), ("model-cap", "discriminator:1")))
+    with pytest.raises(OverlaplabError, match="the buckets of one model alone are predicted"):
+        predict(run, both)
+
+
 def test_gradients_of_models_without_labels_are_no_other_collectives() -> None:
     """The last two models are alike, and each has its own backward pass before the optimizers' steps."""
     run, found = tables("further-models").run, tables("further-models").diagnosis
@@ -188,10 +205,12 @@ def test_what_is_listed_adds_up(name: str) -> None:
 
 
 def setting_of(action: Advised, run: Run) -> Setting | None:
-    """What `predict` and What if are asked for to get the same; None of another strategy, and of one model's cap."""
+    """What `predict` and What if are asked for to get the same; None of another strategy."""
     match action.action.name:
         case "cap" if action.what is None and ((traits := strategy_traits(run.manifest)) is None or traits.buckets):
             return Setting(bucket_cap_mb=action.setting)
+        case "cap" if action.what is not None:
+            return Setting(edits=(("model-cap", f"{action.what}:{action.setting:g}"),))
         case "cap" | "strategy" | "microbatches":  # `predict` plays more microbatches, not smaller ones
             return None
         case "first_bucket":

@@ -176,15 +176,16 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
 
 def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:
     """The edit of one of the run's actions, if the reader wants one."""
-    actions = opened.diagnosis.actions if opened.diagnosis else ()
-    edits = {
-        each.action.name: edit
-        for each in actions
-        if (edit := edit_of_action(each.action.name, each.setting, each.what))
-    }
-    if opened.manifest is None or opened.manifest.link is None:
-        edits.pop("larger_units", None)  # T of larger gathers is not known then
-    words = {"none": "none"} | {each.action.name: each.short for each in actions if each.action.name in edits}
+    edits: dict[str, tuple[str, str | None]] = {}
+    words = {"none": "none"}
+    for each in opened.diagnosis.actions if opened.diagnosis else ():
+        name = each.action.name
+        if name == "larger_units" and (opened.manifest is None or opened.manifest.link is None):
+            continue  # T of larger gathers is not known then
+        if edit := edit_of_action(name, each.setting, each.what):
+            same = sum(other.partition("-")[0] == name for other in edits)  # such as another cap of a further model
+            key = f"{name}-{same + 1}" if same else name
+            edits[key], words[key] = edit, each.short
     chosen = controls.select("Action", words, "none")
     return () if chosen is None else (edits[chosen],)
 

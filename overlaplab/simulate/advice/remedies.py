@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from math import hypot
 from typing import Any
 
@@ -34,6 +33,7 @@ from overlaplab.simulate.player import Program, StuckError, play
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.buckets import recuttings
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
+from overlaplab.simulate.programs.models import model_name
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.recorded import Recorded, plain_programs
@@ -161,7 +161,7 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
     manifest, models = run.manifest, len(recuttings(run))
     for search in bucket_searches(run):
         cut = search.cut
-        model = _model_name(cut.order) if models > 1 else None
+        model = model_name(cut.order) if models > 1 else None
         if (best := search.best_cap) is not None:
             yield "cap", {"setting": best.caps_mb[-1], "what": model}, cut.programs(best.buckets)
         first, cap = (manifest.raw.get("first_bucket_mb"), manifest.bucket_cap_mb) if manifest else (None, None)
@@ -171,9 +171,3 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
         if cut.buckets is not None and cut.sizes[largest] > _MIN_LARGEST_SHARE * sum(cut.sizes.values()):
             left = [[name for name in names if name != largest] for names in cut.buckets]
             yield "one_gradient_less", {"what": largest}, cut.programs([names for names in left if names])
-
-
-def _model_name(gradients: Sequence[str]) -> str:
-    """What all its gradients' names begin with; else one of them."""
-    alike = takewhile(lambda words: len({*words}) == 1, zip(*(name.split(".") for name in gradients), strict=False))
-    return ".".join(words[0] for words in alike) or f"the model with {gradients[-1]}"

@@ -22,12 +22,14 @@ from overlaplab.simulate.edits.hosts import (
     without_pauses,
 )
 from overlaplab.simulate.edits.unused import without_unused
+from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Move, Program, Work, find_launches
-from overlaplab.simulate.programs.buckets import find_recutting, without_buckets
+from overlaplab.simulate.programs.buckets import find_recutting, recuttings, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units
+from overlaplab.simulate.programs.models import keep_model, model_name, named_buckets
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
 from overlaplab.words import known_names
@@ -72,6 +74,8 @@ def edit_of_action(remedy: str, setting: float | None, what: str | None) -> Edit
             return "without-host-work", what
         case "larger_units":
             return "larger-units", f"{setting:g}"
+        case "cap" if what is not None:
+            return "model-cap", f"{what}:{setting:g}"
     return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
 
 
@@ -193,6 +197,26 @@ def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Lin
     return replace(cut, alone=without_buckets(programs)).programs(buckets)
 
 
+def _cut_model(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
+    name, _, text = (value or "").rpartition(":")
+    cuts = {model_name(cut.order): cut for cut in recuttings(run)}
+    if name not in cuts:
+        raise refusal(
+            run, f"no model whose buckets are known is called {name}", known_names(name, cuts) if cuts else None
+        )
+    try:
+        cap_bytes = int(float(text) * MIB)
+    except (ValueError, OverflowError):
+        cap_bytes = 0
+    if cap_bytes <= 0:
+        raise refusal(run, f"{text} is no cap in MiB", f"As in --edit model-cap={name}:25")
+    cut = cuts[name]
+    recorded = keep_model(replace(cut.recorded, programs=tuple(map(tuple, programs))), set(cut.order))
+    if {each for launch in named_buckets(recorded.programs[0]) for each in launch.parameters} != set(cut.order):
+        raise refusal(run, "the buckets of one model alone are predicted")
+    return replace(cut, recorded=recorded, alone=without_buckets(recorded.programs)).programs(cut.cut(cap_bytes))
+
+
 def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if missing_ranks(run):
         return None
@@ -252,6 +276,7 @@ EDITS = {
         apply=_cut_by_arrival,
         nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
+    "model-cap": Edit(value="MODEL:MB", required=True, apply=_cut_model),
     "merge": Edit(remedy="merge", apply=_merge, nothing="no such collectives follow each other between the passes"),
     "async": Edit(
         remedy="asynchronous",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from overlaplab.simulate.player import Launch, Mark, Move, Program, find_launches
 from overlaplab.simulate.recorded import Recorded
@@ -31,6 +31,12 @@ def find_models(program: Program) -> list[set[str]]:
             alike = [model for model in models if model & names]
             models = [model for model in models if not model & names] + [names.union(*alike)]
     return models
+
+
+def model_name(gradients: Sequence[str]) -> str:
+    """What all its gradients' names begin with; else one of them."""
+    alike = takewhile(lambda words: len({*words}) == 1, zip(*(name.split(".") for name in gradients), strict=False))
+    return ".".join(words[0] for words in alike) or f"the model with {gradients[-1]}"
 
 
 def _split_passes(program: Program) -> Iterator[Sequence[Move]]:

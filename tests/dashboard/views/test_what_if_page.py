@@ -266,9 +266,17 @@ def test_of_a_run_on_gpus_without_known_buckets_actions_are_played(opened: Open,
     assert len(specs(app)) == 1, "the median step, measured and played"
 
 
-def test_of_several_models_no_cap_is_offered(opened: Open) -> None:
-    app = opened(SAMPLES.parent / "tests" / "situations" / "recorded", "what_if", "two-models")
+def test_of_several_models_the_caps_that_help_are_offered(opened: Open) -> None:
+    recorded = SAMPLES.parent / "tests" / "situations" / "recorded"
+    app = opened(recorded, "what_if", "two-models")
     assert not app.select_slider
+    actions = app.selectbox(key="asked_action of two-models")
+    assert {"bucket_cap_mb 0.1 for discriminator", "bucket_cap_mb 0.09 for generator"} <= {*actions.options}
+    actions.set_value("cap-2").run()
+    setting = Setting(edits=(("model-cap", "generator:0.09"),))
+    begin = f"a step is predicted to take {ms(predict(load_run(recorded / 'two-models'), setting).step_ns)} ± "
+    assert begin in body_texts(app)[0]
+    app.selectbox(key="asked_action of two-models").set_value("none")
     app.selectbox(key="asked_link of two-models").set_value("10Gbps_50us").run()
     assert not app.exception
     assert body_texts(app)[0].startswith("With ")
