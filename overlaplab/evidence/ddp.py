@@ -9,9 +9,9 @@ arrived since the previous bucket: after its first step DDP orders its buckets b
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 from math import prod
 from typing import Literal
@@ -22,7 +22,7 @@ import pandas as pd
 from overlaplab.events import Trace, host_ranges, step_windows
 from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.executions import Executions
-from overlaplab.evidence.labels import Ordered, Span, engine_labels
+from overlaplab.evidence.labels import Ordered, Ranges, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
 from overlaplab.vocabulary import DATA_LOADING, label_list
 
@@ -224,6 +224,18 @@ def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
     spans = _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))
     ends_ns = accumulate((span.end_ns for span in spans), max, initial=0)
     return tuple(span for span, before_ns in zip(spans, ends_ns, strict=False) if span.start_ns >= before_ns)
+
+
+def after_passes(updates: Iterable[Ranges], passes: Iterable[Span]) -> Iterator[Ranges]:
+    """The updates, each from the end of the last pass within it on: `Optimizer.step(closure)` runs passes, as in
+    Lightning.
+    """
+    in_order = sorted(passes, key=lambda span: span.start_ns)
+    starts = [span.start_ns for span in in_order]
+    for update in updates:
+        within = in_order[bisect_left(starts, update.start_ns) : bisect_left(starts, update.end_ns)]
+        ends = [span.end_ns for span in within if span.end_ns <= update.end_ns]
+        yield replace(update, start_ns=max([update.start_ns, *ends]))
 
 
 def _spans(ranges: pd.DataFrame) -> tuple[Span, ...]:

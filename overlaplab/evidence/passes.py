@@ -12,6 +12,7 @@ from urllib.parse import quote
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.by_hand import hand_buckets, hand_passes
 from overlaplab.evidence.ddp import (
+    after_passes,
     autograd_passes,
     ddp_backwards,
     forward_passes,
@@ -41,17 +42,16 @@ def pass_labels(trace: Trace) -> tuple[Label, ...]:
     if any(label.word == "forward" for label in labels):
         return tuple(label for label in labels if label.word in PASSES)
     if by_hand := [*hand_passes(trace)]:
-        return _in_order((*by_hand, *update_labels(trace)))
+        return _with_updates(trace, by_hand)
     launches = _in_order(label for label in (*labels, *bucket_labels(trace)) if label.word == "bucket_launch")
     forwards = forward_passes(trace) if launches else ()
     if not forwards:
         passes = [*fsdp2_passes(fsdp2_ranges(trace))]
-        return _in_order((*_number_passes(trace, passes), *update_labels(trace))) if passes else ()
+        return _with_updates(trace, [*_number_passes(trace, passes)]) if passes else ()
     backwards = _number_passes(trace, (Label.make(span, "backward", {}) for span in autograd_passes(trace)))
-    numbered = _number_passes(trace, (Label.make(span, "forward", {}) for span in forwards))
-    others = _in_order((*numbered, *update_labels(trace)))
-    extended = _extend_to_buckets(backwards, launches, executions(trace), others if rule_of(trace) is Rule.CPU else ())
-    return _in_order((*others, *extended))
+    numbered = [*_number_passes(trace, (Label.make(span, "forward", {}) for span in forwards))]
+    others = _in_order((*numbered, *update_labels(trace))) if rule_of(trace) is Rule.CPU else ()
+    return _with_updates(trace, [*numbered, *_extend_to_buckets(backwards, launches, executions(trace), others)])
 
 
 @once_per_trace
@@ -109,6 +109,10 @@ def ddp_gradients(trace: Trace) -> dict[str, int]:
 
 def _in_order(labels: Iterable[Label]) -> tuple[Label, ...]:
     return tuple(sorted(labels, key=lambda label: label.start_ns))
+
+
+def _with_updates(trace: Trace, passes: Sequence[Label]) -> tuple[Label, ...]:
+    return _in_order((*passes, *after_passes(update_labels(trace), passes)))
 
 
 def update_labels(trace: Trace) -> tuple[Label, ...]:

@@ -22,6 +22,7 @@ from overlaplab.evidence.by_hand import is_of_gradients
 from overlaplab.evidence.ddp import (
     DDPBackward,
     DDPBucket,
+    after_passes,
     autograd_passes,
     forward_passes,
     optimizer_steps,
@@ -128,11 +129,12 @@ def _purposes_by_place(
     Within passes, as an all-to-all, or beside gradients as messages or in another group, it moves activations; within
     an optimizer step, or after gradients were scattered by hand, parameters that were updated.
     """
-    forwards, updates = forward_passes(trace), optimizer_steps(trace)
+    forwards = forward_passes(trace)
     of_units = [*fsdp2_passes(fsdp2_ranges(trace))]
     backwards = [each for each in of_units if each.word == "backward"] or autograd_passes(trace)
     of_units = [each for each in of_units if each.word == "forward"]
     passes = sorted((*forwards, *of_units, *backwards), key=lambda span: span.start_ns)
+    updates = list(after_passes(optimizer_steps(trace), passes))
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     steps = [window.host_start_ns for window in step_windows(trace)]

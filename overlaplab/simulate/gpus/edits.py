@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.dependencies import device_events
-from overlaplab.evidence.passes import update_labels
+from overlaplab.evidence.passes import pass_labels, update_labels
 from overlaplab.evidence.purposes import BUFFERS, UPDATED, Role
 from overlaplab.evidence.sending import gatherings
 from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
@@ -125,7 +125,7 @@ def _sent_again(run: Run, programs: DevicePrograms, *, replicas: bool) -> set[Ha
     repeated: set[Hashable] = set()
     for trace, lanes in zip(run.traces, programs.ranks, strict=True):
         events, steps = device_events(trace), [window.start_ns for window in step_windows(trace)]
-        updates = [label.start_ns for label in update_labels(trace)]
+        updates = [label.start_ns for label in pass_labels(trace) or update_labels(trace) if label.word == "optimizer"]
         alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
         for place, launch in chain.from_iterable(map(_placed_launches, lanes)):
             is_replicas = launch.role == Role.SCATTER and launch.kind == "all_reduce"
