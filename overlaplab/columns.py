@@ -510,7 +510,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ),
     ("transfer_lines",): (
         _text("ranks", "group", "The ranks of the group."),
-        _ns("latency_ns", "latency per message", "α of the line through the transfers.", "α ms"),
+        _ns("latency_ns", "latency per message", "α of the line; unknown where all are of one size.", "α ms"),
         _speed("bus_gb_per_s", "bandwidth", "B of that line: what each rank sends in a second.", "B"),
         _ratio("deviation", "missed, % of transfers", "By how much the line misses them, ÷ their time."),
         _ratio("r_squared", "R², % of variance", "The part of the times' variance that sizes explain.", "R² %"),

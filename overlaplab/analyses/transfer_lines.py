@@ -71,21 +71,21 @@ class Fitted:
 def transfer_lines(run: Run) -> pd.DataFrame:
     """One row per group and kind: T = s·α + f·bytes ÷ B, fitted to the group's transfers of that kind.
 
-    Columns: `ranks` (the group's, a tuple), `kind`, `latency_ns` (α, per message), `bus_gb_per_s` (B, what each rank
-    sends in a second, in decimal GB; null where more bytes take no longer), `deviation` (by how much the line misses
-    the transfers, ÷ their time), `r_squared` (null where there is one size, below 0 where the mean of the times would
-    miss them less; all Float64), `count` (transfers), `sizes`
-    (different ones; both int64). s and f are a ring's (docs/design.md, "The link, emulated"). Waiting is in none of
-    them. Groups of which a rank's trace is missing have no rows.
+    Columns: `ranks` (the group's, a tuple), `kind`, `latency_ns` (α, per message; null where there is one size),
+    `bus_gb_per_s` (B, what each rank sends in a second, in decimal GB, latency included where there is one size; null
+    where more bytes take no longer), `deviation` (by how much the line misses the transfers, ÷ their time), `r_squared`
+    (null where there is one size, below 0 where the mean of the times would miss them less; all Float64), `count`
+    (transfers), `sizes` (different ones; both int64). s and f are a ring's (docs/design.md, "The link, emulated").
+    Waiting is in none of them. Groups of which a rank's trace is missing have no rows.
     """
     rows = [_row(line) for line in fitted_lines(run)]
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
 
 
 def _row(line: Fitted) -> tuple[object, ...]:
-    latency_ns = line.latency_ns / max(ROUNDS[line.kind] * (line.group_size - 1), 1)
-    speed = ring_factor(line.kind, line.group_size) / line.ns_per_byte if line.ns_per_byte else None
     number, sizes = len(line.transfers), line.transfers["bytes"].nunique()
+    latency_ns = None if sizes < 2 else line.latency_ns / max(ROUNDS[line.kind] * (line.group_size - 1), 1)
+    speed = ring_factor(line.kind, line.group_size) / line.ns_per_byte if line.ns_per_byte else None
     return line.ranks, line.kind, latency_ns, speed, line.deviation, line.r_squared, number, sizes
 
 

@@ -186,7 +186,7 @@ def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None]
             same = sum(other.partition("-")[0] == name for other in edits)  # such as another cap of a further model
             key = f"{name}-{same + 1}" if same else name
             edits[key], words[key] = edit, each.short
-    chosen = controls.select("Action", words, "none")
+    chosen = controls.select("Action", words, "none") if edits else None
     return () if chosen is None else (edits[chosen],)
 
 
