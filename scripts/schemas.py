@@ -34,11 +34,7 @@ TEXT, NUMBER, WHOLE, FLAG, ANY = ({"type": kind} for kind in ("string", "number"
 
 def null_or(schema: Schema) -> Schema:
     """Also null, where something is unknown or does not apply."""
-    return {**schema, "type": [*_as_list(schema["type"]), "null"]}
-
-
-def _as_list(kinds: str | list[str]) -> list[str]:
-    return [kinds] if isinstance(kinds, str) else kinds
+    return {**schema, "type": [schema["type"], "null"]}
 
 
 def array(schema: Schema) -> Schema:
@@ -51,8 +47,8 @@ def keys(**properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def row(table: str, names: str) -> Schema:
-    """A row of a table: its columns' names, `?` after those that may be null, `[]` after lists, `[?]` if of nulls."""
+def describe_columns(table: str, names: str) -> dict[str, Schema]:
+    """A table's columns as keys: their names, `?` after those that may be null, `[]` after lists, `[?]` if of nulls."""
     properties = {}
     for word in names.split():
         name = word.rstrip("?[]")
@@ -62,12 +58,17 @@ def row(table: str, names: str) -> Schema:
             schema = null_or(schema)
         schema = array(schema) if "[" in word else schema
         properties[name] = (null_or(schema) if word.endswith("?") else schema) | {"description": entry.explanation}
-    return keys(**properties)
+    return properties
 
 
-def both(first: Schema, second: Schema) -> Schema:
-    """One object with the keys of both."""
-    return keys(**first["properties"], **second["properties"])
+def row(table: str, names: str, **more: Schema) -> Schema:
+    """A row of a table (see `describe_columns`), and further keys."""
+    return keys(**describe_columns(table, names), **more)
+
+
+def rows(table: str, names: str, **more: Schema) -> Schema:
+    """Rows of a table."""
+    return array(row(table, names, **more))
 
 
 _SPENT = (
@@ -76,27 +77,27 @@ _SPENT = (
 )
 _NOTES = {"emulated": FLAG, "predicted": null_or(ANY), "warnings": array(TEXT)}
 """What is true of a run as a whole."""
-_RANK = row("", "rank?")["properties"]
-_CAUSE = {
-    "cause": TEXT,
-    "late_rank": null_or(WHOLE),
-    "label": TEXT,
-    "exposed_ns": WHOLE,
-    "what": TEXT,
-    "remedy": TEXT,
-    "gain_ns": null_or(WHOLE),
-    "replayed": FLAG,
-}
-_DIAGNOSIS = keys(
-    **row("", "rank? step?")["properties"],
+_CAUSE = keys(
+    cause=TEXT,
+    late_rank=null_or(WHOLE),
+    label=TEXT,
+    exposed_ns=WHOLE,
+    what=TEXT,
+    remedy=TEXT,
+    gain_ns=null_or(WHOLE),
+    replayed=FLAG,
+)
+_DIAGNOSIS = row(
+    "",
+    "rank? step?",
     chosen=TEXT,
-    **row("", "span_ns comm_ns")["properties"],
+    **describe_columns("", "span_ns comm_ns"),
     hidden_ns=WHOLE,
     exposed_ns=WHOLE,
     headline=TEXT,
     advice=TEXT,
     gain_ns=null_or(WHOLE),
-    causes=array(keys(**_CAUSE)),
+    causes=array(_CAUSE),
     late_rank=null_or(WHOLE),
     waited_ns=WHOLE,
     outliers=null_or(TEXT),
@@ -147,43 +148,35 @@ _VERIFIED = keys(
     folder=TEXT,
     warnings=array(TEXT),
 )
-_COLLECTIVE = both(
-    row(
-        "collectives",
-        "index step? group? group_description? axis? group_size? kind? dtype? bytes? transfer_ns?"
-        " bus_gb_per_s? bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
-    ),
-    keys(
-        ranks=array(row("collectives", "? ".join(OF_RANK) + "?")),
-    ),
+_COLLECTIVE = row(
+    "collectives",
+    "index step? group? group_description? axis? group_size? kind? dtype? bytes? transfer_ns?"
+    " bus_gb_per_s? bus_is_lower_bound skew_ns? within_clock_error? last_rank? doubtful",
+    ranks=rows("collectives", "? ".join(OF_RANK) + "?"),
 )
-_FIGURE = {"median": null_or(NUMBER), "iqr": null_or(NUMBER)}
+_FIGURE = keys(median=null_or(NUMBER), iqr=null_or(NUMBER))
 _ON_LINK = keys(
     path=TEXT,
-    **row("", "rank? step?")["properties"],
-    buckets=array(row("sweep_links", "bucket bytes? start_ns end_ns exposed_ns")),
+    **describe_columns("", "rank? step?"),
+    buckets=rows("sweep_links", "bucket bytes? start_ns end_ns exposed_ns"),
 )
 _SWEEP = keys(
     varies=TEXT,
     finding=TEXT,
     notes=array(TEXT),
-    caps=array(
-        both(
-            row(
-                "sweep",
-                "bucket_cap_mb runs steps buckets? step_ms spread_ms? lowest_ms highest_ms compute_only_ms hidden_ms"
-                " exposed_ms rest_ms overlap_ratio? tier fastest emulated",
-            ),
-            keys(links=null_or(_ON_LINK)),
-        )
+    caps=rows(
+        "sweep",
+        "bucket_cap_mb runs steps buckets? step_ms spread_ms? lowest_ms highest_ms compute_only_ms hidden_ms"
+        " exposed_ms rest_ms overlap_ratio? tier fastest emulated",
+        links=null_or(_ON_LINK),
     ),
 )
-_PLAYED = both(
-    both(row("pipeline_steps", "bubble held"), row("advise", "setting step_ns gain_ns")),
-    keys(
-        remedy={"type": "string", "enum": ["microbatches", "schedule", "split"]},
-        recorded_ns=WHOLE | {"description": "The step as recorded, played in the same way."},
-    ),
+_PLAYED = row(
+    "pipeline_steps",
+    "bubble held",
+    **describe_columns("advise", "setting step_ns gain_ns"),
+    remedy={"type": "string", "enum": ["microbatches", "schedule", "split"]},
+    recorded_ns=WHOLE | {"description": "The step as recorded, played in the same way."},
 )
 _MEANS = keys(step_ns=WHOLE, exposed_comm_ns=WHOLE)
 
@@ -193,16 +186,14 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
         {
             "run": null_or(ANY) | {"description": "run.json; null where there is none."},
             "warnings": array(TEXT),
-            "ranks": array(
-                keys(
-                    **_RANK,
-                    **row("summary", "outside_ns?")["properties"],
-                    steps=array(row("summary", f"step? start_ns {_SPENT} damaged step_kind?")),
-                    total=null_or(row("summary", f"step? start_ns? {_SPENT}")),
-                )
+            "ranks": rows(
+                "summary",
+                "rank? outside_ns?",
+                steps=rows("summary", f"step? start_ns {_SPENT} damaged step_kind?"),
+                total=null_or(row("summary", f"step? start_ns? {_SPENT}")),
             ),
             "predicted": null_or(ANY),
-            "delays": array(row("delays", "rank? step? unit phase span_ns ran_ns delayed_ns")),
+            "delays": rows("delays", "rank? step? unit phase span_ns ran_ns delayed_ns"),
         },
     ),
     "exposed": (
@@ -221,25 +212,16 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "diagnosis": null_or(_DIAGNOSIS),
             "actions": array(_ACTION),
             "causes": {"type": "object", "additionalProperties": TEXT},
-            "ranks": array(
-                keys(
-                    **_RANK,
-                    steps=array(
-                        both(
-                            row("", "step? start_ns span_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?"),
-                            keys(
-                                idle=row("idle", "idle_ns host_wait_ns kernel_wait_ns preempted_ns? other_ns"),
-                                blocking=row("blocking", "blocking_ns not_blocking_ns unresolved_ns"),
-                                causes=array(
-                                    row(
-                                        "exposed",
-                                        "cause collective? kind? what? axis? late_rank? exposed_ns start_ns end_ns",
-                                    )
-                                ),
-                            ),
-                        )
-                    ),
-                )
+            "ranks": rows(
+                "",
+                "rank?",
+                steps=rows(
+                    "",
+                    "step? start_ns span_ns exposed_comm_ns exposed_wait_ns? exposed_transfer_ns?",
+                    idle=row("idle", "idle_ns host_wait_ns kernel_wait_ns preempted_ns? other_ns"),
+                    blocking=row("blocking", "blocking_ns not_blocking_ns unresolved_ns"),
+                    causes=rows("exposed", "cause collective? kind? what? axis? late_rank? exposed_ns start_ns end_ns"),
+                ),
             ),
             **_NOTES,
         },
@@ -247,27 +229,19 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
     "buckets": (
         "Per rank and step each bucket of gradients; times in ns from the step's start.",
         {
-            "ranks": array(
-                keys(
-                    **_RANK,
-                    steps=array(
-                        both(
-                            row("buckets", "step? backward_start_ns? backward_end_ns? passes gradients?"),
-                            keys(
-                                buckets=array(
-                                    both(
-                                        row(
-                                            "buckets",
-                                            "index bytes? parameters[?] gradient_ready_ns[?] last_parameter? ready_ns?"
-                                            " launch_ns? start_ns? end_ns? exposed_ns? arrivals[?] told_by? source?",
-                                        ),
-                                        keys(shapes=array({"type": ["array", "null"], "items": WHOLE})),
-                                    )
-                                )
-                            ),
-                        )
+            "ranks": rows(
+                "",
+                "rank?",
+                steps=rows(
+                    "buckets",
+                    "step? backward_start_ns? backward_end_ns? passes gradients?",
+                    buckets=rows(
+                        "buckets",
+                        "index bytes? parameters[?] gradient_ready_ns[?] last_parameter? ready_ns?"
+                        " launch_ns? start_ns? end_ns? exposed_ns? arrivals[?] told_by? source?",
+                        shapes=array({"type": ["array", "null"], "items": WHOLE}),
                     ),
-                )
+                ),
             ),
             **_NOTES,
         },
@@ -275,39 +249,28 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
     "schedule": (
         "Per rank and step every gather and reduce-scatter of a unit; times in ns from the step's start.",
         {
-            "ranks": array(
-                keys(
-                    **_RANK,
-                    steps=array(
-                        both(
-                            row(
-                                "schedule_steps",
-                                "step? microbatches gathers frees partial_frees layer_gathers layer_frees"
-                                " forward_layer_gathers backward_layer_gathers peak_gathered_bytes? peak_ns?"
-                                " peak_layers? wait_ns?",
-                            ),
-                            keys(
-                                events=array(
-                                    row(
-                                        "schedule",
-                                        "unit? layer? microbatch? phase? gather_launch_ns? gather_start_ns?"
-                                        " gather_end_ns? first_use_ns? last_use_ns? backward_first_use_ns?"
-                                        " backward_last_use_ns? free_ns? free_phase? resharded_bytes?"
-                                        " resharded_until_ns? wait_ns? bytes? held_ns? source",
-                                    )
-                                ),
-                                scatters=array(
-                                    row("scatters", "unit? layer? microbatch? launch_ns? start_ns? end_ns? bytes?")
-                                ),
-                                volume=array(row("volume", "kind count bytes? sent_bytes?")),
-                            ),
-                        )
+            "ranks": rows(
+                "",
+                "rank?",
+                steps=rows(
+                    "schedule_steps",
+                    "step? microbatches gathers frees partial_frees layer_gathers layer_frees"
+                    " forward_layer_gathers backward_layer_gathers peak_gathered_bytes? peak_ns?"
+                    " peak_layers? wait_ns?",
+                    events=rows(
+                        "schedule",
+                        "unit? layer? microbatch? phase? gather_launch_ns? gather_start_ns?"
+                        " gather_end_ns? first_use_ns? last_use_ns? backward_first_use_ns?"
+                        " backward_last_use_ns? free_ns? free_phase? resharded_bytes?"
+                        " resharded_until_ns? wait_ns? bytes? held_ns? source",
                     ),
-                )
+                    scatters=rows("scatters", "unit? layer? microbatch? launch_ns? start_ns? end_ns? bytes?"),
+                    volume=rows("volume", "kind count bytes? sent_bytes?"),
+                ),
             ),
             "volume_theory": null_or(ANY),
-            "memory": array(row("memory", "rank part bytes formula_bytes? formula?")),
-            "memory_peaks": array(row("peaks", "rank peak_bytes? scratch_bytes?")),
+            "memory": rows("memory", "rank part bytes formula_bytes? formula?"),
+            "memory_peaks": rows("peaks", "rank peak_bytes? scratch_bytes?"),
             **_NOTES,
         },
     ),
@@ -315,48 +278,40 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
         "Every collective with its ranks; times in ns from the run's start.",
         {
             "collectives": array(_COLLECTIVE),
-            "unmatched": array(both(_COLLECTIVE, keys(reason=TEXT))),
-            "stragglers": array(
-                row("stragglers", "rank collectives last late_median_ns? late_max_ns? cost_ns alone_ns")
+            "unmatched": array(keys(**_COLLECTIVE["properties"], reason=TEXT)),
+            "stragglers": rows("stragglers", "rank collectives last late_median_ns? late_max_ns? cost_ns alone_ns"),
+            "by_group_and_kind": rows(
+                "communication_by", "rank? group? group_description? axis? kind? count bytes? busy_ns exposed_ns"
             ),
-            "by_group_and_kind": array(
-                row("communication_by", "rank? group? group_description? axis? kind? count bytes? busy_ns exposed_ns")
+            "lines": rows(
+                "transfer_lines",
+                "kind bus_gb_per_s? deviation? r_squared? count sizes",
+                ranks=array(WHOLE),
+                latency_ns=null_or(NUMBER),
             ),
-            "lines": array(
-                both(
-                    row("transfer_lines", "kind bus_gb_per_s? deviation? r_squared? count sizes"),
-                    keys(ranks=array(WHOLE), latency_ns=null_or(NUMBER)),
-                )
-            ),
-            "slowdowns": array(row("slowdowns", "name pairs alone_ns beside_ns slowdown")),
-            "clocks": array(row("clocks", "rank? offset_ns? iqr_ns? collectives applied error_ns")),
+            "slowdowns": rows("slowdowns", "name pairs alone_ns beside_ns slowdown"),
+            "clocks": rows("clocks", "rank? offset_ns? iqr_ns? collectives applied error_ns"),
             **_NOTES,
         },
     ),
     "compare": (
         "Runs side by side, and the caps where they are a sweep; times in ms.",
         {
-            "runs": array(
-                both(
-                    row(
-                        "compare",
-                        "path strategy? bucket_cap_mb? ranks steps overlap_ratio? emulated predicted sent_bytes?"
-                        " theory_sent_bytes? memory_bytes? theory_memory_bytes? peak_memory_bytes? activation_bytes?"
-                        " recompute_ms? phantoms spread_ms? model? recording_of tier?",
-                    ),
-                    keys(**{figure: keys(**_FIGURE) for figure in MEASURES}),
-                )
+            "runs": rows(
+                "compare",
+                "path strategy? bucket_cap_mb? ranks steps overlap_ratio? emulated predicted sent_bytes?"
+                " theory_sent_bytes? memory_bytes? theory_memory_bytes? peak_memory_bytes? activation_bytes?"
+                " recompute_ms? phantoms spread_ms? model? recording_of tier?",
+                **dict.fromkeys(MEASURES, _FIGURE),
             ),
             "fastest": null_or(TEXT),
             "no_fastest": null_or(TEXT),
             "finding": TEXT,
             "sweep": null_or(_SWEEP),
-            "largest_batches": array(
-                row(
-                    "largest_batches",
-                    "path sharding? memory_limit_bytes? peak_memory_bytes? batch? batch_ratio? published_batch_ratio?"
-                    " sample_ms? sample_iqr_ms? sample_ratio? published_sample_ratio?",
-                )
+            "largest_batches": rows(
+                "largest_batches",
+                "path sharding? memory_limit_bytes? peak_memory_bytes? batch? batch_ratio? published_batch_ratio?"
+                " sample_ms? sample_iqr_ms? sample_ratio? published_sample_ratio?",
             ),
             "warnings": array(TEXT),
         },
@@ -368,7 +323,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "actions": array(_ACTION),
             "advised": null_or(_ADVISED),
             "settings": array(_ADVISED),
-            "caps": array(row("advise", "bucket_cap_mb buckets gain_ns step_ns")),
+            "caps": rows("advise", "bucket_cap_mb buckets gain_ns step_ns"),
             "no_cutting_gains_more_than_ns": null_or(WHOLE),
             "sentences": array(TEXT),
             "lines": array(TEXT),
@@ -394,36 +349,26 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
         "Each step's bubble and its parts, what each rank and stage did, and what other settings gain; times in ns.",
         {
             "pipeline": null_or(ANY) | {"description": "That of run.json; null where there is none."},
-            "steps": array(
-                both(
-                    row(
-                        "pipeline_steps",
-                        "pipeline step? ranks microbatches span_ns bubble theory? imbalance? sending? overhead?"
-                        " overhead_ns? hop_ns? slowest_stage? slower held",
-                    ),
-                    keys(stages=WHOLE | {"description": "How many there are."}),
-                )
+            "steps": rows(
+                "pipeline_steps",
+                "pipeline step? ranks microbatches span_ns bubble theory? imbalance? sending? overhead?"
+                " overhead_ns? hop_ns? slowest_stage? slower held",
+                stages=WHOLE | {"description": "How many there are."},
             ),
-            "ranks": array(
-                row(
-                    "pipeline_ranks",
-                    "pipeline rank? step? stages span_ns busy_ns idle_ns wait_ns? transfer_ns? overhead_ns?"
-                    " schedule_ns? imbalance_ns? actions held",
-                )
+            "ranks": rows(
+                "pipeline_ranks",
+                "pipeline rank? step? stages span_ns busy_ns idle_ns wait_ns? transfer_ns? overhead_ns?"
+                " schedule_ns? imbalance_ns? actions held",
             ),
-            "waits": array(
-                row(
-                    "pipeline_waits",
-                    "rank? place? step? span_ns busy_ns bubble_ns bubble wait_ns? transfer_ns? sending_ns other_ns"
-                    " fill_ns received? sent?",
-                )
+            "waits": rows(
+                "pipeline_waits",
+                "rank? place? step? span_ns busy_ns bubble_ns bubble wait_ns? transfer_ns? sending_ns other_ns"
+                " fill_ns received? sent?",
             ),
-            "actions": array(
-                row(
-                    "pipeline",
-                    "pipeline rank? step? stage action microbatch begun_ns start_ns end_ns took_ns gap_ns wait_ns?"
-                    " transfer_ns? overhead_ns? held",
-                )
+            "actions": rows(
+                "pipeline",
+                "pipeline rank? step? stage action microbatch begun_ns start_ns end_ns took_ns gap_ns wait_ns?"
+                " transfer_ns? overhead_ns? held",
             ),
             "played": array(_PLAYED),
             "warnings": array(TEXT),
@@ -435,9 +380,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "ranks": WHOLE,
             "device": TEXT,
             "link": null_or(keys(bandwidth_gbps=NUMBER, latency_us=NUMBER)),
-            "rows": array(
-                row("bench_collectives", "bytes algorithm time_ns algbw_gb_per_s bus_gb_per_s modelled_ns? wrong")
-            ),
+            "rows": rows("bench_collectives", "bytes algorithm time_ns algbw_gb_per_s bus_gb_per_s modelled_ns? wrong"),
         },
     ),
     "plan": (
@@ -449,16 +392,12 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "parameters": WHOLE,
             "step_flops": WHOLE,
             "quick_look_bytes": WHOLE,
-            "batch": keys(
-                **dict.fromkeys(("seq", "microbatch", "accumulate", "ranks", "samples", "tokens"), WHOLE),
-            ),
+            "batch": keys(**dict.fromkeys(("seq", "microbatch", "accumulate", "ranks", "samples", "tokens"), WHOLE)),
             "precision": TEXT,
             "gpu_bytes": null_or(WHOLE),
-            "stages": array(
-                row(
-                    "plan",
-                    "stage parameters_bytes gradients_bytes optimizer_bytes activations_bytes total_bytes fits_from?",
-                )
+            "stages": rows(
+                "plan",
+                "stage parameters_bytes gradients_bytes optimizer_bytes activations_bytes total_bytes fits_from?",
             ),
             "advice": TEXT,
             "predicted": null_or(_PLANNED) | {"description": "With --from: the step, and what training takes."},
@@ -472,32 +411,24 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Schema]]] = {
             "world_size": WHOLE,
             "ended": FLAG | {"description": "Whether all ranks have ended the training."},
             "sentences": array(TEXT),
-            "ranks": array(
-                row(
-                    "watched_ranks",
-                    "rank steps last_step? span_ns? data_ns? forward_ns? backward_ns? exposed_comm_ns?"
-                    " exposed_gradients_ns? exposed_gathers_ns? exposed_others_ns? late_share? late_median_ns?",
-                )
+            "ranks": rows(
+                "watched_ranks",
+                "rank steps last_step? span_ns? data_ns? forward_ns? backward_ns? exposed_comm_ns?"
+                " exposed_gradients_ns? exposed_gathers_ns? exposed_others_ns? late_share? late_median_ns?",
             ),
-            "kinds": array(row("watched_kinds", "period? first_step steps span_ns extra_ns")),
-            "changes": array(
-                row(
-                    "watched_changes",
-                    "change rank? step since_step before_ns after_ns exposed_before_ns? exposed_after_ns?",
-                )
+            "kinds": rows("watched_kinds", "period? first_step steps span_ns extra_ns"),
+            "changes": rows(
+                "watched_changes",
+                "change rank? step since_step before_ns after_ns exposed_before_ns? exposed_after_ns?",
             ),
-            "late": array(row("watched_late", "step group late_rank late_ns late")),
-            "stopped": array(
-                row(
-                    "watched_stopped",
-                    "rank last_step? answers since_ns? group? enqueued? looked_step? others_wait_in? ended",
-                )
+            "late": rows("watched_late", "step group late_rank late_ns late"),
+            "stopped": rows(
+                "watched_stopped",
+                "rank last_step? answers since_ns? group? enqueued? looked_step? others_wait_in? ended",
             ),
-            "collectives": array(
-                row(
-                    "dumped_collectives",
-                    "group sequence kinds[] arrived[] missing[] late_rank? late_ns? duration_ns? completed",
-                )
+            "collectives": rows(
+                "dumped_collectives",
+                "group sequence kinds[] arrived[] missing[] late_rank? late_ns? duration_ns? completed",
             )
             | {"description": "Of Flight Recorder dumps."},
             "recordings": array(keys(rank=WHOLE, step=WHOLE, path=TEXT, reason=TEXT)),
