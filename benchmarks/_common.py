@@ -1,15 +1,16 @@
-"""What the benchmarks share: ranks, sides that take turns, and the line that is printed."""
+"""What benchmarks of the engine share: ranks, models that are trained step by step, and the line that is printed."""
 
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from _shared import line
+from _shared import line, take_turns
 from overlaplab_engine.cli import AUTO_LINK
 from overlaplab_engine.config import Config, Device
 from overlaplab_engine.models.batches import Batches
@@ -70,47 +71,44 @@ class Side:
         self.strategy, self.optimizer = build(config, comm, model)
         self._batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
         self._accumulate = config.accumulate
+        self._numbers = count()
 
-    def __call__(self, number: int) -> None:
-        """Train step `number`."""
+    def __call__(self) -> None:
+        """Train a step."""
+        number = next(self._numbers)
         train_step(self.strategy, self.optimizer, self._batches, number, accumulate=self._accumulate, clip_norm=None)
 
 
-def cpu_side(
+def make_side(
     strategy: StrategyName, comm: Communicator, layers: int, width: int, seq: int, batch: int, **more: Any
 ) -> Side:
-    """A model of this size, trained on the CPU, with `more` of the configuration."""
+    """A model of this size, with `more` of the configuration."""
     sizes = {"layers": layers, "width": width, "seq": seq, "batch": batch}
-    return Side(Config(strategy=strategy, out=Path(), device=Device.CPU, **sizes, **more), comm)
+    return Side(Config(strategy=strategy, out=Path(), device=Device(comm.device.type), **sizes, **more), comm)
 
 
-def seconds(side: Side, number: int) -> float:
+def seconds(side: Side) -> float:
     """How long the slowest rank takes for a step."""
     comm = side.strategy.comm
     comm.barrier()
     start = time.perf_counter()
-    side(number)
+    side()
     if comm.device.type == "cuda":
         torch.cuda.synchronize()
     return max(comm.gather_objects(time.perf_counter() - start))
 
 
-def alternate(
-    sides: Sequence[Side], pairs: int, measure: Callable[[Side, int], float] = seconds
-) -> tuple[list[float], list[float]]:
-    """What `measure(side, step)` finds for each of two sides that take turns."""
-    values: tuple[list[float], list[float]] = [], []
-    for number in range(pairs + WARMUP):
-        for side in (0, 1) if number % 2 else (1, 0):  # neither always goes first
-            value = measure(sides[side], number)
-            if number >= WARMUP:
-                values[side].append(value)
-    return values
-
-
-def report(
-    what: str, ours: list[float], theirs: list[float], comm: Communicator, unit: str = "ms", scale: float = 1e3
-) -> None:
-    """One line; values times `scale` are in the unit."""
+def compare(
+    what: str,
+    sides: Sequence[Callable[[], float]],
+    pairs: int,
+    comm: Communicator,
+    *,
+    unit: str = "ms",
+    scale: float = 1e3,
+) -> list[list[float]]:
+    """What two sides find that take turns; rank 0 prints it as one line, values times `scale` being in the unit."""
+    ours, theirs = take_turns(sides, pairs, warmup=WARMUP)
     if comm.rank == 0:
         print(line(what, ours, theirs, unit=unit, scale=scale), flush=True)
+    return [ours, theirs]

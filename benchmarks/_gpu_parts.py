@@ -9,15 +9,17 @@ empty; on a GPU by events of its stream, on a CPU by the host's clock.
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from _common import Side, alternate
-from engine_cost import without_labels
+from _common import Side
+from _shared import take_turns
+from engine_cost import with_and_without_labels
 from overlaplab_engine.config import Config, Device, Dtype
 from overlaplab_engine.models.batches import Batches, place
 from overlaplab_engine.network.communicator import connect
@@ -71,31 +73,20 @@ class Bench:
     def config(self, strategy: StrategyName, **more: Any) -> Config:
         """A strategy's, for the plan's model."""
         plan = self.plan
-        return Config(
-            strategy=strategy,
-            out=Path(),
-            device=Device(plan.device),
-            layers=plan.layers,
-            width=plan.width,
-            heads=plan.heads,
-            seq=plan.seq,
-            batch=plan.batch,
-            vocab=plan.vocab,
-            dtype=Dtype(plan.dtype),
-            **more,
-        )
+        sizes = {name: getattr(plan, name) for name in ("layers", "width", "heads", "seq", "batch", "vocab")}
+        device, dtype = Device(plan.device), Dtype(plan.dtype)
+        return Config(strategy=strategy, out=Path(), device=device, dtype=dtype, **sizes, **more)
 
     def side(self, strategy: StrategyName, **more: Any) -> Side:
         """A model that is trained step by step."""
         return Side(self.config(strategy, **more), self.comm)
 
-    def seconds(self, side: Side, number: int) -> float:
-        """The time of one step; `number` counts the measurements."""
-        first = number * (self.plan.steps + 1)
-        side(first)
+    def seconds(self, side: Side) -> float:
+        """The time of one step."""
+        side()
         begin = self.mark()
-        for step in range(first + 1, first + 1 + self.plan.steps):
-            side(step)
+        for _ in range(self.plan.steps):
+            side()
         return self.seconds_between(begin, self.mark()) / self.plan.steps
 
     def mark(self) -> Any:
@@ -113,9 +104,13 @@ class Bench:
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
+    def take_turns(self, measures: Sequence[Callable[[], float]]) -> list[list[float]]:
+        """What each finds."""
+        return take_turns(measures, self.plan.pairs, warmup=2)
+
     def compare(self, what: str, sides: tuple[Side, Side]) -> Figures:
         """Step times of two sides that take turns."""
-        ours, theirs = alternate(sides, self.plan.pairs, self.seconds)
+        ours, theirs = self.take_turns([partial(self.seconds, side) for side in sides])
         return {"what": what, "ours": ours, "theirs": theirs}
 
 
@@ -140,8 +135,8 @@ def passes_alone(bench: Bench) -> Figures:
             passes["host"].append(host)
     del model, loss
     side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=config.bucket_cap_mb)
-    for number in range(3):
-        side(number)
+    for _ in range(3):
+        side()
     buckets = [nbytes for nbytes, _ in side.strategy.buckets]
     world = bench.comm.world_size
     return {
@@ -164,17 +159,11 @@ def _carry_s(bench: Bench, buckets: list[int]) -> float:
 
 def curve(bench: Bench) -> Figures:
     """Step time of bucketed for each cap; all take turns."""
-    sides = {cap: bench.side(StrategyName.BUCKETED, bucket_cap_mb=cap) for cap in bench.plan.caps}
-    times: dict[float, list[float]] = {cap: [] for cap in sides}
-    for number in range(2 + bench.plan.pairs):
-        for cap in list(sides) if number % 2 else reversed(sides):
-            seconds = bench.seconds(sides[cap], number)
-            if number >= 2:
-                times[cap].append(seconds)
+    sides = [bench.side(StrategyName.BUCKETED, bucket_cap_mb=cap) for cap in bench.plan.caps]
     return {
-        "caps": list(times),
-        "seconds": list(times.values()),
-        "buckets": [len(side.strategy.buckets) for side in sides.values()],
+        "caps": list(bench.plan.caps),
+        "seconds": bench.take_turns([partial(bench.seconds, side) for side in sides]),
+        "buckets": [len(side.strategy.buckets) for side in sides],
     }
 
 
@@ -195,27 +184,26 @@ def fsdp2(bench: Bench) -> Figures:
 def recording(bench: Bench) -> Figures:
     """Recording on ÷ off, as the engine records, and with what streams wait for ÷ without."""
     side = bench.side(StrategyName.BUCKETED, bucket_cap_mb=bench.plan.cap)
-    before = [bench.seconds(side, number) for number in range(5)][2:]  # the profiler may leave something behind
+    before = [bench.seconds(side) for _ in range(5)][2:]  # the profiler may leave something behind
     gpu = bench.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
-    times: dict[str, list[float]] = {"off": [], "on": [], "without cuda_sync": []}
     events = {}
-    for number in range(2 + bench.plan.pairs):
-        for how in list(times) if number % 2 else reversed(times):
-            if how == "off":
-                seconds = bench.seconds(side, number)
-            else:
-                options = experimental_config(all_threads=not gpu, gpu=gpu and how == "on")
-                with profile(activities=activities, experimental_config=options) as profiler:
-                    seconds = bench.seconds(side, number)
-                events[how] = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
-            if number >= 2:
-                times[how].append(seconds)
+
+    def record(*, syncs: bool) -> float:
+        options = experimental_config(all_threads=not gpu, gpu=gpu and syncs)
+        with profile(activities=activities, experimental_config=options) as profiler:
+            seconds = bench.seconds(side)
+        events[syncs] = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+        return seconds
+
+    off, on, without_syncs = bench.take_turns(
+        [partial(bench.seconds, side), partial(record, syncs=True), partial(record, syncs=False)]
+    )
     steps = bench.plan.steps + 1
-    what = f"recording on ÷ off, {events['on'] // steps} events per step"
-    syncs = f"recording with cuda_sync events ÷ without, {events['without cuda_sync'] // steps} events per step"
-    compared = {"what": syncs, "ours": times["on"], "theirs": times["without cuda_sync"]}
-    return {"what": what, "ours": times["on"], "theirs": times["off"], "before": before, "syncs": compared}
+    what = f"recording on ÷ off, {events[True] // steps} events per step"
+    syncs = f"recording with cuda_sync events ÷ without, {events[False] // steps} events per step"
+    compared = {"what": syncs, "ours": on, "theirs": without_syncs}
+    return {"what": what, "ours": on, "theirs": off, "before": before, "syncs": compared}
 
 
 def labels(bench: Bench) -> Figures:
@@ -227,20 +215,8 @@ def labels(bench: Bench) -> Figures:
 
 
 def _labels(bench: Bench, name: StrategyName, more: dict[str, Any]) -> Figures:
-    labelled = bench.side(name, **more)
-    with without_labels():
-        bare = bench.side(name, **more)
-    times: tuple[list[float], list[float]] = [], []
-    for number in range(2 + bench.plan.pairs):
-        for removed in (False, True) if number % 2 else (True, False):
-            if removed:
-                with without_labels():
-                    seconds = bench.seconds(bare, number)
-            else:
-                seconds = bench.seconds(labelled, number)
-            if number >= 2:
-                times[removed].append(seconds)
-    return {"what": f"labels, profiler off ÷ labels removed, {name}", "ours": times[0], "theirs": times[1]}
+    ours, theirs = bench.take_turns(with_and_without_labels(partial(bench.side, name, **more), bench.seconds))
+    return {"what": f"labels, profiler off ÷ labels removed, {name}", "ours": ours, "theirs": theirs}
 
 
 PARTS: dict[str, Callable[[Bench], Figures]] = {"alone": passes_alone} | {

@@ -1,19 +1,29 @@
-"""What benchmarks share that needs no torch: the line that they print, and recordings of the engine."""
+"""What benchmarks share that needs no torch: sides that take turns, the line that is printed, recordings."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # benchmarks of the engine run where it is not installed
     import overlaplab
     from overlaplab.simulate.programs.setting import Setting
 
+Figure = TypeVar("Figure")
 _OPTIONS = ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate")
+
+
+def take_turns(sides: Sequence[Callable[[], Figure]], rounds: int, *, warmup: int = 0) -> list[list[Figure]]:
+    """What each side finds in each round; the first `warmup` rounds do not count, and no side always goes first."""
+    figures: list[list[Figure]] = [[] for _ in sides]
+    for number in range(warmup + rounds):
+        for place in range(len(sides)) if number % 2 else reversed(range(len(sides))):
+            figures[place].append(sides[place]())
+    return [values[warmup:] for values in figures]
 
 
 def line(what: str, ours: Sequence[float], theirs: Sequence[float], *, unit: str = "ms", scale: float = 1e3) -> str:

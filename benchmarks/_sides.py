@@ -13,11 +13,12 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
-from _shared import resident_bytes
+from _shared import resident_bytes, take_turns
 
 os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
 
@@ -90,14 +91,14 @@ def overlap_alone(files: list[str]) -> dict[str, Any]:
         lambda: _overlap(replace(trace)),  # of a copy, as what was found is kept with the trace
         lambda: loaded.get_comm_comp_overlap(visualize=False),
     )
-    seconds: tuple[list[float], list[float]] = [], []
-    for number in range(rounds + 1):
-        for side in (0, 1) if number % 2 else (1, 0):
-            start = time.perf_counter()
-            sides[side]()
-            if number:  # the first round warms up
-                seconds[side].append(time.perf_counter() - start)
-    return {"ours": seconds[0], "hta": seconds[1]}
+    mine, its = take_turns([partial(_seconds, side) for side in sides], rounds, warmup=1)
+    return {"ours": mine, "hta": its}
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def _hta_types() -> tuple[Any, Any]:

@@ -12,11 +12,12 @@ import resource
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from _shared import line
+from _shared import line, take_turns
 
 ROOT = Path(__file__).parents[1]
 OTHER_RUN = ROOT / "traces/naive"
@@ -33,11 +34,8 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for name in only.split(","):
             arguments = _arguments(name, run.resolve(), Path(folder) / "report.html")
-            sides: list[tuple[Path, list[float]]] = [(ROOT, []), (other.resolve(), [])]
-            for number in range(pairs + 1):
-                for checkout, seconds in sides if number % 2 else reversed(sides):  # neither always goes first
-                    seconds.append(cpu_s(checkout, arguments, Path(folder)))
-            ours, theirs = (seconds[1:] for _, seconds in sides)
+            sides = [partial(cpu_s, checkout, arguments, Path(folder)) for checkout in (ROOT, other.resolve())]
+            ours, theirs = take_turns(sides, pairs, warmup=1)
             print(line(name, ours, theirs, unit="s", scale=1), flush=True)
 
 

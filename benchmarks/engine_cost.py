@@ -9,8 +9,9 @@ Each prints one line per figure: median of the pairs' ratios, and their quartile
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import typer
@@ -20,13 +21,14 @@ from _common import (
     LINK,
     PAIRS,
     SEQ,
+    WARMUP,
     WIDTH,
-    alternate,
-    cpu_side,
+    Side,
+    compare,
     end_rank,
+    make_side,
     parse_link,
     ranks,
-    report,
     seconds,
 )
 from overlaplab_engine import labels
@@ -54,10 +56,10 @@ def step_time(
     emulated = parse_link(link)
     comm = connect(torch.device("cpu"), emulated)
     sides = [
-        cpu_side(name, comm, layers, width, seq, batch, bucket_cap_mb=bucket_cap_mb)
+        partial(seconds, make_side(name, comm, layers, width, seq, batch, bucket_cap_mb=bucket_cap_mb))
         for name in (StrategyName.BUCKETED, StrategyName.TORCH_DDP)
     ]
-    report(f"bucketed ÷ torch-ddp, link {emulated or 'none'}", *alternate(sides, pairs), comm)
+    compare(f"bucketed ÷ torch-ddp, link {emulated or 'none'}", sides, pairs, comm)
     end_rank(comm)
 
 
@@ -66,23 +68,18 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
     """Recording on ÷ off at world size 1; steps should take 0.5 s or more."""
     ranks(1)
     comm = connect(torch.device("cpu"))
-    side = cpu_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
-    times: list[list[float]] = [[], []]
-    per_event: list[float] = []
-    for number in range(pairs + 2):
-        for recorded in (False, True) if number % 2 else (True, False):
-            if recorded:
-                with profile(activities=[ProfilerActivity.CPU]) as profiler:
-                    on = seconds(side, number)
-            else:
-                off = seconds(side, number)
-        if number >= 2:
-            events = len(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
-            per_event.append((on - off) * 1e6 / events)
-            times[0].append(on)
-            times[1].append(off)
-    report("recording on ÷ off", *times, comm)
-    print(f"recording: {statistics.median(per_event):.2f} µs per event, {events} events in the last step")
+    side = make_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
+    events: list[int] = []
+
+    def record_step() -> float:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            took = seconds(side)
+        events.append(len(profiler.profiler.kineto_results.events()))  # type: ignore[union-attr]
+        return took
+
+    on, off = compare("recording on ÷ off", (record_step, partial(seconds, side)), pairs, comm)
+    per_event = [(a - b) * 1e6 / count for a, b, count in zip(on, off, events[WARMUP:], strict=True)]
+    print(f"recording: {statistics.median(per_event):.2f} µs per event, {events[-1]} events in the last step")
     end_rank(comm)
 
 
@@ -105,26 +102,21 @@ def without_labels() -> Iterator[None]:
         labels.span, labels.instant, record.after_accumulation = before
 
 
+def with_and_without_labels(
+    make: Callable[[], Side], measure: Callable[[Side], float]
+) -> tuple[Callable[[], float], Callable[[], float]]:
+    """What measures a side that is made with labels, and one that is made and trained without."""
+    without = without_labels()
+    return partial(measure, make()), without(partial(measure, without(make)()))
+
+
 @app.command(name="labels")
 def labels_(pairs: PAIRS = 30, layers: LAYERS = 8, width: WIDTH = 256, seq: SEQ = 64, batch: BATCH = 8) -> None:
     """Labels with the profiler off ÷ labels removed, world size 1."""
     ranks(1)
     comm = connect(torch.device("cpu"))
-    labelled = cpu_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
-    with without_labels():
-        bare = cpu_side(StrategyName.BUCKETED, comm, layers, width, seq, batch)
-    times: list[list[float]] = [[], []]
-    for number in range(pairs + 3):
-        for with_them in (False, True) if number % 2 else (True, False):
-            if with_them:
-                with_labels = seconds(labelled, number)
-            else:
-                with without_labels():
-                    without = seconds(bare, number)
-        if number >= 3:
-            times[0].append(with_labels)
-            times[1].append(without)
-    report("labels, profiler off ÷ labels removed", *times, comm)
+    sides = with_and_without_labels(partial(make_side, StrategyName.BUCKETED, comm, layers, width, seq, batch), seconds)
+    compare("labels, profiler off ÷ labels removed", sides, pairs, comm)
     end_rank(comm)
 
 

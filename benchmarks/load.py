@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ from typing import Annotated, Any
 import _kineto
 import psutil
 import typer
-from _shared import line
+from _shared import line, take_turns
 
 SHOWN = ("pandas", "numpy", "msgspec", "isal", "HolisticTraceAnalysis")
 JOB_RANKS = 8
@@ -38,6 +39,8 @@ JOB_RANKS = 8
 SMALL_EVENTS = 4_000
 """HTA fails on pandas 3 where correlations fit into a smaller type than events' numbers, as in still smaller traces."""
 SAMPLE_S = 0.05
+MEASURED = {"time": ("seconds", "s", 1.0), "CPU time": ("cpu", "s", 1.0), "peak memory": ("peak_bytes", "MB", 1e-6)}
+"""What is measured: its key in what `_sides.py` tells, and the unit in which it is printed."""
 FOLDER = Path(tempfile.gettempdir()) / "overlaplab-benchmarks"
 
 
@@ -92,56 +95,29 @@ def _make(folder: Path, events: int, ranks: int) -> tuple[list[Path], int]:
 
 def _compare_loading(files: list[Path], size: int, rounds: int, *, together: bool) -> None:
     """Time and peak memory from the files, but the first, to the overlap."""
-    figures: dict[str, list[dict[str, Any]]] = {"ours": [], "hta": []}
-    for number in range(rounds):
-        for side in ("ours", "hta") if number % 2 else ("hta", "ours"):  # neither always goes first
-            figures[side].append(_process(side, *map(str, files), together=together))
-    ours, hta = figures["ours"], figures["hta"]
+    sides = [partial(_process, side, *map(str, files), together=together) for side in ("ours", "hta")]
+    ours, hta = take_turns(sides, rounds)
     for mine, its in zip(ours[0]["overlaps"], hta[0]["overlaps"], strict=True):
         assert abs(mine - its) < 0.006, f"overlaps differ: {mine} and {its}"
-    print(line("time, HTA ÷ ours", _column(hta, "seconds"), _column(ours, "seconds"), unit="s", scale=1))
-    print(line("CPU time, HTA ÷ ours", _column(hta, "cpu"), _column(ours, "cpu"), unit="s", scale=1))
-    print(
-        line("peak memory, HTA ÷ ours", _column(hta, "peak_bytes"), _column(ours, "peak_bytes"), unit="MB", scale=1e-6)
-    )
+    for what in MEASURED:
+        _print_ratio(what, "HTA ÷ ours", hta, ours)
     print(line("causes of exposed time, after loading ÷ loading", _column(ours, "exposed"), _column(ours, "seconds")))
     if not together:
-        sizes = [float(size)] * rounds
-        print(line("peak memory, ours ÷ uncompressed size", _column(ours, "peak_bytes"), sizes, unit="MB", scale=1e-6))
+        _print_ratio("peak memory", "ours ÷ uncompressed size", ours, [{"peak_bytes": size}] * rounds)
 
 
 def _compare_processes(file: Path, size: int, rounds: int, processors: int) -> None:
     """One file by one process and by several, each from the start of a fresh process."""
-    figures: dict[int, list[dict[str, Any]]] = {1: [], processors: []}
-    for number in range(rounds):
-        for count in (1, processors) if number % 2 else (processors, 1):
-            start = time.perf_counter()
-            figures[count].append(_process("one", str(count), str(file), together=True))
-            figures[count][-1]["seconds"] = time.perf_counter() - start
-    alone, several = figures[1], figures[processors]
-    for name, key, unit, scale in (
-        ("time", "seconds", "s", 1),
-        ("CPU time", "cpu", "s", 1),
-        ("peak memory", "peak_bytes", "MB", 1e-6),
-    ):
-        print(
-            line(
-                f"{name}, one process ÷ {processors} processors",
-                _column(alone, key),
-                _column(several, key),
-                unit=unit,
-                scale=scale,
-            )
-        )
-    print(
-        line(
-            "peak memory of all processes ÷ text",
-            _column(several, "peak_bytes"),
-            [float(size)] * rounds,
-            unit="MB",
-            scale=1e-6,
-        )
-    )
+
+    def load(count: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        figures = _process("one", str(count), str(file), together=True)
+        return figures | {"seconds": time.perf_counter() - start}
+
+    alone, several = take_turns([partial(load, count) for count in (1, processors)], rounds)
+    for what in MEASURED:
+        _print_ratio(what, f"one process ÷ {processors} processors", alone, several)
+    _print_ratio("peak memory", "of all processes ÷ text", several, [{"peak_bytes": size}] * rounds)
 
 
 def _ours_alone(files: list[Path], size: int, rounds: int) -> None:
@@ -192,6 +168,11 @@ def _held_bytes(process: psutil.Process) -> int:
         with suppress(psutil.Error):  # it ended meanwhile
             held += member.memory_full_info().pss
     return held
+
+
+def _print_ratio(what: str, of: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    key, unit, scale = MEASURED[what]
+    print(line(f"{what}, {of}", _column(ours, key), _column(theirs, key), unit=unit, scale=scale))
 
 
 def _column(figures: list[dict[str, Any]], key: str) -> list[float]:

@@ -24,13 +24,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, cpu_side, end_rank, parse_link, ranks
+from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, end_rank, make_side, parse_link, ranks
+from _shared import take_turns
 from overlaplab_engine import Recorder
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.communicator import connect
@@ -79,35 +81,36 @@ def cost(
     """Step time in watched blocks ÷ in blocks that are not, each beside its neighbour; bursts are as often as asked."""
     ranks(2)
     comm = connect(torch.device("cpu"))
-    side = cpu_side(strategy, comm, layers, width, seq, batch, bucket_cap_mb=5.0)
-    for number in range(5):
-        side(number)
-    ratios, shares, steps_ms = [], [], []
-    for pair in range(blocks):
-        times: dict[bool, float] = {}
-        for watched in (True, False) if pair % 2 else (False, True):
-            with tempfile.TemporaryDirectory() as out, _measure_cpu() as cpu:
-                watch = Watch(_model(side), out, every=every, burst=burst)
-                comm.barrier()
+    side = make_side(strategy, comm, layers, width, seq, batch, bucket_cap_mb=5.0)
+    for _ in range(5):
+        side()
+    shares: list[float] = []
+
+    def train_block(*, watched: bool) -> float:
+        with tempfile.TemporaryDirectory() as out, _measure_cpu() as cpu:
+            watch = Watch(_model(side), out, every=every, burst=burst)
+            comm.barrier()
+            if watched:
+                watch.start()
+            begun, begun_cpu = time.perf_counter(), time.thread_time_ns()
+            for _ in range(block):
+                side()
                 if watched:
-                    watch.start()
-                begun, begun_cpu = time.perf_counter(), time.thread_time_ns()
-                for number in range(block):
-                    side(number)
-                    if watched:
-                        watch.step()
-                took_cpu = time.thread_time_ns() - begun_cpu
-                times[watched] = max(comm.gather_objects(time.perf_counter() - begun))
-                watch.close()
-                if watched:
-                    shares.append(sum(cpu) / took_cpu)
-        ratios.append(times[True] / times[False])
-        steps_ms.append(times[False] / block * 1e3)
+                    watch.step()
+            took_cpu = time.thread_time_ns() - begun_cpu
+            took = max(comm.gather_objects(time.perf_counter() - begun))
+            watch.close()
+            if watched:
+                shares.append(sum(cpu) / took_cpu)
+            return took
+
+    on, off = take_turns([partial(train_block, watched=watched) for watched in (True, False)], blocks)
     if comm.rank == 0:
+        ratios = [a / b for a, b in zip(on, off, strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         half = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
         print(
-            f"{strategy.value}, {statistics.median(steps_ms):.0f} ms a step: watched ÷ not"
+            f"{strategy.value}, {statistics.median(off) / block * 1e3:.0f} ms a step: watched ÷ not"
             f" {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}, {blocks} pairs of {block} steps; mean"
             f" {statistics.mean(ratios):.3f} ± {half:.3f}); CPU time within the watch"
             f" {statistics.median(shares):.3%} of the training thread's"
@@ -131,7 +134,7 @@ def compare_exposed(
     sleep = None if compute == "real" else Sleep.parse(compute)
     hits: list[bool] = []
     for name in COMPARED:
-        side = cpu_side(StrategyName(name), comm, layers, width, seq, batch, bucket_cap_mb=5.0, compute=sleep)
+        side = make_side(StrategyName(name), comm, layers, width, seq, batch, bucket_cap_mb=5.0, compute=sleep)
         for _ in range(repeats):
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(comm.broadcast_object(folder))
@@ -184,8 +187,8 @@ def _measure_cpu() -> Iterator[list[int]]:
 def _record(side: Side, out: Path) -> None:
     watch = Watch(_model(side), out / "watch", every=3, burst=3)
     with Recorder(out, _model(side), warmup=2, steps=3) as recorder, watch:
-        for number in range(7):
-            side(number)
+        for _ in range(7):
+            side()
             recorder.step()
             watch.step()
 

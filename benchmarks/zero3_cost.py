@@ -15,6 +15,7 @@ gloo's threads, which FSDP2's often are.
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,15 +29,16 @@ from _common import (
     SEQ,
     WIDTH,
     Side,
-    alternate,
+    compare,
     end_rank,
+    make_side,
     parse_link,
     ranks,
-    report,
+    seconds,
     torchrun,
 )
 from _shared import resident_bytes
-from overlaplab_engine.config import Config, Device
+from overlaplab_engine.config import Device
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.recording.memory import held_bytes
 from overlaplab_engine.strategy_names import StrategyName
@@ -46,17 +48,17 @@ app = typer.Typer(add_completion=False)
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(16 << 10)}
 
 
-def peak_bytes(side: Side, number: int) -> float:
+def peak_bytes(side: Side) -> float:
     """What the rank that holds most holds at most during a step."""
     comm = side.strategy.comm
     comm.barrier()
     if comm.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        side(number)
+        side()
         above = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     else:
         Path("/proc/self/clear_refs").write_text("5")  # the highest mark is now the present one
-        side(number)
+        side()
         above = resident_bytes("VmHWM") - resident_bytes("VmRSS")
     held = sum(held_bytes(side.strategy, side.optimizer).values())
     return max(comm.gather_objects(held + above))
@@ -95,30 +97,27 @@ def main(
         here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(here)
     comm = connect(here, emulated)
-    zero3, fsdp2 = (
-        Side(
-            Config(
-                strategy=name,
-                out=Path(),
-                device=device,
-                prefetch=prefetch,
-                keep_last=keep_last and name is StrategyName.TORCH_FSDP2,
-                checkpointing="all" if checkpointing else "none",
-                accumulate=accumulate,
-                layers=layers,
-                width=width,
-                seq=seq,
-                batch=batch,
-            ),
+    sides = [
+        make_side(
+            name,
             comm,
+            layers,
+            width,
+            seq,
+            batch,
+            prefetch=prefetch,
+            keep_last=keep_last and name is StrategyName.TORCH_FSDP2,
+            checkpointing=checkpointing,
+            accumulate=accumulate,
         )
         for name in (StrategyName.ZERO3, StrategyName.TORCH_FSDP2)
-    )
+    ]
     what = f"zero3 ÷ torch-fsdp2, {prefetch} ahead, link {emulated or 'none'}"
     if measure == "time":
-        report(f"step time, {what}", *alternate((zero3, fsdp2), pairs), comm)
+        compare(f"step time, {what}", [partial(seconds, side) for side in sides], pairs, comm)
     else:
-        report(f"peak memory, {what}", *alternate((zero3, fsdp2), pairs, peak_bytes), comm, "MiB", 2**-20)
+        peaks = [partial(peak_bytes, side) for side in sides]
+        compare(f"peak memory, {what}", peaks, pairs, comm, unit="MiB", scale=2**-20)
     end_rank(comm)
 
 
