@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # benchmarks of the engine run where it is not installed
     from overlaplab.simulate.programs.setting import Setting
 
 Figure = TypeVar("Figure")
-_OPTIONS = ("strategy", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate")
+_NAMES = ("strategy", "link", "bucket_cap_mb", "first_bucket_mb", "prefetch", "accumulate", "schedule", "microbatches")
 
 
 def take_turns(sides: Sequence[Callable[[], Figure]], rounds: int, *, warmup: int = 0) -> list[list[Figure]]:
@@ -42,13 +42,25 @@ def resident_bytes(key: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
 
 
-def record(setting: Setting, out: Path, more: Sequence[str]) -> overlaplab.Run:
-    """The engine with this setting, on the CPU, and `more` options."""
+def setting_options(setting: Setting) -> list[str]:
+    """The options with which the engine records a setting."""
+    values = {name: getattr(setting, name) for name in _NAMES}
+    values |= {"nproc": setting.ranks, "stages": setting.stages and ",".join(map(str, setting.stages))}
+    chosen = {name: str(value) for name, value in values.items() if value is not None}
+    return [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def record(out: Path, *options: str) -> overlaplab.Run:
+    """The engine with these options, on the CPU."""
     import overlaplab
 
-    options = ["--device", "cpu", "--nproc", str(setting.ranks), "--link", str(setting.link), "--out", str(out), *more]
-    for name in _OPTIONS:
-        if (value := getattr(setting, name)) is not None:
-            options += [f"--{name.replace('_', '-')}", str(value)]
-    subprocess.run([sys.executable, "-m", "overlaplab", "record", *options], check=True, capture_output=True)
+    command = [sys.executable, "-m", "overlaplab", "record", "--device", "cpu", "--out", str(out), *options]
+    subprocess.run(command, check=True, capture_output=True)
     return overlaplab.load_run(out)
+
+
+def recorded_ms(run: overlaplab.Run) -> float:
+    """The median step of all ranks."""
+    from overlaplab.events import step_windows
+
+    return statistics.median(step.end_ns - step.start_ns for trace in run.traces for step in step_windows(trace)) / 1e6

@@ -9,14 +9,12 @@ the recorded one in its interval. Run it on an idle machine.
 
 import random
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
-from _shared import record
+from _shared import record, recorded_ms, setting_options
 
 import overlaplab
-from overlaplab.events import step_windows
 from overlaplab.manifest import Link
 from overlaplab.simulate.advice.advise import advise
 from overlaplab.simulate.programs.setting import Setting
@@ -47,7 +45,7 @@ def main(out: Path, settings: Annotated[int, typer.Option(help="How many.")] = l
 
         def measure_ms(cap: float, name: str, link: Link = link, ranks: int = ranks, more: list[str] = more) -> float:
             setting = Setting(strategy="bucketed", bucket_cap_mb=cap, link=link, ranks=ranks)
-            return step_ms(record(setting, out / name, more))
+            return recorded_ms(record(out / name, *setting_options(setting), *more))
 
         present = caps[6]
         before = measure_ms(present, f"{number}-source")
@@ -73,11 +71,6 @@ def best_cap(run: overlaplab.Run) -> tuple[float, float, float, float] | None:
         return None
     row = best.iloc[0]
     return float(row["bucket_cap_mb"]), row["gain_ns"] / 1e6, row["low_ns"] / 1e6, row["high_ns"] / 1e6
-
-
-def step_ms(run: overlaplab.Run) -> float:
-    """The median step of all ranks."""
-    return median(step.end_ns - step.start_ns for trace in run.traces for step in step_windows(trace)) / 1e6
 
 
 if __name__ == "__main__":

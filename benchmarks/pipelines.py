@@ -9,14 +9,14 @@ twice as many microbatches of half the size. Record on a machine with nothing el
 `--several` the link may be late now and then, as more is posted.
 """
 
-import subprocess
-import sys
+from collections.abc import Iterable
 from itertools import permutations, product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
 import typer
+from _shared import record, setting_options
 
 import overlaplab
 from overlaplab.errors import OverlaplabError
@@ -27,8 +27,8 @@ from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 
 COMMON = (
-    *("--strategy", "pipeline", "--device", "cpu", "--nproc", "4", "--link", "1Gbps,2000us", "--layers", "8"),
-    *("--steps", "5", "--attempts", "1"),
+    *("--strategy", "pipeline", "--nproc", "4", "--link", "1Gbps,2000us", "--layers", "8"),
+    *("--steps", "5", "--attempts", "1", "--compute", "sleep:10ms,20ms,1ms"),
 )
 EVEN = (2, 2, 2, 2)
 SETTINGS = (
@@ -63,37 +63,42 @@ def main(
 ) -> None:
     """Record, predict, compare."""
     if several:
-        _compare({setting: record(setting, out / name(setting), *SMALL) for setting in SEVERAL})
+        runs = {setting: record_setting(setting, out / name(setting), *SMALL) for setting in SEVERAL}
+        compare(runs, product(runs, repeat=2))
         mesh = ("--dp", "2", "--pp", "2")
-        _compare({setting: record(setting, out / f"dp-{name(setting)}", *SMALL, *mesh) for setting in REPLICATED})
+        runs = {setting: record_setting(setting, out / f"dp-{name(setting)}", *SMALL, *mesh) for setting in REPLICATED}
+        compare(runs, product(runs, repeat=2))
         return
-    runs = {setting: recording(setting, out / name(setting)) for setting in SETTINGS[:settings]}
-    errors = []
-    for source, target in permutations(runs, 2):
-        predicted, really = predict(runs[source], target).step_ns, fmean(measured_steps(runs[target]))
-        errors.append(predicted / really - 1)
-        print(f"{predicted / 1e6:8.1f} {really / 1e6:8.1f} ms {errors[-1]:+7.2%}  {name(source)} → {name(target)}")
+    runs = {setting: record_undisturbed(setting, out / name(setting)) for setting in SETTINGS[:settings]}
+    errors = compare(runs, permutations(runs, 2))
     print(f"mean {fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}")
     if len(runs) < len(SETTINGS):
         return
     played = pipeline_remedies(runs[SETTINGS[3]])
     twice = played[(played["remedy"] == "microbatches") & (played["setting"] == "16")]["step_ns"].item()
-    halved = recording(SETTINGS[6], out / "halved", "5ms,10ms,1ms", "--batch", "2")
-    really = fmean(measured_steps(halved))
-    print(f"{twice / 1e6:8.1f} {really / 1e6:8.1f} ms {twice / really - 1:+7.2%}  {name(SETTINGS[3])} → 16 halved")
+    halved = record_undisturbed(SETTINGS[6], out / "halved", "--compute", "sleep:5ms,10ms,1ms", "--batch", "2")
+    print_error(twice, halved, f"{name(SETTINGS[3])} → 16 halved")
 
 
-def _compare(runs: dict[Setting, overlaplab.Run]) -> None:
-    """Each from each, itself included."""
-    for source, target in product(runs, repeat=2):
+def compare(runs: dict[Setting, overlaplab.Run], pairs: Iterable[tuple[Setting, ...]]) -> list[float]:
+    """The errors of each pair's second setting, from the first one's recording."""
+    errors = []
+    for source, target in pairs:
         try:
             predicted = predict(runs[source], target).step_ns
         except OverlaplabError as error:
             print(f"{name(source)} → {name(target)}: {error}")
             continue
-        really = fmean(measured_steps(runs[target]))
-        line = f"{predicted / 1e6:8.1f} {really / 1e6:8.1f} ms {predicted / really - 1:+7.2%}"
-        print(f"{line}  {name(source)} → {name(target)}")
+        errors.append(print_error(predicted, runs[target], f"{name(source)} → {name(target)}"))
+    return errors
+
+
+def print_error(predicted_ns: float, recorded: overlaplab.Run, what: str) -> float:
+    """The error, which is printed."""
+    really = fmean(measured_steps(recorded))
+    error = predicted_ns / really - 1
+    print(f"{predicted_ns / 1e6:8.1f} {really / 1e6:8.1f} ms {error:+7.2%}  {what}")
+    return error
 
 
 def name(setting: Setting) -> str:
@@ -101,22 +106,16 @@ def name(setting: Setting) -> str:
     return f"{setting.schedule}-m{setting.microbatches}-{''.join(map(str, setting.stages or ()))}"
 
 
-def recording(setting: Setting, out: Path, sleep: str = "10ms,20ms,1ms", *more: str) -> overlaplab.Run:
+def record_undisturbed(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
     """Record likewise; stops where the machine was busy, or the link late: remove the folder, and go on."""
-    run = record(setting, out, "--compute", f"sleep:{sleep}", *more)
+    run = record_setting(setting, out, *more)
     refuse_to_predict(run)
     return run
 
 
-def record(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
+def record_setting(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
     """The engine with this setting, asleep, unless it is there already."""
-    stages = ",".join(map(str, setting.stages or ()))
-    options = ["--schedule", str(setting.schedule), "--microbatches", str(setting.microbatches), "--stages", stages]
-    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, *options]
-    command += ["--compute", "sleep:10ms,20ms,1ms", *more]
-    if not out.exists():
-        subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
-    return overlaplab.load_run(out)
+    return overlaplab.load_run(out) if out.exists() else record(out, *COMMON, *setting_options(setting), *more)
 
 
 if __name__ == "__main__":

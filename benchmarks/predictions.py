@@ -20,11 +20,10 @@ from statistics import fmean, median
 from typing import Annotated, Any
 
 import typer
-from _shared import record
+from _shared import record, recorded_ms, setting_options
 
 import overlaplab
 from overlaplab.costs import link_attained
-from overlaplab.events import step_windows
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Program, play
 from overlaplab.simulate.programs import all_programs
@@ -144,18 +143,13 @@ def predicted_setting(source: Source, setting: Setting) -> Setting:
 def recording(setting: Setting, out: Path, mesh: Sequence[str], stretch: int) -> overlaplab.Run:
     """The engine with this setting, asleep."""
     sleep = "sleep:" + ",".join(f"{ms * stretch}ms" for ms in SLEEP_MS)
-    return record(setting, out, [*COMMON, *mesh, "--steps", "6", "--compute", sleep])
+    return record(out, *setting_options(setting), *COMMON, *mesh, "--steps", "6", "--compute", sleep)
 
 
 def step_ms(programs: tuple[Program, ...]) -> float:
     """The median step of all ranks."""
     played = play(programs)
     return median(ns for rank in range(len(programs)) for ns in played.spans_ns(rank)) / 1e6
-
-
-def recorded_ms(run: overlaplab.Run) -> float:
-    """The same as it was recorded."""
-    return median(step.end_ns - step.start_ns for trace in run.traces for step in step_windows(trace)) / 1e6
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Annotated
 
 import typer
-from _shared import record
+from _shared import record, setting_options
 
 import overlaplab
 from overlaplab.findings import describe_machine
@@ -106,7 +106,7 @@ def holds(expected: Prediction, recorded_ns: float) -> bool:
 def record_undisturbed(setting: Setting, out: Path) -> overlaplab.Run:
     """A recording for which the machine was free; else the last attempt."""
     for attempt in range(ATTEMPTS):
-        run = record(setting, out / str(attempt), MODEL)
+        run = record(out / str(attempt), *setting_options(setting), *MODEL)
         if run.manifest is not None and not describe_machine(run.manifest):
             break
     return run

@@ -6,12 +6,11 @@ Each line: the ranks, the bytes that rank 0 sends per step beside (n−1)Ψ, and
 ranks with what the formula adds (`overlaplab.costs.server_ns`), and as recorded on so many.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import typer
+from _shared import record
 
 import overlaplab
 from overlaplab.analyses import volume
@@ -22,7 +21,7 @@ from overlaplab.simulate.predictions.error import measured_steps
 
 RANKS = (2, 4, 8)
 COMMON = (
-    *("--strategy", "parameter-server", "--device", "cpu", "--layers", "4", "--width", "128", "--steps", "5"),
+    *("--strategy", "parameter-server", "--layers", "4", "--width", "128", "--steps", "5"),
     *("--attempts", "1", "--link", "1Gbps,2000us", "--compute", "sleep:10ms,20ms,1ms"),
 )
 
@@ -52,10 +51,7 @@ def transfer_ns(manifest: Manifest | None) -> int:
 
 def recording(ranks: int, out: Path) -> overlaplab.Run:
     """The engine on so many ranks, asleep, unless it is there already."""
-    command = [sys.executable, "-m", "overlaplab", "record", *COMMON, "--nproc", str(ranks), "--out", str(out)]
-    if not out.exists():
-        subprocess.run(command, check=True, capture_output=True)
-    run = overlaplab.load_run(out)
+    run = overlaplab.load_run(out) if out.exists() else record(out, *COMMON, "--nproc", str(ranks))
     refuse_to_predict(run)  # the machine was busy, or the link late: remove the folder, and go on
     return run
 

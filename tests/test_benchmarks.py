@@ -37,12 +37,12 @@ COMMANDS = [
     (f"watching.py exposed {TINY} --repeats 1", "zero3"),
     ("what_if.py", "ms"),
     (f"zero3_cost.py {TINY} --pairs 1 --checkpointing all", rf"step time.*{PAIRS}(.|\n)*peak memory.*{PAIRS}"),
-    ("../scripts/busy_figures.py --out {out} --rounds 1", "busy: [01] of 1 recordings marked"),
+    ("busy_figures.py --out {out} --rounds 1", "busy: [01] of 1 recordings marked"),
     (
         f"../scripts/screenshots.py {ROOT}/traces {{out}} --run bucketed --pages buckets --themes light --width 1024",
         "png",
     ),
-    ("../scripts/link_figures.py 1", "[01] of 1 demos attained"),
+    ("link_figures.py 1", "[01] of 1 demos attained"),
 ]
 """What is run in benchmarks/, and what it prints."""
 

@@ -1,12 +1,11 @@
 """How many recordings are marked as made on a busy machine: quiet ones, and ones beside processes that use the cores.
 
-    python scripts/busy_figures.py --rounds 20 --out FOLDER      on a machine that does nothing else
+    python benchmarks/busy_figures.py --rounds 20 --out FOLDER      on a machine that does nothing else
 
 Quiet and busy recordings take turns, over four strategies. One line for each, then how many of either kind have a step
 that is marked. 20 of 20 busy ones should be, and 0 of 20 quiet ones.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from _shared import record
 
 STRATEGIES = ("naive", "bucketed", "zero2", "zero3")
+OPTIONS = ("--nproc", "2", "--batch", "16", "--bucket-cap-mb", "4", "--link", "1Gbps,2000us", "--attempts", "1")
 LOOP = "while True: pass"
 """What `stress -c` does, on machines without it."""
 
@@ -33,15 +34,6 @@ def load_cores(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def record(strategy: str, out: Path) -> list[dict[str, int | bool]]:
-    """Record a run; the rows of its `machine`."""
-    options = ["--strategy", strategy, "--device", "cpu", "--nproc", "2", "--batch", "16", "--bucket-cap-mb", "4"]
-    command = [sys.executable, "-m", "overlaplab", "record", *options, "--link", "1Gbps,2000us", "--attempts", "1"]
-    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
-    rows: list[dict[str, int | bool]] = json.loads((out / "run.json").read_text())["machine"]
-    return rows
-
-
 def main(
     out: Annotated[Path, typer.Option(help="Where the runs go.")],
     rounds: Annotated[int, typer.Option(help="Quiet recordings, and as many busy ones.")] = 20,
@@ -53,7 +45,9 @@ def main(
         strategy = STRATEGIES[number % len(STRATEGIES)]
         for kind, others in (("quiet", 0), ("busy", processes)):
             with load_cores(others):
-                rows = record(strategy, out / f"{kind}-{number}")
+                manifest = record(out / f"{kind}-{number}", "--strategy", strategy, *OPTIONS).manifest
+            assert manifest is not None
+            rows = manifest.raw["machine"]
             marked = sum(bool(row["busy"]) for row in rows)
             marked_runs[kind] += marked > 0
             delayed = max((row["delayed_ns"] or 0) / row["took_ns"] for row in rows)
