@@ -10,27 +10,20 @@ python scripts/screenshots.py runs . --pages live --themes light --run mine/watc
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from overlaplab.dashboard.server import command
-from overlaplab.ports import free_port
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from browsing.browser import app_on, chromium, pick, settle, visit, watched
 
 PAGES = ("summary", "timeline", "buckets", "zero3", "collectives", "what_if", "compare", "pipeline", "plan", "live")
 THEMES = ("light", "dark")
-CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 TALLEST = 4000  # pixels of a picture; a page may be longer
-WAIT_MS = 200_000  # for a page, on a machine that is busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +65,12 @@ def main() -> None:
     parser.add_argument("--against", metavar="RUN", help="the run to show beside it on the page zero3")
     parser.add_argument("--docs", action="store_true", help="the pictures of README and docs/, of the sample runs")
     arguments = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("Chromium is missing. Install it with: sudo apt-get install chromium")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with serve(arguments.folder) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+    with app_on(arguments.folder.resolve()) as address, chromium() as browser:
         for name, shot in (DOCS if arguments.docs else requested_shots(arguments)).items():
             file = arguments.out / f"{name}.png"
             take(browser, address, shot, file)
             print(file)
-        browser.close()
 
 
 def requested_shots(arguments: argparse.Namespace) -> dict[str, Shot]:
@@ -98,58 +86,15 @@ def requested_shots(arguments: argparse.Namespace) -> dict[str, Shot]:
 
 
 def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
-    """Take one picture, in a window of its own."""
-    viewport = {"width": shot.width, "height": 900}
-    context = browser.new_context(color_scheme=shot.theme, viewport=viewport)
-    context.set_default_timeout(WAIT_MS)
-    page = context.new_page()
+    """Take one picture."""
     query = {name: value for name, value in (("run", shot.run), ("setting", shot.setting)) if value is not None}
-    page.goto(f"{address}/{'' if shot.page == 'summary' else shot.page}?{urlencode(query)}")
-    settle(page)
-    if shot.against is not None:
-        choose(page, shot.against, "against")
-    fit(page, shot)
-    settle(page)  # what was chosen may have been drawn only now
-    page.screenshot(path=file)
-    context.close()
-
-
-@contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """The address of the app, serving this folder until the block ends."""
-    port = free_port()
-    process = subprocess.Popen(command(folder, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                with urllib.request.urlopen(f"{address}/_stcore/health"):
-                    break
-            except OSError:
-                if process.poll() is not None:
-                    sys.exit(f"the app ended at once with exit code {process.returncode}")
-                time.sleep(0.2)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-def settle(page: Page) -> None:
-    """Wait until the app has run and drawn."""
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=WAIT_MS)
-    page.wait_for_selector("h1", timeout=WAIT_MS)
-    page.wait_for_function("document.querySelector('[data-stale=true], [data-testid=stSkeleton]') === null")
-    page.wait_for_timeout(1500)
-
-
-def choose(page: Page, run: str, key: str) -> None:
-    """Choose a run in the select box of this key."""
-    box = page.locator(f".st-key-{key} input")
-    box.click()
-    box.fill(run)
-    page.get_by_role("option", name=run, exact=True).first.click()
-    settle(page)
+    with watched(browser, color_scheme=shot.theme, width=shot.width, height=900) as page:
+        visit(page, address, shot.page, query=urlencode(query))
+        if shot.against is not None:
+            pick(page, "against", shot.against)
+        fit(page, shot)
+        settle(page)
+        page.screenshot(path=file)
 
 
 def fit(page: Page, shot: Shot) -> None:
