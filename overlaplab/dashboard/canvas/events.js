@@ -95,7 +95,7 @@ function membersOf(run, collective) {
 }
 
 function laneOf(run, event) {
-  return firstPlace(1, run.lanes.length, (lane) => run.first[lane] > event) - 1;
+  return run.lanes[firstPlace(1, run.lanes.length, (lane) => run.first[lane] > event) - 1];
 }
 
 // The places of the events whose code was found, by their start.

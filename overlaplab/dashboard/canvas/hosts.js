@@ -61,7 +61,7 @@ const MOST_ARROWS = 64; // of one event: an operator may launch thousands
 
 // Pairs of a call and what it launched: of a device's event its own, of a host's event those within it.
 function launchesOf(run, event) {
-  const lane = run.lanes[laneOf(run, event)];
+  const lane = laneOf(run, event);
   const pairs = [];
   if (lane.kind === "stream") {
     for (const host of run.hosts.values()) {

@@ -200,6 +200,11 @@ class TimelineView {
     return [start, Math.max(Math.round(this.to), start + 1)];
   }
 
+  // The window as events count, from the run's first one.
+  inView() {
+    return [this.from - this.run.base_ns, this.to - this.run.base_ns];
+  }
+
   close() {
     this.ended.abort();
     this.resized.disconnect();
@@ -229,7 +234,7 @@ class TimelineView {
   // their names.
   fillLegend() {
     const { run } = this;
-    const [from, to] = [this.from - run.base_ns, this.to - run.base_ns];
+    const [from, to] = this.inView();
     const groupOf = { host: 1, exposed: 2 };
     const heads = ["", "host:", "exposed:"];
     const seen = heads.map(() => new Uint8Array(run.words.length));
@@ -251,7 +256,7 @@ class TimelineView {
       for (const part of place === 2 ? there.reverse() : there) {
         const patch = element("i");
         patch.style.background = css(this.colours[part]);
-        group.append(element("span", patch, this.run.words[part]));
+        group.append(element("span", patch, run.words[part]));
       }
       return group;
     });
@@ -344,13 +349,9 @@ class TimelineView {
     this.tell(PAUSE);
   }
 
-  whole() {
-    return this.run.bounds;
-  }
-
   // All that can be looked at: hosts begin before what they launch first.
   reach() {
-    const [first, last] = this.whole();
+    const [first, last] = this.run.bounds;
     return [Math.min(first, this.run.base_ns), Math.max(last, this.run.last_ns)];
   }
 
@@ -428,12 +429,11 @@ class TimelineView {
     this.frame = 0;
     if (this.image === undefined) return;
     const began = performance.now();
-    const context = this.marks.getContext("2d");
     const top = this.top();
     const { ratio } = this;
     const columns = this.row.length;
     const [from, to] = this.window();
-    const [begin, end] = [this.from, this.to].map((time) => time - this.run.base_ns);
+    const [begin, end] = this.inView();
     const scale = { from: begin, to: end, perNs: columns / (this.to - this.from), width: columns };
     const look = {
       partOf: this.partOf,
@@ -466,11 +466,8 @@ class TimelineView {
         if (named.length) names.push([row, y, each, named]);
       }
     }
-    context.setTransform(1, 0, 0, 1, 0, 0);
+    const context = this.penOn(this.marks);
     context.putImageData(this.image, Math.round(GUTTER * ratio), Math.round(AXIS * ratio));
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.font = FONT;
-    context.textBaseline = "middle";
     for (const [row, y, height, named] of names) this.drawNames(context, row, y, height, named);
     this.drawGutter(context, top);
     this.drawAxis(context, step);
@@ -487,6 +484,15 @@ class TimelineView {
     const span = `${lasting(to - from)} visible, from ${axisTime(from, step / 1000)}`;
     const chosen = this.range ? ` · ${lasting(this.range[1] - this.range[0])} selected` : "";
     this.child("said").textContent = span + chosen;
+  }
+
+  // What draws on a canvas in css pixels.
+  penOn(canvas) {
+    const context = canvas.getContext("2d");
+    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    return context;
   }
 
   *ticks(step) {
@@ -576,25 +582,20 @@ class TimelineView {
   drawAxis(context, step) {
     context.clearRect(GUTTER, 0, this.plot + BAR, AXIS);
     context.fillStyle = this.tones.soft;
-    context.strokeStyle = this.tones.grid;
     context.textAlign = "left";
-    const width = this.plot;
     for (const tick of this.ticks(step)) {
-      const x = GUTTER + ((tick - this.from) / (this.to - this.from)) * width;
+      const x = GUTTER + this.across(tick);
       context.fillRect(Math.round(x), AXIS - 6, 1, 6);
       const text = axisTime(tick, step);
       const wide = context.measureText(text).width;
-      if (x + 4 + wide <= GUTTER + width) context.fillText(text, x + 4, AXIS / 2);
+      if (x + 4 + wide <= GUTTER + this.plot) context.fillText(text, x + 4, AXIS / 2);
     }
-    context.fillStyle = this.tones.soft;
     context.fillText("time since the run’s zero", 4, AXIS / 2, GUTTER - 10);
   }
 
   // What changes without the events: the range, the pointer's and the selected event, links across ranks.
   drawAbove() {
-    const context = this.above.getContext("2d");
-    const { ratio } = this;
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const context = this.penOn(this.above);
     context.clearRect(0, 0, this.plot + GUTTER + BAR, this.view + AXIS);
     if (this.range) {
       const [left, right] = this.range.map((time) => GUTTER + this.across(time));
@@ -685,11 +686,10 @@ class TimelineView {
 
   drawOverview() {
     this.strip = new OffscreenCanvas(this.overview.width, this.overview.height);
-    const context = this.strip.getContext("2d");
+    const context = this.penOn(this.strip);
     const { compute, exposed, slots, ranks } = this.run;
     const shown = new Set(this.rows.map(({ lane }) => lane.rank));
     const places = ranks.map((_, place) => place).filter((place) => shown.has(ranks[place]));
-    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     const bottom = OVERVIEW - 4;
     const tall = bottom - 4;
     context.fillStyle = this.tones.grid;
@@ -710,8 +710,6 @@ class TimelineView {
       context.fillStyle = this.tones.exposed;
       context.fillRect(x, bottom - (busy + alone) * scale, wide + 0.3, alone * scale);
     }
-    context.font = FONT;
-    context.textBaseline = "middle";
     context.fillStyle = this.tones.soft;
     context.fillText("whole run, busy", 4, OVERVIEW / 2);
     context.textAlign = "right";
@@ -726,7 +724,7 @@ class TimelineView {
     context.clearRect(0, 0, this.overview.width, OVERVIEW * this.ratio);
     context.drawImage(this.strip, 0, 0);
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-    const [first, last] = this.whole();
+    const [first, last] = this.run.bounds;
     const [left, right] = [this.from, this.to].map((time) => GUTTER + ((time - first) / (last - first)) * this.plot);
     const [low, high] = [Math.max(left, GUTTER), Math.min(Math.max(right, left + 3), GUTTER + this.plot)];
     context.globalAlpha = 0.55;
@@ -749,12 +747,9 @@ class TimelineView {
     const top = CAPTION + box.height + 6;
     const canvas = element("canvas");
     fitCanvas(canvas, this.width, top + OVERVIEW + this.view + AXIS, this.ratio);
-    const context = canvas.getContext("2d");
-    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    const context = this.penOn(canvas);
     context.fillStyle = css(this.ground);
     context.fillRect(0, 0, this.width, canvas.height);
-    context.textBaseline = "middle";
-    context.font = FONT;
     context.fillStyle = this.tones.soft;
     context.textAlign = "right";
     context.fillText(this.child("said").textContent, this.width - 4, CAPTION / 2);
@@ -913,7 +908,7 @@ class TimelineView {
 
   // The rank that keys are about: that of what is selected, else the one that the page is about, else the uppermost.
   rankInFocus() {
-    const selected = this.event < 0 ? undefined : this.run.lanes[laneOf(this.run, this.event)].rank;
+    const selected = this.event < 0 ? undefined : laneOf(this.run, this.event).rank;
     const shown = this.rows.map(({ lane }) => lane.rank);
     const [rank] = [selected, this.data.rank, ...shown].filter((each) => shown.includes(each)); // null is a rank, too
     return rank;
@@ -955,12 +950,9 @@ class TimelineView {
   key(event) {
     if (this.run === null || event.ctrlKey || event.metaKey || event.altKey) return;
     const at = this.pointer >= 0 && this.pointer <= this.plot ? this.anchor(this.pointer) : 0.5;
-    if ((event.target === this.stage || event.key !== "Enter") && this.walk(event)) { // Enter presses a button
-      event.preventDefault();
-      event.stopPropagation();
-      return;
-    }
-    const named = { "+": "w", "-": "s", ArrowLeft: "a", ArrowRight: "d" }[event.key] ?? event.key;
+    const scroll = (share) => () => (this.scroll.scrollTop += this.view * share);
+    const plain = { "+": "w", "-": "s", ArrowLeft: "a", ArrowRight: "d" }[event.key] ?? event.key;
+    const named = event.shiftKey && /^(Arrow|Enter)/.test(event.key) ? `Shift ${event.key}` : plain;
     const act = {
       w: () => this.zoom(0.8, at),
       s: () => this.zoom(1.25, at),
@@ -973,38 +965,28 @@ class TimelineView {
       h: () => this.toggleHost(this.hostInFocus()),
       Escape: () => this.clear(),
       "/": () => this.input.focus(),
+      "Shift ArrowLeft": () => this.walkAlong(-1),
+      "Shift ArrowRight": () => this.walkAlong(1),
+      "Shift ArrowUp": () => this.walkAcross(-1),
+      "Shift ArrowDown": () => this.walkAcross(1),
+      ...(event.target === this.stage && { Enter: () => this.enter() }), // elsewhere it presses a button
+      ...(event.currentTarget === this.root &&
+        this.scrolls && { ArrowUp: scroll(-0.1), ArrowDown: scroll(0.1), PageUp: scroll(-0.8), PageDown: scroll(0.8) }),
     }[named.length === 1 ? named.toLowerCase() : named];
-    const scrolls = { ArrowUp: -0.1, ArrowDown: 0.1, PageUp: -0.8, PageDown: 0.8 }[event.key];
-    const here = event.currentTarget === this.root && this.scrolls;
-    if (act === undefined && !(scrolls && here)) return;
+    if (act === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    if (act) act();
-    else this.scroll.scrollTop += this.view * scrolls;
-  }
-
-  // Enter and the arrows with Shift choose events; whether the key was one of these.
-  walk({ key, shiftKey }) {
-    const act = {
-      Enter: () => this.enter(),
-      ArrowLeft: () => this.walkAlong(-1),
-      ArrowRight: () => this.walkAlong(1),
-      ArrowUp: () => this.walkAcross(-1),
-      ArrowDown: () => this.walkAcross(1),
-    }[key];
-    if (act === undefined || shiftKey !== (key !== "Enter")) return false;
     act();
-    return true;
   }
 
   // The first event that begins in view, in the lane of the selected one, else in the rank's first stream.
   enter() {
-    const selected = this.event < 0 ? null : this.run.lanes[laneOf(this.run, this.event)];
+    const selected = this.event < 0 ? null : laneOf(this.run, this.event);
     const lanes = this.rows.map(({ lane }) => lane);
     const rank = this.rankInFocus();
     const stream = lanes.find((lane) => lane.kind === "stream" && lane.rank === rank);
     const lane = lanes.includes(selected) ? selected : (stream ?? lanes[0]);
-    const [from, to] = [this.from, this.to].map((time) => time - this.run.base_ns);
+    const [from, to] = this.inView();
     let event = firstReaching(this.run, lane, from);
     while (event < lane.end && this.run.start[event] < from) event++;
     if (event < lane.end && this.run.start[event] < to) this.select(event);
@@ -1013,14 +995,14 @@ class TimelineView {
 
   walkAlong(way) {
     if (this.event < 0) this.enter();
-    else this.select(neighbourOf(this.run, this.run.lanes[laneOf(this.run, this.event)], this.event, way));
+    else this.select(neighbourOf(this.run, laneOf(this.run, this.event), this.event, way));
   }
 
   // To the event at the same time in the next row that has one.
   walkAcross(way) {
     if (this.event < 0) return this.enter();
     const rows = this.rows.flatMap(({ lane }) => Array.from({ length: lane.depth }, (_, depth) => [lane, depth]));
-    const here = this.run.lanes[laneOf(this.run, this.event)];
+    const here = laneOf(this.run, this.event);
     const depth = here.depth > 1 ? this.run.depth[this.event] : 0;
     const time = Math.max(this.run.start[this.event], this.from - this.run.base_ns);
     let place = rows.findIndex(([lane, row]) => lane === here && row === depth);
@@ -1048,7 +1030,7 @@ class TimelineView {
     const start = this.run.start[this.event];
     const isExposed = this.event >= lane.first && this.event < lane.end;
     const selected = isExposed ? list.find(({ begin, end }) => begin <= start && start < end)?.begin : start;
-    const [from, to] = [this.from, this.to].map((time) => time - this.run.base_ns);
+    const [from, to] = this.inView();
     const isSeen = selected >= from && selected <= to; // not of no event, whose start is undefined
     this.showStretch(lane, list, stretchBeside(list, isSeen ? selected : way > 0 ? from - 1 : to + 1, way));
     this.apart = apart; // where that has zoomed, too: the next one is of the same list
@@ -1119,7 +1101,7 @@ class TimelineView {
   }
 
   overviewTime(event) {
-    const [first, last] = this.whole();
+    const [first, last] = this.run.bounds;
     const x = event.clientX - this.overview.getBoundingClientRect().left - GUTTER;
     return first + (x / this.plot) * (last - first);
   }
@@ -1159,7 +1141,7 @@ class TimelineView {
   // Below the lane that it is about, or above it: it never hides that lane.
   fillTip({ event, row, count }, x) {
     const code = this.run.code[event];
-    const lane = this.run.lanes[laneOf(this.run, event)];
+    const lane = laneOf(this.run, event);
     const full = this.run.names[code];
     const name = full.length > 240 ? `${full.slice(0, 160)}…${full.slice(-79)}` : full;
     const lines = [
@@ -1269,7 +1251,7 @@ class TimelineView {
     const place = this.child("chosen");
     let text = "";
     if (event >= 0) {
-      const lane = run.lanes[laneOf(run, event)];
+      const lane = laneOf(run, event);
       const name = brief(run.names[run.code[event]]).slice(0, 80);
       const when = `${lasting(run.length[event])} from ${axisTime(run.base_ns + run.start[event], 1e3)}`;
       text = `Selected: ${name}, ${rankName(lane)}, ${lane.label}, ${when}`;
