@@ -80,10 +80,7 @@ class Measuring:
         )
         words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         out = os.path.relpath(self.out / strategy, ROOT)
-        self._run(
-            f"recording {strategy}",
-            ["-m", "overlaplab_engine", "--strategy", strategy, "--out", out, *words],
-        )
+        self._run(f"recording {strategy}", ["-m", "overlaplab_engine", "--strategy", strategy, "--out", out, *words])
 
     def _run(self, name: str, words: list[str]) -> None:
         left = self.deadline - time.monotonic()

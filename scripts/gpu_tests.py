@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+HERE = (str(ROOT), str(ROOT / "engine"))
 FILES = (
     "tests/gpu/test_gpu_link.py",
     "tests/engine/network/test_streams_gpu.py",
@@ -35,18 +36,10 @@ FILES = (
     "tests/engine/network/test_gate_gpu.py",
 )
 OPTIONS = (
-    *("-v", "-s", "--noconftest", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider"),
-    *(
-        "-p",
-        "pytest_timeout",
-        "-o",
-        "timeout_method=thread",
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(ROOT),
-    ),
+    *("-v", "-s", "--noconftest", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider", "-p", "pytest_timeout"),
+    *("-o", "timeout_method=thread", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)),
 )
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ENDING_S = 5.0
 """How long a process that is asked to end may take."""
 LOG_BYTES = 12 << 20
@@ -156,19 +149,11 @@ class Runner:
             # Plugins that happen to be installed there would only bring warnings and surprises.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(ROOT), str(ROOT / "engine"), os.environ.get("PYTHONPATH")])
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [*HERE, os.environ.get("PYTHONPATH")])),
         }
         with (self._results / "gpu_tests.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*line, "--basetemp", str(self._work / name), file],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            line += ["--basetemp", str(self._work / name), file]
+            process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
             try:
                 while process.poll() is None and time.monotonic() < until:
                     time.sleep(0.1)
@@ -217,7 +202,7 @@ def main() -> int:
     results.mkdir(parents=True, exist_ok=True)
     for name in ("results.txt", "gpu_tests.log"):
         (results / name).unlink(missing_ok=True)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, _interrupt)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "gpu_tests"
@@ -229,7 +214,7 @@ def main() -> int:
                 # Each file that comes later keeps half of an equal share.
                 runner.run(file, deadline - later * arguments.seconds / len(arguments.files) / 2)
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             runner.keep()
     return 0 if runner.passed else 1

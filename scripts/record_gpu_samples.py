@@ -112,9 +112,8 @@ class Recording:
                 self.sizes.pop(name, None)
                 ended = _line_comes(process, until)
                 took_s = time.monotonic() - began
-                if (
-                    not ended and not (self.out / name / "run.json").exists()
-                ):  # a trace without it would look like a run
+                # A trace without run.json would look like a run.
+                if not ended and not (self.out / name / "run.json").exists():
                     shutil.rmtree(self.out / name, ignore_errors=True)
                 self.pack()
                 if not ended:
