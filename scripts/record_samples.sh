@@ -2,12 +2,7 @@
 # Records the sample runs of traces/ anew, on the CPU behind an emulated link. Run it on a machine with nothing else to do.
 set -e
 cd "$(dirname "$0")/.."
-for strategy in naive per-param bucketed torch-ddp; do
-    .venv/bin/overlaplab record --strategy $strategy --out traces/$strategy --device cpu --nproc 2 \
-        --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
-    .venv/bin/overlaplab summary traces/$strategy
-done
-for strategy in zero2 zero3 torch-fsdp2; do
+for strategy in naive per-param bucketed torch-ddp zero2 zero3 torch-fsdp2; do
     .venv/bin/overlaplab record --strategy $strategy --out traces/$strategy --device cpu --nproc 2 \
         --link 1Gbps,1000us --batch 16 --bucket-cap-mb 4 --steps 3 "$@"
     .venv/bin/overlaplab summary traces/$strategy

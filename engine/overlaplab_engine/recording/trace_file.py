@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,7 @@ _UNTIMED = re.compile(rb'"ph": "M"|"cat": "(?:kernel|gpu_mem\w+)"')
 
 def experimental_config(all_threads: bool, gpu: bool) -> Any:
     """What the profiler does not record by default: threads such as the emulated link's, and whom streams wait for."""
-    config = torch._C._profiler._ExperimentalConfig
-    if gpu:
-        with suppress(TypeError):  # torch before 2.1 has no such option
-            return config(profile_all_threads=all_threads, enable_cuda_sync_events=True)
-    return config(profile_all_threads=all_threads)
+    return torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads, enable_cuda_sync_events=gpu)
 
 
 class TraceFile:

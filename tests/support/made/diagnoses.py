@@ -15,14 +15,7 @@ def share(cause: Cause, exposed_ns: int) -> CauseShare:
     """One cause of one collective, from 5 ms on."""
     rows = pd.DataFrame({"start_ns": [5 * MS], "end_ns": [5 * MS + exposed_ns], "exposed_ns": [exposed_ns]})
     words = {"label": cause.value, "what": "bucket 5", "remedy": "a smaller last bucket"}
-    return CauseShare(
-        cause=cause,
-        late_rank=None,
-        **words,
-        gain_ns=None,
-        replayed=False,
-        rows=rows,
-    )
+    return CauseShare(cause=cause, late_rank=None, **words, gain_ns=None, replayed=False, rows=rows)
 
 
 def diagnosis() -> Diagnosis:
