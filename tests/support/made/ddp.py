@@ -26,41 +26,17 @@ def ddp_ranks(
     caps: Sequence[int],
     *,
     backward_us: Sequence[int] = (200, 230),
-    forward_us: int = 100,
     steps: int = 3,
-    copies: bool = True,
-    shapes: bool = True,
-    forwards: int = 1,
     transfer: Callable[[int], int] = transfer_us,
-    elements: Sequence[int] = ELEMENTS,
-    slowdown: int = 0,
-    slow_copies: bool = False,
     at_once: int = 0,
-    silent: int = 0,
+    **loop: Any,
 ) -> list[list[Event]]:
-    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`, and as much
-    and `slowdown` times that much beside an all-reduce, with `slow_copies` also its copy into the bucket. The first
-    steps, `at_once`, send one bucket; of the first ones, `silent`, the backward pass sends nothing, as under `no_sync`.
-
-    Without `copies` gradients are views of their buckets; without `shapes` their sizes are not recorded.
+    """Each rank's events; `caps` in bytes, the last one serves on. A gradient takes a rank `backward_us`. The first
+    steps, `at_once`, send one bucket. `loop`: see `_rank`.
     """
     gpus = [Gpu() for _ in backward_us]
-    running = [
-        _rank(
-            gpu,
-            [tuple(caps) if step >= at_once else (1 << 60,) for step in range(steps)],
-            us,
-            forward_us,
-            copies=copies,
-            shapes=shapes,
-            forwards=forwards,
-            elements=elements,
-            slowdown=slowdown,
-            slow_copies=slow_copies,
-            silent=silent,
-        )
-        for gpu, us in zip(gpus, backward_us, strict=True)
-    ]
+    cuts = [tuple(caps) if step >= at_once else (1 << 60,) for step in range(steps)]
+    running = [_rank(gpu, cuts, us, **loop) for gpu, us in zip(gpus, backward_us, strict=True)]
     asked = [next(own, None) for own in running]
     while all(each is not None for each in asked):
         starts, sizes = zip(*filter(None, asked), strict=True)
@@ -80,17 +56,22 @@ def _rank(
     gpu: Gpu,
     steps: Sequence[Sequence[int]],
     backward_us: int,
-    forward_us: int,
     *,
-    copies: bool,
-    shapes: bool,
-    forwards: int,
-    elements: Sequence[int],
-    slowdown: int,
-    slow_copies: bool,
-    silent: int,
+    forward_us: int = 100,
+    copies: bool = True,
+    shapes: bool = True,
+    forwards: int = 1,
+    elements: Sequence[int] = ELEMENTS,
+    slowdown: int = 0,
+    slow_copies: bool = False,
+    silent: int = 0,
 ) -> Generator[tuple[int, int], int, None]:
-    """Yields start and bytes of each all-reduce, and is told when it ends. `steps`: the caps of each."""
+    """Yields start and bytes of each all-reduce, and is told when it ends. `steps`: the caps of each.
+
+    A gradient takes as much and `slowdown` times that much beside an all-reduce, with `slow_copies` also its copy into
+    the bucket. Of the first steps, `silent`, the backward pass sends nothing, as under `no_sync`. Without `copies`
+    gradients are views of their buckets; without `shapes` their sizes are not recorded.
+    """
     busy: list[tuple[int, int]] = []
     for number, caps in enumerate(steps):
         sends = number >= silent
