@@ -37,11 +37,11 @@ TIMEOUT_S = 120.0
 class Probe:
     """The result of profiling one small operation on a device, in a separate process."""
 
-    seen: bool
+    seen: bool = False
     """Whether the profiler saw it run on the device."""
-    supported: bool
+    supported: bool = True
     """Whether this build of torch can profile GPUs at all."""
-    stderr: str
+    stderr: str = ""
     """What the process printed, with Kineto's warnings."""
     failure: str | None = None
     """Why the process had no result; None if it had one."""
@@ -91,17 +91,13 @@ def probe(device: str) -> Probe:
             env={**os.environ, "KINETO_LOG_LEVEL": "2"},
         )
     except subprocess.TimeoutExpired:
-        return _failed_probe(f"no answer within {TIMEOUT_S:g} s")
+        return Probe(failure=f"no answer within {TIMEOUT_S:g} s")
     except OSError as error:
-        return _failed_probe(f"the process cannot be started: {error}")
+        return Probe(failure=f"the process cannot be started: {error}")
     if done.returncode != 0:
-        return _failed_probe(_error_line(done.stderr) or f"exit code {done.returncode}", done.stderr)
+        return Probe(failure=_error_line(done.stderr) or f"exit code {done.returncode}", stderr=done.stderr)
     answer = json.loads(done.stdout.rpartition(ANSWER)[2].partition("\n")[0])
     return Probe(seen=answer["seen"], supported=answer["supported"], stderr=done.stderr)
-
-
-def _failed_probe(why: str, stderr: str = "") -> Probe:
-    return Probe(seen=False, supported=True, stderr=stderr, failure=why)
 
 
 def _error_line(stderr: str) -> str | None:

@@ -58,14 +58,11 @@ function paintLane(run, lane, depth, scale, look, row, sums, cover, named) {
     if (cover[column] === 0) continue;
     const at = column * parts;
     let best = -1;
-    for (let part = 0; part < hitParts; part++) {
+    for (let part = 0; part < parts; part++) {
+      if (part === hitParts && best >= 0) break; // any hit goes before what is none
       if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
     }
-    const hit = best >= 0;
-    for (let part = hitParts; part < parts && !hit; part++) {
-      if (sums[at + part] > 0 && (best < 0 || sums[at + part] >= sums[at + best])) best = part;
-    }
-    const strength = look.searching && hit ? 1 : Math.min(1, FAINTEST + (1 - FAINTEST) * cover[column]);
+    const strength = look.searching && best < hitParts ? 1 : Math.min(1, FAINTEST + (1 - FAINTEST) * cover[column]);
     row[column] = blend(row[column], colours[best], strength);
   }
   return busy;
