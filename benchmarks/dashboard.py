@@ -19,7 +19,6 @@ Run it on an idle machine.
 import json
 import os
 import platform
-import shutil
 import statistics
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from typing import Annotated, Any
 
 import _kineto
 import typer
-from playwright.sync_api import Browser, BrowserContext, ElementHandle, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ElementHandle, Page
 
 import overlaplab
 from overlaplab.timeline.timeline import timeline_events, timeline_view
@@ -38,11 +37,10 @@ from overlaplab.timeline.window_statistics import timeline_window
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from browsing.browser import app_on
+from browsing.browser import app_on, chromium
 
 FOLDER = Path(tempfile.gettempdir()) / "overlaplab-benchmarks" / "dashboard"
 SMALL = "a-small-run"
-CHROMIUM = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 ZOOMS = 24
 """Steps from the whole run inwards."""
 
@@ -84,11 +82,8 @@ def main(
     make_traces(folder / "runs" / name, events // ranks, ranks)
     os.environ["OVERLAPLAB_CACHE_DIR"] = str(folder / "cache")
     drawn = time_server(folder / "runs" / name)
-    with sync_playwright() as playwright:
-        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+    with chromium(gpu=True) as browser:
         time_browser(browser, folder / "runs", name, drawn, rounds)
-        browser.close()
 
 
 def make_traces(run: Path, events: int, ranks: int) -> None:

@@ -33,7 +33,6 @@ PWNED = "window.pwned&&pwned(document.URL)"
 
 _ARGUMENTS = [
     "--no-sandbox",
-    "--disable-gpu",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
@@ -61,13 +60,14 @@ _DRAWN = """() => new Promise((done) => setTimeout(
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """A headless Chromium that finds no host but 127.0.0.1."""
+def chromium(*, gpu: bool = False) -> Iterator[Browser]:
+    """A headless Chromium that finds no host but 127.0.0.1; with `gpu` it may draw by one."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
         pytest.fail("Chromium is missing. Install it with: sudo apt-get install chromium", pytrace=False)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=_ARGUMENTS)
+        arguments = _ARGUMENTS if gpu else [*_ARGUMENTS, "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
         try:
             yield browser
         finally:
