@@ -26,8 +26,9 @@ _PHASES = {
     MarkKind.FORWARD: ("#C3C9D6", "#565D6B"),
     MarkKind.BACKWARD: ("#98A2B3", "#7C8494"),
     MarkKind.OPTIMIZER: ("#6E7684", "#A9B0BD"),
+    MarkKind.HOST: ("#EBE4D3", "#48422F"),
 }
-"""Phases are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
+"""Passes are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
 _HOST = {
     HostKind.RANGE: ("#E6E8EC", "#31363F"),
     HostKind.OPERATOR: ("#BAC4CF", "#586472"),
@@ -38,7 +39,7 @@ _HOST = {
 _NAMED = (MarkKind.STEP.value, *(mark.value for mark in _PHASES))
 _LEGEND_COLUMNS = 5
 """Columns of the legend: so many causes in words fit into a line."""
-_ON_GROUND = (MarkKind.STEP.value, MarkKind.FORWARD.value)
+_ON_GROUND = (MarkKind.STEP.value, MarkKind.FORWARD.value, MarkKind.HOST.value)
 """Marks whose names have the colour of text on the background."""
 _ON_LIGHT = (MarkKind.BACKWARD.value, MarkKind.ALL_GATHER.value)
 """Marks whose names have the colour of text on light marks. Both sets hold in either theme, because the reader of a
@@ -199,7 +200,7 @@ def _word(part: str, kind: str, name: str, events: int) -> str:
     if part == MarkKind.STEP.value:
         return shorten(name, 24)
     if MarkKind(part) in _PHASES:
-        return part
+        return part if part != MarkKind.HOST.value else shorten(name.partition(": ")[0], 24)
     if kind != "labels" or events > 1:
         return ""
     return shorten(_OF_LABEL.sub("", name.partition(",")[0]), 32)

@@ -24,6 +24,8 @@ class MarkKind(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    HOST = "host work"
+    """What a CPU does between passes, by the name of its range: data loading, saving, logging."""
     FREE = "free"
     """An instant: the memory of a unit's full parameters is freed."""
     MEMORY = "memory"
@@ -82,8 +84,8 @@ class Timeline:
 
     lanes: pd.DataFrame
     """One row per lane, top to bottom: `lane` (its number), `label`, `rank` (Int64), `kind` (a `LaneKind`: `steps`;
-    `phases`, the engine's; `labels`, buckets, gathers and reduce-scatters from labels; `stream`, of a device, or on
-    the CPU a thread; `exposed`)."""
+    `phases`, passes and host work between them; `labels`, buckets, gathers and reduce-scatters from labels; `stream`,
+    of a device, or on the CPU a thread; `exposed`)."""
     events: pd.DataFrame
     """By lane and start, the longest first where starts are equal: every counted event, and the marks of the other
     lanes. Columns `lane`, `part` (int8, an index in `MarkKind`), `start_ns`, `end_ns` (int64), `name` (category),

@@ -14,11 +14,14 @@ from overlaplab.axes import AXES, find_axis
 from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, matching, rule_of, thread_numbers
 from overlaplab.evidence.arrays import take_values
 from overlaplab.evidence.executions import executions
+from overlaplab.evidence.host_work import host_work
+from overlaplab.evidence.labels import Label
+from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
 from overlaplab.timeline.marks import Lane, MarkKind, encode_names, mark_code, mark_of_collective, marks_table
-from overlaplab.vocabulary import ANNOTATION_CATEGORIES, Rule, collective_kind, label_fields
+from overlaplab.vocabulary import DATA_LOADING, Rule, collective_kind, label_fields, label_text
 
 _EXPOSED = "communication while nothing computes"
 _PHASES = ("forward", "backward", "optimizer")
@@ -75,26 +78,33 @@ def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFra
 
 
 def _phases(trace: Trace, zero: int) -> pd.DataFrame:
-    """The engine's forward, backward and optimizer ranges.
+    """Forward and backward passes and optimizer steps, and on a CPU what the host does between them, by its name.
 
     The host runs ahead of a GPU, so there each lasts from the first to the last kernel it launched on the main stream.
     """
-    chosen = matching(trace.events["name"], lambda text: _word(text) in _PHASES)
-    rows = np.flatnonzero(chosen & matching(trace.events["category"], ANNOTATION_CATEGORIES.__contains__))
-    events = trace.events.iloc[rows]
-    starts = events["ts_ns"].to_numpy(np.int64)
-    ends = starts + events["dur_ns"].to_numpy(np.int64)
+    passes, works = pass_labels(trace), () if rule_of(trace) is Rule.GPU else host_work(trace)
+    labels = (*passes, *works)
+    starts, ends = (np.array([getattr(label, name) for label in labels], np.int64) for name in ("start_ns", "end_ns"))
+    names = [label_text(label.word, **label.fields) for label in passes] + [_work_name(label) for label in works]
+    parts = [mark_code(MarkKind(label.word)) for label in passes] + [mark_code(MarkKind.HOST)] * len(works)
+    rows = np.flatnonzero(matching(trace.events["name"], lambda text: _word(text) in _PHASES))
+    row_of_start = dict(zip(trace.events["ts_ns"].to_numpy(np.int64)[rows].tolist(), rows.tolist(), strict=True))
+    event = [row_of_start.get(at, -1) for at in starts.tolist()]
     if rule_of(trace) is Rule.GPU:
         ran = executions(trace)
         begins = [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()]
         starts = np.array(begins, dtype=np.int64)
         ends = np.maximum(starts, np.array([ran.done_ns(at) for at in ends.tolist()], dtype=np.int64))
-    parts = np.array([mark_code(MarkKind(_word(name))) for name in events["name"]], dtype=np.int8)
-    return marks_table(starts - zero, ends - zero, events["name"].astype(str), parts, event=rows)
+    return marks_table(starts - zero, ends - zero, names, np.array(parts, dtype=np.int8), event=event)
 
 
 def _word(name: str) -> str:
     return (label_fields(name) or ("", {}))[0]
+
+
+def _work_name(label: Label) -> str:
+    name = label.fields["name"]
+    return f"data loading: {name}" if name.startswith(DATA_LOADING) else name
 
 
 def _counted_lanes(run: Run, place: int, zero: int) -> list[Lane]:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made.traces import event, gloo, launched, op, run_of, step, write
 from made.zero3 import zero3_events
+from samples import sample_run
 
 from overlaplab import Run, collectives, load_run, summary
 from overlaplab.errors import OverlaplabError
@@ -31,6 +32,9 @@ EVENTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), st.integers(0, 80), st.integers(0, 30)),
     max_size=40,
 )
+
+
+RECORDED = Path(__file__).parents[1] / "situations" / "recorded"
 
 
 def timeline(told: list[Told]) -> Timeline:
@@ -235,6 +239,25 @@ def test_labels_of_buckets_are_a_lane_that_tells_the_collective(tmp_path: Path) 
     ]
     carried = found.events[(found.events["collective"] == 0) & (found.events["event"] >= 0)]
     assert [str(name).split()[0] for name in carried["name"]] == ["engine::comm", "gloo:all_reduce"] * 2
+
+
+def test_phases_of_anybodys_loop_are_a_lane() -> None:
+    """Torch's DDP; rank 1 loads data for 41 ms in each step, by a range of torch's."""
+    drawn = timeline_events(sample_run(RECORDED / "04-dataloader-of-one-rank"))
+    lanes = dict(zip(drawn.lanes["label"], drawn.lanes["lane"], strict=True))
+    loading_ns = {}
+    for rank in (0, 1):
+        marks = drawn.events[drawn.events["lane"] == lanes[f"rank {rank} phases"]]
+        assert (marks["start_ns"].to_numpy()[1:] >= marks["end_ns"].to_numpy()[:-1]).all()
+        names = {mark: {*marks["name"][marks["part"] == mark_code(mark)]} for mark in MarkKind}
+        assert names[MarkKind.FORWARD] == {"engine::forward microbatch=0"}
+        assert names[MarkKind.BACKWARD] == {"engine::backward microbatch=0 sync=1"}
+        assert names[MarkKind.OPTIMIZER] == {"engine::optimizer"}
+        assert names[MarkKind.HOST] == {"data loading: enumerate(DataLoader)"}
+        loads = marks[marks["part"] == mark_code(MarkKind.HOST)]
+        loading_ns[rank] = (loads["end_ns"] - loads["start_ns"]).median()
+    assert loading_ns[0] < 1_000_000
+    assert loading_ns[1] == pytest.approx(41_000_000, rel=0.05)
 
 
 def test_gathers_frees_and_reduce_scatters_are_lanes(tmp_path: Path) -> None:

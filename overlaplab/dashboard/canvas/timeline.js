@@ -543,7 +543,6 @@ class TimelineView {
   nameOn(event, kind) {
     const code = this.run.code[event];
     if (kind === "exposed") return `${lasting(this.run.length[event])} ${brief(this.run.names[code])}`;
-    if (kind === "phases") return this.run.words[this.run.part[code]];
     this.run.briefs ??= [];
     return (this.run.briefs[code] ??= brief(this.run.names[code]));
   }
