@@ -16,17 +16,10 @@ from overlaplab.sections.run import (
     collectives_section,
     gathers_section,
     pipeline_section,
-    pipeline_waits_section,
     strips,
     timeline_section,
 )
-from overlaplab.sections.run_tables import (
-    RunTables,
-    diagnosed_pipeline_waits,
-    one_window,
-    pipeline_tables,
-    table_window,
-)
+from overlaplab.sections.run_tables import RunTables, one_window
 from overlaplab.sections.summary import summary_section
 from overlaplab.timeline.timeline import timeline_view
 
@@ -36,22 +29,13 @@ _MOST_RANKS = 8
 
 def sections(tables: RunTables) -> Iterator[Shown]:
     """What there is to tell of a run, in the order in which one asks."""
-    manifest = tables.manifest
-    note = findings.link_note(manifest)
-    diagnosis = tables.diagnosis
+    note, diagnosis = findings.link_note(tables.manifest), tables.diagnosis
     parts = (
         None if diagnosis is None else summary_section(tables, diagnosis, note),
         _timeline(tables, diagnosis, note),
         buckets_section(one_window(tables.buckets, tables.window), diagnosis, note, tables.best_buckets),
-        gathers_section(
-            one_window(tables.schedule, tables.window),
-            tables.scatters,
-            manifest,
-            note,
-            diagnosis,
-            after=strips(tables.schedule, tables.scatters, tables.exposed),
-        ),
-        _pipeline(tables),
+        gathers_section(tables, one_window(tables.schedule, tables.window), diagnosis, note, after=strips(tables)),
+        pipeline_section(tables, diagnosis),
         collectives_section(tables, diagnosis, note, kinds=True),
     )
     whole = [section for section in parts if section is not None]
@@ -60,13 +44,6 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     for place, section in enumerate(whole):  # what the head says stands at the end once more, and nowhere between
         advice = tuple(line for line in section.advice if place == last or line not in head)
         yield draw_section(replace(section, advice=advice))
-
-
-def _pipeline(tables: RunTables) -> Section | None:
-    if tables.pipeline.empty:
-        return pipeline_waits_section(diagnosed_pipeline_waits(tables), tables.diagnosis)
-    tables_of_step = pipeline_tables(tables, *table_window(one_window(tables.pipeline, tables.window)))
-    return pipeline_section(*tables_of_step, tables.pipeline_remedies, tables.manifest, tables.diagnosis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,7 @@ from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import MOST_ROWS, TableBlock
-from overlaplab.sections.run_tables import (
-    RunTables,
-    diagnosed_pipeline_waits,
-    one_window,
-    pipeline_tables,
-    table_window,
-)
+from overlaplab.sections.run_tables import RunTables, diagnosed_pipeline_waits, one_window, pipeline_tables
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible_line
@@ -178,7 +172,7 @@ def pipeline(run: Run, selection: Selection, *, every: bool = False) -> Iterator
             yield findings.PIPELINE_UNLABELLED
         yield from warnings(run_tables.warnings)
         return
-    _, ranks, step = pipeline_tables(run_tables, *table_window(one_window(run_tables.pipeline, run_tables.window)))
+    _, ranks, step = pipeline_tables(run_tables)
     figures = step.iloc[0].to_dict()
     yield findings.pipeline_lead(figures)
     yield "; ".join(f"{tile.label} {tile.value} ({tile.note})" for tile in findings.pipeline_tiles(figures))

@@ -17,7 +17,7 @@ from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import Block, Chart, Lines, Section, Tiles
-from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.run_tables import RunTables, diagnosed_pipeline_waits, pipeline_tables
 from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
 
@@ -94,11 +94,10 @@ def buckets_section(
 
 
 def gathers_section(
+    of: RunTables,
     table: pd.DataFrame,
-    scatters: pd.DataFrame,
-    manifest: Manifest | None,
-    note: str | None,
     diagnosis: findings.Diagnosis | None,
+    note: str | None,
     *,
     window_ns: tuple[int, int] | None = None,
     top_bytes: int = 0,
@@ -106,18 +105,18 @@ def gathers_section(
     prefix: str = "",
     after: Sequence[Chart] = (),
 ) -> Section | None:
-    """Rows of `schedule` of one rank and step, and its diagnosis; of `scatters` all that there are.
+    """`table`: the rows of `schedule` of one rank and step; `diagnosis`: that step's.
 
     `window_ns`, `top_bytes` and `line` are those of the charts, so that two runs can stand side by side; `prefix`
     begins the charts' keys then. `after`: charts before the table, such as `strips`.
     """
     if table.empty:
         return None
-    scatters = analyses.rows_of(scatters, dict(table.iloc[0]))
+    scatters = analyses.rows_of(of.scatters, dict(table.iloc[0]))
     held = analyses.gathered_bytes(table)
     window = window_ns or charts.schedule_window(table, scatters)
-    prefetch = manifest.prefetch if manifest else None
-    limit = gathers_limit(table, manifest)
+    prefetch = of.manifest.prefetch if of.manifest else None
+    limit = gathers_limit(table, of.manifest)
     curve = partial(charts.gathered, held, window_ns=window, top_bytes=top_bytes, limit=limit, line=line)
     rows = partial(charts.schedule, table, scatters, prefetch=prefetch, window_ns=window, line=line)
     where = findings.window_name(table) or "the whole recording"
@@ -142,16 +141,11 @@ def gathers_limit(table: pd.DataFrame, manifest: Manifest | None) -> analyses.He
     return None if prefetch is None else analyses.held_limit(table, prefetch)
 
 
-def strips(
-    schedule: pd.DataFrame, scatters: pd.DataFrame, exposed: pd.DataFrame, note: str | None = None
-) -> list[Chart]:
-    """By rank and step, waits for gathers and exposed reduce-scatters, where more than one cell is known.
-
-    Takes a run's rows of `schedule`, `scatters` and `exposed`.
-    """
+def strips(of: RunTables, note: str | None = None) -> list[Chart]:
+    """By rank and step, waits for gathers and exposed reduce-scatters, where more than one cell is known."""
     tables = (
-        ("gather_waits", charts.gather_waits, analyses.schedule_steps(schedule).dropna(subset=["wait_ns"])),
-        ("scatters_exposed", charts.scatters_exposed, analyses.scatter_steps(scatters, exposed)),
+        ("gather_waits", charts.gather_waits, analyses.schedule_steps(of.schedule).dropna(subset=["wait_ns"])),
+        ("scatters_exposed", charts.scatters_exposed, analyses.scatter_steps(of.scatters, of.exposed)),
     )
     return [
         Chart(key, partial(draw, steps), note)
@@ -222,24 +216,20 @@ def _hops(table: pd.DataFrame, step: int | None, note: str | None) -> Iterator[C
 
 
 def pipeline_section(
-    table: pd.DataFrame,
-    ranks: pd.DataFrame,
-    step: pd.DataFrame,
-    played: pd.DataFrame,
-    manifest: Manifest | None,
-    diagnosis: findings.Diagnosis | None,
+    of: RunTables, diagnosis: findings.Diagnosis | None, window: tuple[int | None, int | None] | None = None
 ) -> Section | None:
-    """Rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of one pipeline's step, and of `pipeline_remedies`.
+    """The step of the pipeline that a rank is in; where stages are not labelled, all that is known of the waits.
 
-    `diagnosis`: the diagnosis of one of its ranks in that step.
+    `window`: the rank and step, where they are not those that speak for the run; `diagnosis`: theirs.
     """
-    if table.empty:
-        return None
-    figures, note = step.iloc[0].to_dict(), findings.note(manifest)
+    if of.pipeline.empty:
+        return _pipeline_waits_section(diagnosed_pipeline_waits(of), diagnosis)
+    table, ranks, step = pipeline_tables(of, window)
+    figures, note = step.iloc[0].to_dict(), findings.note(of.manifest)
     curves, end_ns = analyses.pipeline_held(table), int(table["end_ns"].max())
-    draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, manifest))
+    draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, of.manifest))
     hold = partial(charts.pipeline_held, curves, end_ns=end_ns)
-    tried = findings.pipeline_advice(played)
+    tried = findings.pipeline_advice(of.pipeline_remedies)
     openings = {line.partition(":")[0] for line in tried}
     return Section(
         title="Pipeline",
@@ -255,11 +245,8 @@ def pipeline_section(
     )
 
 
-def pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis | None) -> Section | None:
-    """Rows of `pipeline_waits` of one step: all that is known of a pipeline whose stages are not labelled.
-
-    `diagnosis`: the diagnosis of one of its ranks in that step.
-    """
+def _pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis | None) -> Section | None:
+    """Rows of `pipeline_waits` of one step."""
     if table.empty:
         return None
     return Section(

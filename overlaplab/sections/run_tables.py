@@ -264,9 +264,13 @@ def diagnosed_pipeline_waits(tables: RunTables) -> pd.DataFrame:
 
 
 def pipeline_tables(
-    tables: RunTables, rank: int | None, step: int | None
+    tables: RunTables, window: tuple[int | None, int | None] | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of the pipeline that a rank is in, in a step."""
+    """The rows of `pipeline`, `pipeline_ranks` and `pipeline_steps` of the pipeline that a rank is in, in a step.
+
+    `window`: the rank and step, where they are not those that speak for the run.
+    """
+    rank, step = window or table_window(one_window(tables.pipeline, tables.window))
     number = analyses.rows_of(tables.pipeline, {"rank": rank})["pipeline"].iloc[0]
     every = (tables.pipeline, tables.pipeline_ranks, tables.pipeline_steps)
     actions, ranks, steps = (analyses.rows_of(of[of["pipeline"] == number], {"step": step}) for of in every)

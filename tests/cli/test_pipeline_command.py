@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 from made.pipeline import made_pipeline
 
 import overlaplab
 from overlaplab import charts
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.run import pipeline_section
-from overlaplab.sections.run_tables import RunTables, pipeline_tables
+from overlaplab.sections.run_tables import RunTables
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 
@@ -48,7 +49,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     said = found.diagnosis
     assert said is not None
     assert "pipeline bubble" in said.causes[0].label
-    section = pipeline_section(*pipeline_tables(found, said.rank, said.step), found.pipeline_remedies, None, said)
+    section = pipeline_section(found, said, (said.rank, said.step))
     assert section is not None
     assert section.advice[0].startswith("Try the schedule 1F1B: bubble 29\u00a0%")
     shown = {block.key: block.draw(dark=False, note=block.note) for block in section.blocks if isinstance(block, Chart)}
@@ -73,14 +74,15 @@ def test_bubbles_are_hatched(tmp_path: Path) -> None:
     assert ("stage 0, rank 0", 0.02) in bubbles  # between its last forward and its first backward
 
 
-def test_a_remedy_is_told_once(tmp_path: Path) -> None:
+def test_a_remedy_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = RunTables(run=made_pipeline(tmp_path))
     said = found.diagnosis
     assert said is not None
     row = {"remedy": "microbatches", "setting": 4, "gain_ns": 9, "recorded_ns": 100, "bubble": 0.2, "held": 2}
+    monkeypatch.setattr(RunTables, "pipeline_remedies", pd.DataFrame([row]))
     for advice, own in (("Try 4 smaller microbatches. Replayed, the step is 9 ns shorter.", 0), ("Try no link.", 1)):
         told = replace(said, advice=advice)
-        section = pipeline_section(*pipeline_tables(found, said.rank, said.step), pd.DataFrame([row]), None, told)
+        section = pipeline_section(found, told, (said.rank, said.step))
         assert section is not None
         assert section.advice[0].startswith("Try 4 smaller microbatches: bubble 20\u00a0%")
         assert len(section.advice) == 2 + own

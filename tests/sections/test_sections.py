@@ -45,9 +45,8 @@ def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_pa
 
 
 def test_a_run_without_gathers_has_no_section_about_them(tmp_path: Path) -> None:
-    run = load_run(made_runs(tmp_path / "runs") / "bucketed")
-    table, scatters = analyses.schedule(run), analyses.scatters(run)
-    assert gathers_section(table, scatters, run.manifest, None, None) is None
+    tables = RunTables(run=load_run(made_runs(tmp_path / "runs") / "bucketed"))
+    assert gathers_section(tables, tables.schedule, None, None) is None
 
 
 def test_a_table_has_its_columns_for_each_width(tmp_path: Path) -> None:

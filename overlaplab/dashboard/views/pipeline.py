@@ -6,8 +6,8 @@ from overlaplab.dashboard.head import open_page
 from overlaplab.dashboard.pickers import pick_one, shown_diagnosis
 from overlaplab.dashboard.spots import show_spot
 from overlaplab.dashboard.widgets import show_page
-from overlaplab.sections.run import pipeline_section, pipeline_waits_section
-from overlaplab.sections.run_tables import diagnosed_pipeline_waits, one_window, pipeline_tables, table_window
+from overlaplab.sections.run import pipeline_section
+from overlaplab.sections.run_tables import diagnosed_pipeline_waits, one_window, table_window
 
 _NOTHING = (
     "This run has no pipeline. The page shows runs of `overlaplab record --strategy pipeline`, others whose messages"
@@ -22,12 +22,7 @@ def page() -> None:
     table = diagnosed_pipeline_waits(opened) if opened.pipeline.empty else opened.pipeline
     window = table_window(one_window(table, opened.window, pick=pick_one)) if len(table) else (None, None)
     diagnosis = opened.find_diagnosis(*window) if len(table) else shown_diagnosis(opened)
-    if opened.pipeline.empty:
-        section = pipeline_waits_section(table, diagnosis)
-    else:
-        chosen = pipeline_tables(opened, *window)
-        section = pipeline_section(*chosen, opened.pipeline_remedies, opened.manifest, diagnosis)
-    row = show_page(head, section, diagnosis, "pipeline_table", _NOTHING)
+    row = show_page(head, pipeline_section(opened, diagnosis, window), diagnosis, "pipeline_table", _NOTHING)
     if row is not None:
         show_spot(opened, row["begun_ns"], row["begun_ns"] + row["took_ns"], row["rank"], marked=False)
 

@@ -67,7 +67,7 @@ def page() -> None:
         _two((opened, table), (other, run_tables.one_window(other.schedule, {"rank": window[0], "step": window[1]})))
     note = " ".join(filter(None, (findings.CHOOSE_A_CELL, findings.describe_prediction(opened.run.manifest))))
     with _say_following(opened):
-        below = opened.get_or_make("strips", lambda: strips(opened.schedule, opened.scatters, opened.exposed, note))
+        below = opened.get_or_make("strips", lambda: strips(opened, note))
     for strip in below:
         show_choice(strip, partial(_choose_cell, strip.key), opened.title)
     row = show_block(rows, choose=True)
@@ -91,10 +91,9 @@ def _choose_cell(strip: str) -> None:
 
 def _section(opened: Opened, table: pd.DataFrame, **chosen: Any) -> Section:
     """The section about these rows of the run's schedule; where its charts are narrow, with a shorter note."""
-    manifest = opened.run.manifest
-    note = findings.link_note(manifest) if chosen else findings.note(manifest)
+    note = findings.link_note(opened.manifest) if chosen else findings.note(opened.manifest)
     diagnosis = opened.find_diagnosis(*run_tables.table_window(table))
-    section = gathers_section(table, opened.scatters, manifest, note, diagnosis, **chosen)
+    section = gathers_section(opened, table, diagnosis, note, **chosen)
     assert section is not None, "a rank and step are chosen among those that gather"
     return section
 

@@ -18,7 +18,7 @@ def pages(tables: RunTables, found: Diagnosis) -> Iterator[Section]:
     buckets, schedule = (analyses.rows_of(table, window) for table in (tables.buckets, tables.schedule))
     sections = (
         buckets_section(buckets, found, None),
-        gathers_section(schedule, tables.scatters, tables.manifest, None, found),
+        gathers_section(tables, schedule, found, None),
         collectives_section(tables, found, None, step=found.step),
     )
     yield from filter(None, sections)
