@@ -67,7 +67,25 @@ class Engine:
 
     def is_there(self, recording: PlannedRecording) -> bool:
         """Whether the run was recorded already; raises `OverlaplabError` if that was with other options."""
-        return _is_there(recording, self.options)
+        file = recording.out / MANIFEST_NAME
+        if not file.is_file():
+            return False
+        try:
+            command = shlex.split(json.loads(file.read_bytes())["command"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            command = []
+        recorded, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, self.options)))
+        if wanted.get("--link") == AUTO and Path(recorded.get("--link", "")).parent == recording.out.parent:
+            recorded["--link"] = AUTO  # see `_same_link`
+        options = (recorded.keys() | wanted.keys()) - {"--out"}
+        changed = sorted(option for option in options if recorded.get(option) != wanted.get(option))
+        if not changed:
+            return True
+        raise OverlaplabError(
+            f"holds a run that was recorded otherwise ({shorten(', '.join(changed), 200)})",
+            path=recording.out,
+            remedy="Name another --out, or remove it.",
+        )
 
     def record(self, recording: PlannedRecording, every: Sequence[PlannedRecording]) -> str | None:
         """Let the engine record; what went wrong in one line, None where nothing did."""
@@ -95,28 +113,6 @@ def _same_link(options: Sequence[str], every: Sequence[PlannedRecording]) -> lis
 
 def _arguments(recording: PlannedRecording, options: Sequence[str]) -> list[str]:
     return [*options, *recording.setting, "--out", str(recording.out)]
-
-
-def _is_there(recording: PlannedRecording, options: Sequence[str]) -> bool:
-    """Whether the run was recorded already; raises `OverlaplabError` if that was with other options."""
-    file = recording.out / MANIFEST_NAME
-    if not file.is_file():
-        return False
-    try:
-        command = shlex.split(json.loads(file.read_bytes())["command"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        command = []
-    recorded, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, options)))
-    if wanted.get("--link") == AUTO and Path(recorded.get("--link", "")).parent == recording.out.parent:
-        recorded["--link"] = AUTO  # see `_same_link`
-    if {**recorded, "--out": ""} == {**wanted, "--out": ""}:
-        return True
-    changed = sorted(word for word in recorded.keys() | wanted.keys() if recorded.get(word) != wanted.get(word))
-    raise OverlaplabError(
-        f"holds a run that was recorded otherwise ({shorten(', '.join({*changed} - {'--out'}), 200)})",
-        path=recording.out,
-        remedy="Name another --out, or remove it.",
-    )
 
 
 def _remove_unfinished(out: Path) -> None:

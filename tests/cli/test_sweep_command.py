@@ -105,8 +105,8 @@ def test_what_is_there_is_not_recorded_again(fake: Callable[[], list[str]], caps
     assert record_all(plan(("1", "5", "25"), 2, out, seed=0), Engine(["--layers=2"])) == []
     assert sorted(fake()) == ["cap-1", "cap-1-2", "cap-25", "cap-25-2", "cap-5", "cap-5-2"]
     assert "2 of 6 recordings are there already" in capsys.readouterr().err
-    with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--layers\)"):
-        record_all(plan(("1",), 1, out, seed=0), Engine(["--layers", "4"]))
+    with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--batch, --layers, --width\)"):
+        record_all(plan(("1",), 1, out, seed=0), Engine(["--layers", "4", "--width", "8", "--batch", "2"]))
     assert len(fake()) == 6
 
 
