@@ -84,6 +84,7 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         return {"step_ns": round(spans), "exposed_comm_ns": round(exposed)}
 
     figures = {"recorded": means(recorded), "predicted": means(predicted)}
+    hops = recorded.manifest and findings.hops_unknown(recorded.manifest, prediction.manifest.get("strategy"))
     return {
         "run": recorded.path,
         "changes": prediction.manifest["predicted"]["changes"],
@@ -94,15 +95,8 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
             "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
         },
         "extrapolated": prediction.extrapolated,
-        "warnings": [*findings.run_warnings(recorded), *_hops_warnings(prediction, recorded)],
+        "warnings": [*findings.run_warnings(recorded), *([hops] if hops else [])],
     }
-
-
-def _hops_warnings(prediction: Prediction, recorded: Run) -> list[str]:
-    if recorded.manifest is None:
-        return []
-    reason = findings.hops_unknown(recorded.manifest, prediction.manifest.get("strategy"))
-    return [reason] if reason else []
 
 
 def _interval(interval: Interval) -> Document:

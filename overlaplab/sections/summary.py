@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import pandas as pd
-
 from overlaplab import charts, findings
 from overlaplab.analyses import rows_of
 from overlaplab.findings import CauseShare, Diagnosis
@@ -87,8 +85,9 @@ def action_bars(actions: Sequence[findings.Advised]) -> Bars:
 
 
 def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
-    start, end = int(share.rows["start_ns"].min()), int(share.rows["end_ns"].max())
-    where = {"start_ns": start, "end_ns": end, "carried": _span_of_largest(share.rows)}
+    starts, ends = share.rows["start_ns"], share.rows["end_ns"]
+    carried = int(starts.iloc[0]), int(ends.iloc[0])  # when the collective that has most of the cause had it
+    where = {"start_ns": int(starts.min()), "end_ns": int(ends.max()), "carried": carried}
     return Bar(
         label=share.label,
         value=ms(share.exposed_ns),
@@ -97,11 +96,6 @@ def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
         lines=[line for line in (share.what, share.remedy) if line],
         spot={**where, "rank": rank, "cause": share.cause},
     )
-
-
-def _span_of_largest(rows: pd.DataFrame) -> tuple[int, int]:
-    """When the collective that has most of a cause had it: the first of rows that are sorted so."""
-    return int(rows["start_ns"].iloc[0]), int(rows["end_ns"].iloc[0])
 
 
 def _causes(diagnosis: Diagnosis) -> list[TableBlock]:
