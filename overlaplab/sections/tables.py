@@ -25,7 +25,6 @@ _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
     *("exposed_transfer_ns", "memory_only_ns", "idle_ns", "overlap_ratio"),
 )
-_MOST_KERNELS = 12
 _LEAST_CAUSE = 0.005
 _BUCKETS = columns(
     "buckets",
@@ -35,10 +34,6 @@ _GATHERS = columns(
     "schedule",
     *("unit", "phase", "microbatch", "gather_launch_ns", "gather_start_ns", "gather_end_ns"),
     *("first_use_ns", "wait_ns", "free_ns", "bytes"),
-)
-_PIPELINE = columns(
-    "pipeline",
-    *("stage", "action", "microbatch", "start_ns", "took_ns", "wait_ns", "transfer_ns", "overhead_ns", "held"),
 )
 _PIPELINE_RANKS = columns(
     "pipeline_ranks",
@@ -61,7 +56,12 @@ _BATCHES = columns(
     *("published_sample_ratio", "sample_iqr_ms", "peak_memory_bytes"),
 )
 _COSTS = ("sent_bytes", "theory_sent_bytes", "memory_bytes", "theory_memory_bytes")
-_ALSO = ("peak_memory_bytes", "activation_bytes", "recompute_ms")
+_ALSO = {
+    "peak_memory_bytes": "peak: the most allocated at one time, activations included",
+    "activation_bytes": "act.: activations that autograd keeps of a microbatch",
+    "recompute_ms": "again: forward passes that run again in a step",
+}
+"""Further costs, and what their headers mean."""
 
 
 def pipeline_rows(table: pd.DataFrame) -> TableBlock:
@@ -70,7 +70,10 @@ def pipeline_rows(table: pd.DataFrame) -> TableBlock:
         key="pipeline_table",
         caption="Every action",
         frame=table.sort_values(["start_ns", "stage"], kind="stable"),
-        columns=_PIPELINE,
+        columns=columns(
+            "pipeline",
+            *("stage", "action", "microbatch", "start_ns", "took_ns", "wait_ns", "transfer_ns", "overhead_ns", "held"),
+        ),
         legend="ms from the step's first action; wait, moving, host: what lies before the action",
     )
 
@@ -315,11 +318,6 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
     near = rows["within_clock_error"].fillna(False).astype(bool)
     bounds = rows["bus_is_lower_bound"]
     speeds = zip(bounds, _texts(rows["bus_gb_per_s"], "GB/s", 2), strict=True)
-    shown = columns(
-        "each_collective",
-        *("index", "step", "group", "kind", "bytes", "wait_ns", "transfer_ns", "exposed_ns", "last_rank"),
-        "bus_gb_per_s",
-    )
     return TableBlock(
         key="collectives_table",
         caption="Per collective, the most exposed first",
@@ -338,7 +336,11 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             terse_exposed_ns=_fine_times(rows["exposed_ns"]),
             terse_bus_gb_per_s=[f"≥{speed}" if bound else speed for bound, speed in speeds],
         ),
-        columns=shown,
+        columns=columns(
+            "each_collective",
+            *("index", "step", "group", "kind", "bytes", "wait_ns", "transfer_ns", "exposed_ns", "last_rank"),
+            "bus_gb_per_s",
+        ),
         wide=(
             *columns(
                 "each_collective",
@@ -348,7 +350,6 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             *columns("each_collective", "bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "ranks", "group", "dtype"),
             *columns("each_collective", "unmatched"),
         ),
-        narrow=shown,
         legend="ms; wait: until the last rank came, on the rank that waited longest (≈0: within clock error); "
         "exposed: on the most exposed rank; simultaneous collectives each count it (`exposed` divides it); "
         "GB/s: bus bandwidth, ≥ where only the duration is known",
@@ -488,7 +489,6 @@ def slowdown_rows(table: pd.DataFrame) -> TableBlock:
         frame=table.assign(terse_name=[shorten(name.removeprefix("void "), 40) for name in table["name"]]),
         columns=columns("slowdowns", "name", "pairs", "alone_ns", "beside_ns", "slowdown"),
         legend="medians of one step's kernels, ms",
-        most=_MOST_KERNELS,
     )
 
 
@@ -547,18 +547,13 @@ def costs_rows(table: pd.DataFrame) -> TableBlock | None:
     if table[[*_COSTS, *_ALSO]].isna().all(axis=None):
         return None
     filled = [name for name in _ALSO if table[name].notna().any()]
-    legends = (
-        "; peak: the most allocated at one time, activations included",
-        "; act.: activations that autograd keeps of a microbatch",
-        "; again: forward passes that run again in a step",
-    )
     legend = "MB; sent: median over every rank's steps; held: parameters, gradients, optimizer, the largest rank"
     return TableBlock(
         key="costs_table",
         caption="Per run",
         frame=table.assign(run=findings.run_labels(table)[1], terse_run=findings.short_names(table)),
         columns=columns("compare", "run", *_COSTS, *filled),
-        legend=legend + "".join(words for name, words in zip(_ALSO, legends, strict=True) if name in filled),
+        legend="; ".join((legend, *(_ALSO[name] for name in filled))),
     )
 
 
