@@ -33,8 +33,7 @@ def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = 
     table = _rows_with(table, "step_kind", kind)
     means = table.groupby("rank", dropna=False, sort=False)["exposed_comm_ns"].mean()
     chosen = means.index[int(means.to_numpy(dtype="float64").argmax())]
-    of_rank = table[table["rank"].isna() if pd.isna(chosen) else table["rank"] == chosen]
-    of_rank = of_rank.sort_values("exposed_comm_ns", ascending=False, kind="stable")
+    of_rank = rows_of(table, {"rank": chosen}).sort_values("exposed_comm_ns", ascending=False, kind="stable")
     row = of_rank.iloc[[(len(of_rank) - 1) // 2]].to_dict("records")[0]
     return {str(name): value for name, value in row.items()}
 

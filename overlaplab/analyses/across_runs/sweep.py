@@ -13,7 +13,7 @@ from overlaplab.analyses.across_runs.step_parts import STEP_PARTS, median_parts
 from overlaplab.analyses.across_runs.tiers import is_fastest, spread, step_times, tiers
 from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.summary import summary
-from overlaplab.analyses.worst import drop_damaged
+from overlaplab.analyses.worst import drop_damaged, rows_of
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity
 from overlaplab.evidence.selection import selected_traces, selected_windows
@@ -67,7 +67,7 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
     for cap, recordings in _group_by_cap(runs).items():
         tables = [_summarise_run(run, selection) for run in recordings]
         median = pd.concat(tables)["span_ns"].median()
-        firsts = [_first_rank(table) for table in tables]
+        firsts = [rows_of(table, {"rank": table["rank"].iloc[0]}) for table in tables]
         off = [(first["span_ns"] - median).abs() for first in firsts]
         place = int(np.argmin([distances.min() for distances in off]))
         at = int(off[place].to_numpy().argmin())
@@ -89,8 +89,7 @@ def _link_rows(run: Run, trace: Trace, window: Window) -> Iterator[dict[str, Any
     busy = activity(trace)
     compute = clip(busy.compute, window.start_ns, window.end_ns)
     rows = buckets(run, EVERYTHING if trace.rank is None else Selection(ranks=[trace.rank]))
-    in_step = rows["step"].isna() if window.step is None else rows["step"].eq(window.step)
-    rows = rows[in_step].dropna(subset=["start_ns"])
+    rows = rows_of(rows, {"step": window.step}).dropna(subset=["start_ns"])
     spans = rows[["start_ns", "end_ns"]].to_numpy(dtype="int64") + window.start_ns
     for bucket, (start, end) in zip(rows.to_dict("records"), spans, strict=True):
         identity = {"bucket": bucket["index"], "bytes": bucket["bytes"]}
@@ -148,8 +147,3 @@ def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
 def _bucket_count(run: Run, selection: Selection) -> int | None:
     table = buckets(run, selection)
     return int(table.groupby(["rank", "step"], dropna=False).size().max()) if len(table) else None
-
-
-def _first_rank(table: pd.DataFrame) -> pd.DataFrame:
-    first = table["rank"].iloc[0]
-    return table[table["rank"].isna() if pd.isna(first) else table["rank"].eq(first)]

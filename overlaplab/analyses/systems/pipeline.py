@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from overlaplab.analyses.worst import rows_of
 from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
 from overlaplab.events import Run, Trace, once_per_run, step_windows
 from overlaplab.evidence.arrays import int_or_none
@@ -52,7 +53,7 @@ def pipeline(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     run's start), `start_ns`, `end_ns` (from the first action of the pipeline's step, of any rank; all by the first
     rank's clock), `took_ns`; `gap_ns` (what lies between it and the rank's action before, or the step's beginning), and
     the gap's parts: `wait_ns` (a message was on hand whose other end was not), `transfer_ns` (one was on its way),
-    `overhead_ns` (neither: the host's own); null where not all messages are matched; `held_counts` (microbatches whose
+    `overhead_ns` (neither: the host's own); null where not all messages are matched; `held` (microbatches whose
     activations the stage holds from its start on).
 
     Raises `OverlaplabError` for an unknown rank or step.
@@ -73,7 +74,7 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     first action of any rank to the end of the last), `busy_ns` (in actions), `idle_ns` (the rest) and its parts as far
     as gaps before actions tell them, `wait_ns`, `transfer_ns`, `overhead_ns`; `schedule_ns` (what its schedule leaves
     idle if all stages are equally fast and sending takes no time), `imbalance_ns` (what unequal stages add; both null
-    where a stage is missing), `actions`, `held_counts` (the most microbatches that one of its stages holds).
+    where a stage is missing), `actions`, `held` (the most microbatches that one of its stages holds).
     """
     rows = []
     table, idle = _every_action(run).copy(), idle_by_schedule(run)
@@ -115,12 +116,12 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     `overhead` the host's own between actions, and `sending` what remains: waiting for messages on their way, and for
     those who wait for them; null where that is unknown;
     `overhead_ns` per action; `hop_ns` (how long a message was on its way, the median); `slowest_stage`, and by what
-    share of the median stage it is `slower`; `held_counts` (the most microbatches whose activations a stage holds).
+    share of the median stage it is `slower`; `held` (the most microbatches whose activations a stage holds).
     """
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
     for (number, step), of_step in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
-        of = ranks[(ranks["pipeline"] == number) & (ranks["step"] == step).fillna(int_or_none(step) is None)]
+        of = rows_of(ranks[ranks["pipeline"] == number], {"step": step})
         whole = int(of["span_ns"].sum())
         took = of_step.groupby("stage")["took_ns"].sum()
         slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
@@ -155,7 +156,7 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def pipeline_held(table: pd.DataFrame) -> pd.DataFrame:
     """Over time the microbatches whose activations each stage holds, from rows of `pipeline` of one pipeline's step.
 
-    Columns: `stage`, `time_ns` (as `start_ns` there), `held_counts` (from this moment on); each stage begins with 0. In
+    Columns: `stage`, `time_ns` (as `start_ns` there), `held` (from this moment on); each stage begins with 0. In
     Int64.
     """
     rows: list[tuple[int, int, int]] = []
