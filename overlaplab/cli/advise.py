@@ -59,12 +59,13 @@ def advise(
         raise OverlaplabError(f"{context.args[0]}: one run only", remedy="A command after -- goes with --verify.")
     from overlaplab import findings
     from overlaplab.report import documents, terminal
+    from overlaplab.sections.run_tables import RunTables
 
     loaded = load([run], opening)[0]
     if (refused := findings.advice_refused(loaded)) is not None:
         raise OverlaplabError(refused[0], path=run, remedy=refused[1])
     if not as_json:
-        show(*terminal.advise(loaded))
+        show(*terminal.advise(RunTables(run=loaded)))
     verified = _verify_advice(loaded, out or _folder_beside(run), repeats, context.args) if verify else None
     if as_json:
         print_json(documents.advice_document(loaded, verified))

@@ -61,8 +61,9 @@ def summary(
     """What to try, and where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
     if line:
         from overlaplab.report import terminal
+        from overlaplab.sections.run_tables import RunTables
 
-        print(terminal.line(load([run], opening, tables=False)[0], selection))
+        print(terminal.line(RunTables(run=load([run], opening, tables=False)[0], selection=selection)))
     else:
         _print("summary", run, selection, opening, as_json=as_json, every=every)
 
@@ -70,12 +71,14 @@ def summary(
 def _print(name: str, run: str, selection: Selection, opening: Opening, *, as_json: bool, every: bool) -> None:
     """Print a command's document, or its tables."""
     from overlaplab.report import documents, terminal
+    from overlaplab.sections.run_tables import RunTables
 
     loaded = load([run], opening, tables=name not in _WITHOUT_TABLES)[0]
     if as_json:
         print_json(getattr(documents, f"{name}_document")(loaded, selection))
     else:
-        show(*terminal.lead(loaded), *getattr(terminal, name)(loaded, selection, every=every))
+        tables = RunTables(run=loaded, selection=selection)
+        show(*terminal.lead(loaded), *getattr(terminal, name)(tables, every=every))
 
 
 def _add(name: str, example: str, meaning: str) -> None:

@@ -52,55 +52,49 @@ def _tables(block: TableBlock, title: str | None = None, *, every: bool, padding
         yield terminal_table(part, title if len(parts) == 1 else None, padding=padding)
 
 
-def line(run: Run, selection: Selection) -> str:
+def line(of: RunTables) -> str:
     """What `summary` begins with: which step speaks, what is exposed in it, why, and what to try first."""
-    of_run = RunTables(run=run, selection=selection)
-    parts = [of_run.verdict] if of_run.diagnosis is None else findings.why_and_what_to_do(of_run.diagnosis)
-    return visible_line(" ".join((*map(str, lead(run)), *parts)))
+    parts = [of.verdict] if of.diagnosis is None else findings.why_and_what_to_do(of.diagnosis)
+    return visible_line(" ".join((*map(str, lead(of.run)), *parts)))
 
 
-def summary(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
+def summary(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     """The headline, what to try, each cause of the step that they are about, and the parts of each rank's steps."""
-    run_tables = RunTables(run=run, selection=selection)
-    if (diagnosis := run_tables.diagnosis) is not None:
+    if (diagnosis := of.diagnosis) is not None:
         yield " ".join(filter(None, (findings.why_and_what_to_do(diagnosis)[0], findings.how_short(diagnosis))))
         yield " ".join((diagnosis.advice, *diagnosis.remarks))
         if listed := diagnosis.listed_actions:
             yield terminal_table(tables.actions_rows(listed))
         if diagnosis.causes:
             yield terminal_table(tables.causes_rows(diagnosis))
-    yield from _tables(tables.summary_rows(run_tables.summary), findings.run_title(run), every=every)
-    yield from warnings(run_tables.warnings)
+    yield from _tables(tables.summary_rows(of.summary), findings.run_title(of.run), every=every)
+    yield from warnings(of.warnings)
 
 
-def exposed(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
+def exposed(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     """The verdict, each cause and collective, and what to do about it."""
-    run_tables = RunTables(run=run, selection=selection)
-    yield run_tables.verdict
-    yield findings.run_title(run)
-    if run_tables.diagnosis is not None:
-        if run_tables.diagnosis.causes:
-            yield terminal_table(tables.causes_rows(run_tables.diagnosis))
-            yield from _tables(
-                tables.spots_rows(run_tables.diagnosis), findings.exposed_lead(run_tables.diagnosis), every=every
-            )
-        if (by_axis := findings.exposed_by_axis(run_tables.exposed)) is not None:
+    yield of.verdict
+    yield findings.run_title(of.run)
+    if of.diagnosis is not None:
+        if of.diagnosis.causes:
+            yield terminal_table(tables.causes_rows(of.diagnosis))
+            yield from _tables(tables.spots_rows(of.diagnosis), findings.exposed_lead(of.diagnosis), every=every)
+        if (by_axis := findings.exposed_by_axis(of.exposed)) is not None:
             yield by_axis
-        yield run_tables.diagnosis.advice
-    yield from warnings(run_tables.warnings)
+        yield of.diagnosis.advice
+    yield from warnings(of.warnings)
 
 
-def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
+def buckets(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     """Each rank's steps' buckets; of the step that speaks for the run, what each late one waited for."""
-    run_tables = RunTables(run=run, selection=selection)
-    table = run_tables.buckets
-    yield findings.run_title(run)
+    table = of.buckets
+    yield findings.run_title(of.run)
     if len(table):
         yield (
             "ms from each step's start; exposed: the collective's time without compute; simultaneous collectives each"
             " count it (`exposed` divides it)"
         )
-    shown = table if every or len(table) <= MOST_ROWS else one_window(table, run_tables.window)
+    shown = table if every or len(table) <= MOST_ROWS else one_window(table, of.window)
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):
         first = rows.iloc[0]
         places = digits(rows[["backward_end_ns", "end_ns"]], one_digit_from=100)
@@ -115,85 +109,82 @@ def buckets(run: Run, selection: Selection, *, every: bool = False) -> Iterator[
             f"{len(shown)} of {len(table):,} buckets: those of the step that speaks for the run (--step and --rank"
             " choose others, --all prints all)"
         )
-    if run_tables.window and len(bucket_rows := analyses.rows_of(table, run_tables.window)):
+    if of.window and len(bucket_rows := analyses.rows_of(table, of.window)):
         late = analyses.late_buckets(bucket_rows)
         yield findings.buckets_lead(bucket_rows, late)
         yield from [] if analyses.launched_after_backward(bucket_rows) else findings.late_sentences(late)
-    yield from warnings((*run_tables.warnings, *findings.bucket_notes(table)))
+    yield from warnings((*of.warnings, *findings.bucket_notes(table)))
 
 
-def schedule(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
+def schedule(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     """The gathers of each rank's steps; of one rank and step, every gather."""
-    table = analyses.schedule(run, selection)
+    table = of.schedule
     steps = analyses.schedule_steps(table)
     if len(steps) > 1:
-        yield from _tables(tables.schedule_rows(steps), findings.run_title(run), every=every)
+        yield from _tables(tables.schedule_rows(steps), findings.run_title(of.run), every=every)
     else:
-        yield findings.run_title(run)
+        yield findings.run_title(of.run)
     if len(steps) == 1:
         yield findings.schedule_line(steps.iloc[0], table["layer"].nunique())
         yield from _tables(tables.gathers_rows(table), "", every=every)
-    yield from warnings((*findings.run_warnings(run), *findings.schedule_notes(table)))
+    yield from warnings((*of.warnings, *findings.schedule_notes(table)))
 
 
-def collectives(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
+def collectives(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     """Each collective, or of many the most exposed; who came last; each group's and kind's communication."""
-    run_tables = RunTables(run=run, selection=selection)
-    block = tables.collectives_rows(analyses.each_collective(run_tables.collectives))
+    block = tables.collectives_rows(analyses.each_collective(of.collectives))
     if len(block.frame):
         block = replace(block, frame=block.frame.sort_values("index"))
-        yield from _tables(block, findings.run_title(run), every=every, padding=0)
-        late = run_tables.stragglers
+        yield from _tables(block, findings.run_title(of.run), every=every, padding=0)
+        late = of.stragglers
         if late["last"].any():
             yield from _tables(tables.late_ranks_rows(late[late["last"] > 0]), every=every)
-        yield from _tables(tables.median_kinds_rows(run_tables.communication_by), every=every)
-        if (by_axis := findings.exposed_by_axis(run_tables.exposed)) is not None:
+        yield from _tables(tables.median_kinds_rows(of.communication_by), every=every)
+        if (by_axis := findings.exposed_by_axis(of.exposed)) is not None:
             yield by_axis
-        if len(run_tables.transfer_lines):
-            yield from _tables(tables.lines_rows(run_tables.transfer_lines), every=every)
-        if len(slower := run_tables.slowdowns):
+        if len(of.transfer_lines):
+            yield from _tables(tables.lines_rows(of.transfer_lines), every=every)
+        if len(slower := of.slowdowns):
             yield terminal_table(tables.slowdown_rows(slower.head(_FEW_KERNELS)))
     else:
-        yield findings.run_title(run)
+        yield findings.run_title(of.run)
         yield findings.NO_COLLECTIVES
-    yield from warnings((*run_tables.warnings, *findings.unmatched_notes(run_tables.collectives)))
+    yield from warnings((*of.warnings, *findings.unmatched_notes(of.collectives)))
 
 
-def pipeline(run: Run, selection: Selection, *, every: bool = False) -> Iterator[Printed]:
+def pipeline(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     """Each pipeline's bubble in the step that speaks for the run, what its ranks did, and what to try."""
-    run_tables = RunTables(run=run, selection=selection)
-    yield findings.run_title(run)
-    if run_tables.pipeline.empty:
-        if (waits := diagnosed_pipeline_waits(run_tables)).empty:
+    yield findings.run_title(of.run)
+    if of.pipeline.empty:
+        if (waits := diagnosed_pipeline_waits(of)).empty:
             yield findings.NO_PIPELINE
         else:
             yield findings.pipeline_waits_lead(waits)
             yield from _tables(tables.pipeline_waits_rows(waits), every=every)
             yield findings.PIPELINE_UNLABELLED
-        yield from warnings(run_tables.warnings)
+        yield from warnings(of.warnings)
         return
-    _, ranks, step = pipeline_tables(run_tables)
+    _, ranks, step = pipeline_tables(of)
     figures = step.iloc[0].to_dict()
     yield findings.pipeline_lead(figures)
     yield "; ".join(f"{tile.label} {tile.value} ({tile.note})" for tile in findings.pipeline_tiles(figures))
     yield from _tables(tables.pipeline_ranks_rows(ranks), every=every)
-    yield from findings.pipeline_advice(run_tables.pipeline_remedies)
-    yield from warnings(run_tables.warnings)
+    yield from findings.pipeline_advice(of.pipeline_remedies)
+    yield from warnings(of.warnings)
 
 
-def advise(run: Run) -> Iterator[Printed]:
+def advise(of: RunTables) -> Iterator[Printed]:
     """The run's advice, what other settings gain, what no buckets gain, and the lines to change."""
-    run_tables = RunTables(run=run)
-    yield findings.run_title(run)
-    if (diagnosis := run_tables.diagnosis) is None:
-        yield run_tables.verdict
+    yield findings.run_title(of.run)
+    if (diagnosis := of.diagnosis) is None:
+        yield of.verdict
         return
     yield findings.what_to_do(diagnosis)
-    if run_tables.advice["best"].any():
-        yield terminal_table(tables.advice_rows(run_tables.advice))
-    yield from findings.advice_sentences(run_tables.advice, diagnosis)
-    yield from findings.advice_lines(run_tables.advice, run_tables.loop, diagnosis)
-    yield from warnings(run_tables.warnings)
+    if of.advice["best"].any():
+        yield terminal_table(tables.advice_rows(of.advice))
+    yield from findings.advice_sentences(of.advice, diagnosis)
+    yield from findings.advice_lines(of.advice, of.loop, diagnosis)
+    yield from warnings(of.warnings)
 
 
 def compare(runs: Sequence[Run], selection: Selection, *, every: bool = False) -> Iterator[Printed]:

@@ -11,12 +11,11 @@ from overlaplab.findings import PIPELINE_UNLABELLED
 from overlaplab.report import terminal
 from overlaplab.report.sections import sections
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.selection import EVERYTHING
 
 
 def test_the_command_tells_what_is_known(tmp_path: Path) -> None:
     run = run_of(tmp_path, *one_f_one_b())
-    said = [line for line in terminal.pipeline(run, EVERYTHING) if isinstance(line, str)]
+    said = [line for line in terminal.pipeline(RunTables(run=run)) if isinstance(line, str)]
     assert said[1].startswith("Rank 0 computes nothing while it waits")
     assert said[-1] == PIPELINE_UNLABELLED
 

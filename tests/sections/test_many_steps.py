@@ -24,8 +24,9 @@ from overlaplab import Run, analyses
 from overlaplab.report import documents, terminal
 from overlaplab.report.page import report_page
 from overlaplab.sections.blocks import MOST_ROWS
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.sections.tables import summary_rows
-from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.selection import Selection
 
 Made = Callable[[Path, int], Run]
 
@@ -105,9 +106,8 @@ def test_each_step_costs_the_same_however_many_there_are(tmp_path: Path, make: M
 def calls_of(run: Run) -> int:
     """How many functions of Python and C are called for what commands show of the run."""
     with Profile() as profile:
-        list(terminal.summary(run, EVERYTHING))
-        list(terminal.buckets(run, EVERYTHING))
-        list(terminal.collectives(run, EVERYTHING))
+        for command in (terminal.summary, terminal.buckets, terminal.collectives):
+            list(command(RunTables(run=run)))
         documents.exposed_document(run, Selection(skip_steps=1))
         documents.schedule_document(run)
         documents.pipeline_document(run)

@@ -47,7 +47,7 @@ def printed(run: Run, found: Diagnosis) -> str:
     ranks, steps = ([value] if value is not None else None for value in (found.rank, found.step))
     console = Console(file=StringIO(), width=10_000)
     for command in (terminal.summary, terminal.exposed):
-        for part in command(run, Selection(ranks=ranks, steps=steps)):
+        for part in command(RunTables(run=run, selection=Selection(ranks=ranks, steps=steps))):
             console.print(part, markup=False, highlight=False)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 

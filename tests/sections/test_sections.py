@@ -20,7 +20,7 @@ from overlaplab.sections.run import buckets_section, collectives_section, gather
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.sections.summary import summary_section
 from overlaplab.sections.tables import collectives_rows, lines_rows, sizes_rows
-from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.selection import Selection
 
 
 def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_line_that_explains_nothing_has_no_latency_and_no_bandwidth() -> None:
 def test_exposed_times_of_collectives_say_that_they_may_add_up_to_more(tmp_path: Path) -> None:
     run = load_run(made_runs(tmp_path / "runs") / "bucketed")
     legend = collectives_rows(analyses.each_collective(analyses.collectives(run))).legend
-    for text in (legend, " ".join(map(str, buckets(run, EVERYTHING)))):
+    for text in (legend, " ".join(map(str, buckets(RunTables(run=run))))):
         assert "simultaneous collectives each count it" in text
 
 

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import overlaplab
 from overlaplab import trace_handler
 from overlaplab.report import terminal
-from overlaplab.selection import EVERYTHING
+from overlaplab.sections.run_tables import RunTables
 
 scenario = Scenarios(__file__)
 LONG_S = 100.0
@@ -60,7 +60,7 @@ def profiled(handler: Callable[[profile], None], step: Callable[[int], None], *,
 
 
 def line_of(path: Path) -> str:
-    return terminal.line(overlaplab.load_run(path), EVERYTHING)
+    return terminal.line(RunTables(run=overlaplab.load_run(path)))
 
 
 @scenario()
