@@ -17,6 +17,7 @@ from overlaplab.errors import OverlaplabError
 if TYPE_CHECKING:
     from overlaplab.events import Run
     from overlaplab.findings import Loop
+    from overlaplab.sections.run_tables import RunTables
 
 app = typer.Typer()
 
@@ -64,11 +65,12 @@ def advise(
     loaded = load([run], opening)[0]
     if (refused := findings.advice_refused(loaded)) is not None:
         raise OverlaplabError(refused[0], path=run, remedy=refused[1])
+    tables = RunTables(run=loaded)
     if not as_json:
-        show(*terminal.advise(RunTables(run=loaded)))
-    verified = _verify_advice(loaded, out or _folder_beside(run), repeats, context.args) if verify else None
+        show(*terminal.advise(tables))
+    verified = _verify_advice(tables, out or _folder_beside(run), repeats, context.args) if verify else None
     if as_json:
-        print_json(documents.advice_document(loaded, verified))
+        print_json(documents.advice_document(tables, verified))
     elif verified is not None:
         show(verified["sentence"], *terminal.warnings(verified["warnings"]))
     if verified is not None and not verified["confirmed"]:
@@ -82,14 +84,12 @@ def _folder_beside(run: str) -> Path:
     return Path(f"{run.rstrip('/')}-verify")
 
 
-def _verify_advice(run: Run, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
+def _verify_advice(tables: RunTables, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
     """Record the settings in turn, by the user's command or else the run's own: is the advised one's gain confirmed?"""
     from overlaplab import findings
     from overlaplab.analyses.across_runs.tiers import verify_gain
-    from overlaplab.sections.run_tables import RunTables
 
-    tables = RunTables(run=run)
-    row = findings.advised(tables.advice)
+    run, row = tables.run, findings.advised(tables.advice)
     if row is None or not row["replayed"]:
         raise OverlaplabError("there is nothing to verify: no option is known to gain enough", path=run.path)
     other = findings.neighbour(tables.advice, row)

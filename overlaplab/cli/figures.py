@@ -74,11 +74,11 @@ def _print(name: str, run: str, selection: Selection, opening: Opening, *, as_js
     from overlaplab.sections.run_tables import RunTables
 
     loaded = load([run], opening, tables=name not in _WITHOUT_TABLES)[0]
+    tables = RunTables(run=loaded, selection=selection)
     if as_json:
-        print_json(getattr(documents, f"{name}_document")(loaded, selection))
+        print_json(getattr(documents, f"{name}_document")(tables))
     else:
-        tables = RunTables(run=loaded, selection=selection)
-        show(*terminal.lead(loaded), *getattr(terminal, name)(tables, every=every))
+        show(*terminal.lead(tables.run), *getattr(terminal, name)(tables, every=every))
 
 
 def _add(name: str, example: str, meaning: str) -> None:

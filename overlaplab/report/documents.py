@@ -23,7 +23,6 @@ from overlaplab.findings import Diagnosis
 from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.simulate import pipeline_remedies
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
 from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.predict import Prediction
@@ -35,14 +34,14 @@ _BLOCKING = ("blocking_ns", "not_blocking_ns", "unresolved_ns")
 _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns")
 
 
-def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+def summary_document(of: RunTables) -> Document:
     """Per rank and step where time went, and the rank's total."""
-    sums = {total.pop("rank"): total for total in records(analyses.totals(run, selection))}
-    by_rank = _rank_documents((row.pop("rank"), row) for row in records(analyses.summary(run, selection)))
+    sums = {total.pop("rank"): total for total in records(of.totals)}
+    by_rank = _rank_documents((row.pop("rank"), row) for row in records(of.summary))
     steps = {document["rank"]: document["steps"] for document in by_rank}
     ranks_out = []
-    for trace in run.traces:
-        if selection.ranks is not None and trace.rank not in selection.ranks:
+    for trace in of.run.traces:
+        if of.selection.ranks is not None and trace.rank not in of.selection.ranks:
             continue
         total = sums.get(trace.rank)
         ranks_out.append(
@@ -54,23 +53,22 @@ def summary_document(run: Run, selection: Selection = EVERYTHING) -> Document:
             }
         )
     return {
-        "run": run.manifest.raw if run.manifest else None,
-        "warnings": list(findings.run_warnings(run)),
+        "run": of.manifest.raw if of.manifest else None,
+        "warnings": list(of.warnings),
         "ranks": ranks_out,
-        "predicted": _prediction(run),
-        "delays": records(analyses.delays(run, selection)),
+        "predicted": _prediction(of),
+        "delays": records(analyses.delays(of.run, of.selection)),
     }
 
 
-def _end(run: Run, notes: Iterable[str] = ()) -> Document:
+def _end(of: RunTables, notes: Iterable[str] = ()) -> Document:
     """What is real of the run, and what a reader must know."""
-    warnings = [*findings.run_warnings(run), *notes]
-    return {"emulated": is_emulated(run), "predicted": _prediction(run), "warnings": warnings}
+    return {"emulated": is_emulated(of.run), "predicted": _prediction(of), "warnings": [*of.warnings, *notes]}
 
 
-def _prediction(run: Run) -> Document | None:
+def _prediction(of: RunTables) -> Document | None:
     """From what, and how far it may be off; None of recordings."""
-    return run.manifest.predicted if run.manifest else None
+    return of.manifest.predicted if of.manifest else None
 
 
 def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> Document:
@@ -103,23 +101,22 @@ def _interval(interval: Interval) -> Document:
     return asdict(interval) | {"half_ns": interval.half_ns}
 
 
-def pipeline_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+def pipeline_document(of: RunTables) -> Document:
     """Each step's bubble and its parts, what each rank did, every action, and what other settings gain."""
     return {
-        "pipeline": (run.manifest.raw or {}).get("pipeline") if run.manifest else None,
-        "steps": records(analyses.pipeline_steps(run, selection)),
-        "ranks": records(analyses.pipeline_ranks(run, selection)),
-        "waits": records(analyses.pipeline_waits(run, selection)),
-        "actions": records(analyses.pipeline(run, selection)),
-        "played": records(pipeline_remedies(run)),
-        "warnings": list(findings.run_warnings(run)),
+        "pipeline": (of.manifest.raw or {}).get("pipeline") if of.manifest else None,
+        "steps": records(of.pipeline_steps),
+        "ranks": records(of.pipeline_ranks),
+        "waits": records(of.pipeline_waits),
+        "actions": records(of.pipeline),
+        "played": records(of.pipeline_remedies),
+        "warnings": list(of.warnings),
     }
 
 
-def advice_document(run: Run, verified: Document | None = None) -> Document:
+def advice_document(of: RunTables, verified: Document | None = None) -> Document:
     """The run's advice, the best setting of each kind, what every cap gains, the lines to change, what was verified."""
-    run_tables = RunTables(run=run)
-    diagnosis, table = run_tables.diagnosis, run_tables.advice
+    diagnosis, table = of.diagnosis, of.advice
     chosen = findings.advised(table)
     return {
         "advice": "" if diagnosis is None else diagnosis.advice,
@@ -129,27 +126,26 @@ def advice_document(run: Run, verified: Document | None = None) -> Document:
         "caps": records(table.loc[table["option"] == "cap", ["bucket_cap_mb", "buckets", "gain_ns", "step_ns"]]),
         "no_cutting_gains_more_than_ns": None if diagnosis is None else findings.cutting_limit_ns(table, diagnosis),
         "sentences": [] if diagnosis is None else list(findings.advice_sentences(table, diagnosis)),
-        "lines": [] if diagnosis is None else list(findings.advice_lines(table, run_tables.loop, diagnosis)),
+        "lines": [] if diagnosis is None else list(findings.advice_lines(table, of.loop, diagnosis)),
         "verified": verified,
-        "emulated": is_emulated(run),
-        "warnings": list(run_tables.warnings),
+        "emulated": is_emulated(of.run),
+        "warnings": list(of.warnings),
     }
 
 
-def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+def exposed_document(of: RunTables) -> Document:
     """Per rank and step each cause and collective, and why the rank was idle; in words, and what to do about it."""
-    run_tables = RunTables(run=run, selection=selection)
-    causes, steps = _records_by_step(run_tables.exposed), []
-    tables = (records(table) for table in (run_tables.summary, run_tables.idle, run_tables.blocking))
+    causes, steps = _records_by_step(of.exposed), []
+    tables = (records(table) for table in (of.summary, of.idle, of.blocking))
     for window, idle_row, waits in zip(*tables, strict=True):
         keys = ("step", "start_ns", "span_ns", "exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns")
         step = {name: window[name] for name in keys} | {"idle": {name: idle_row[name] for name in _IDLE}}
         step["blocking"] = {name: waits[name] for name in _BLOCKING}
         steps.append((window["rank"], step | {"causes": causes.get((window["rank"], window["step"]), [])}))
-    diagnosis = run_tables.diagnosis
+    diagnosis = of.diagnosis
     bound = None if diagnosis is None else diagnosis.bound
     return {
-        "verdict": run_tables.verdict,
+        "verdict": of.verdict,
         "advice": "" if diagnosis is None else diagnosis.advice,
         "bound": None if bound is None else {name: plain_value(value) for name, value in bound.items()},
         "worst": None if diagnosis is None else {"rank": diagnosis.rank, "step": diagnosis.step},
@@ -157,7 +153,7 @@ def exposed_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         "actions": _actions(diagnosis),
         "causes": {cause.value: cause.meaning for cause in Cause},
         "ranks": _rank_documents(steps),
-    } | _end(run)
+    } | _end(of)
 
 
 def _diagnosis(diagnosis: Diagnosis) -> Document:
@@ -180,14 +176,13 @@ def _actions(diagnosis: Diagnosis | None) -> list[Document]:
     ]
 
 
-def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+def buckets_document(of: RunTables) -> Document:
     """Per rank and step each bucket's readiness and collective, in launch order.
 
     Where some of a step's buckets have labels and others have not, each of the step's own figures is about both.
     """
     steps = []
-    table = analyses.buckets(run, selection)
-    for _, group in table.groupby(["rank", "step"], dropna=False, sort=False):
+    for _, group in of.buckets.groupby(["rank", "step"], dropna=False, sort=False):
         rows = records(group)
         first = rows[0]
         shared = ("rank", "step", "backward_start_ns", "backward_end_ns", "passes", "gradients")
@@ -200,45 +195,36 @@ def buckets_document(run: Run, selection: Selection = EVERYTHING) -> Document:
         }
         step["buckets"] = [{key: value for key, value in row.items() if key not in shared} for row in rows]
         steps.append((first["rank"], step))
-    return {
-        "ranks": _rank_documents(steps),
-    } | _end(run, findings.bucket_notes(table))
+    return {"ranks": _rank_documents(steps)} | _end(of, findings.bucket_notes(of.buckets))
 
 
-def schedule_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+def schedule_document(of: RunTables) -> Document:
     """Per rank and step the counts, every gather and reduce-scatter, and what was sent; beside it theory and memory."""
-    table = analyses.schedule(run, selection)
-    details = {
-        "events": _records_by_step(table),
-        "scatters": _records_by_step(analyses.scatters(run, selection)),
-        "volume": _records_by_step(analyses.volume(run, selection)),
-    }
-    counts = analyses.schedule_steps(table)
+    tables = {"events": of.schedule, "scatters": of.scatters, "volume": of.volume}
+    details = {name: _records_by_step(table) for name, table in tables.items()}
+    counts = analyses.schedule_steps(of.schedule)
     counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
     nothing = dict.fromkeys(counts.columns.drop("rank"), 0) | {"peak_ns": None}
     steps = []
     for rank, step in sorted({*counted, *details["volume"]}, key=_in_order):  # those that only sent something, too
         row = counted.get((rank, step), nothing | {"step": step})
         steps.append((rank, row | {name: rows.get((rank, step), []) for name, rows in details.items()}))
-    theory = analyses.volume_theory(run)
     return {
         "ranks": _rank_documents(steps),
-        "volume_theory": asdict(theory) if theory else None,
-        "memory": records(analyses.memory(run)),
-        "memory_peaks": records(analyses.peaks(run)),
-    } | _end(run, findings.schedule_notes(table))
+        "volume_theory": asdict(of.theory) if of.theory else None,
+        "memory": records(of.memory),
+        "memory_peaks": records(of.peaks),
+    } | _end(of, findings.schedule_notes(of.schedule))
 
 
-def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Document:
+def collectives_document(of: RunTables) -> Document:
     """Every collective with its ranks, those without a counterpart apart; clocks, stragglers, time by group and kind.
 
     Times in ns from the run's start, by the first rank's clock. `step` is null where ranks launched it in different
     ones; each rank tells its own.
     """
-    table = analyses.collectives(run, replace(selection, ranks=None))
-    of_ranks = analyses.collectives(run, selection)
     documents: dict[bool, list[Document]] = {True: [], False: []}
-    for row in records(of_ranks):
+    for row in records(of.collectives):
         rank_row = {key: row.pop(key) for key in OF_RANK}
         reason = row.pop("unmatched")
         listed = documents[reason is None]
@@ -251,12 +237,12 @@ def collectives_document(run: Run, selection: Selection = EVERYTHING) -> Documen
     return {
         "collectives": documents[True],
         "unmatched": documents[False],
-        "stragglers": records(analyses.stragglers_of(table)),
-        "by_group_and_kind": records(analyses.communication_by(run, selection)),
-        "lines": records(analyses.transfer_lines(run)),
-        "slowdowns": records(analyses.slowdowns(run)),
-        "clocks": records(clocks(run)),
-    } | _end(run)
+        "stragglers": records(analyses.stragglers(of.run, replace(of.selection, ranks=None))),
+        "by_group_and_kind": records(of.communication_by),
+        "lines": records(of.transfer_lines),
+        "slowdowns": records(of.slowdowns),
+        "clocks": records(clocks(of.run)),
+    } | _end(of)
 
 
 def plan_document(plan: Plan, step: PlannedStep | None = None, training: Training | None = None) -> Document:

@@ -23,6 +23,7 @@ from overlaplab.causes import Cause
 from overlaplab.cli import main
 from overlaplab.intervals import clip, lengths_within, total, union
 from overlaplab.report.documents import collectives_document
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
 
 
@@ -192,7 +193,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
     assert len(overlaplab.collectives(run)) == 0
     assert len(overlaplab.stragglers(run)) == 0
     assert len(overlaplab.communication_by(run)) == 0
-    assert collectives_document(run)["collectives"] == []
+    assert collectives_document(RunTables(run=run))["collectives"] == []
 
 
 def test_times_far_from_zero_stay_exact(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_the_document(tmp_path: Path) -> None:
     rank0 = carried(0, 10, 40, launch=10) + carried(1, 45, 50, launch=44, kind="send_recv")
     ranks = [steps[0] + rank0, steps[1] + carried(0, 18, 40, launch=18), steps[1] + carried(0, 19, 40, launch=19)]
     run = run_of(tmp_path, *ranks)
-    document: dict[str, Any] = json.loads(json.dumps(collectives_document(run), allow_nan=False))
+    document: dict[str, Any] = json.loads(json.dumps(collectives_document(RunTables(run=run)), allow_nan=False))
     (one,) = document["collectives"]
     (other,) = document["unmatched"]
     keys = {"index", "step", "group", "kind", "dtype", "bytes", "ranks", "transfer_ns", "bus_gb_per_s", "skew_ns"}
@@ -262,7 +263,10 @@ def test_the_document(tmp_path: Path) -> None:
     assert (other["step"], other["reason"]) == (3, "its trace does not say between which ranks it was sent")
     assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]
     assert [row["kind"] for row in document["by_group_and_kind"]][:2] == ["all_reduce", "send_recv"]
-    assert collectives_document(run, Selection(ranks=[1]))["collectives"][0]["ranks"][0]["rank"] == 1
+    assert (
+        collectives_document(RunTables(run=run, selection=Selection(ranks=[1])))["collectives"][0]["ranks"][0]["rank"]
+        == 1
+    )
 
 
 def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:

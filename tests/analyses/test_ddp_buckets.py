@@ -21,6 +21,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.purposes import purposes
 from overlaplab.findings import bucket_notes
 from overlaplab.report.documents import buckets_document
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate import bound
 from overlaplab.simulate.issued import issued_by_step
 
@@ -360,7 +361,7 @@ def test_buckets_without_labels_stand_beside_those_with(tmp_path: Path) -> None:
         "1 of 2 buckets have no labels (no Recorder was made for their models): they are read from torch's DDP, as"
         " all-reduces launched while a gradient is accumulated, without names",
     )
-    (step_,) = buckets_document(run)["ranks"][0]["steps"]
+    (step_,) = buckets_document(RunTables(run=run))["ranks"][0]["steps"]
     assert {name: value for name, value in step_.items() if name != "buckets"} == {
         "step": 3,
         "backward_start_ns": 30_000,

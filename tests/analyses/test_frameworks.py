@@ -15,6 +15,7 @@ import overlaplab
 from overlaplab import Run, load_run
 from overlaplab.findings import bucket_notes, run_warnings, schedule_notes
 from overlaplab.report import documents
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.timeline import timeline_events
 
 Event = dict[str, Any]
@@ -112,7 +113,7 @@ def nothing_is_guessed(run: Run) -> None:
     assert run_warnings(run) == ("1 of 2 ranks has no trace here",)
     assert len(timeline_events(run).events)
     for document in (documents.summary_document, documents.schedule_document, documents.buckets_document):
-        json.dumps(document(run), allow_nan=False)
+        json.dumps(document(RunTables(run=run)), allow_nan=False)
 
 
 def test_lightning_and_accelerate_over_ddp_have_ddps_buckets(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from schemas import FOLDER, expect_schema
 
 import overlaplab
 from overlaplab.report import documents
+from overlaplab.sections.run_tables import RunTables
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 RUNS = ("bucketed", "torch-ddp", "zero3", "torch-fsdp2", "torch-ddp-gloo/rank0.pt.trace.json.gz")
@@ -30,7 +31,7 @@ def test_the_files_are_those_that_the_script_writes() -> None:
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("command", ["summary", "exposed", "buckets", "schedule", "collectives"])
 def test_figures_of_a_run(command: str, name: str) -> None:
-    document = getattr(documents, f"{command}_document")(overlaplab.load_run(SAMPLES / name))
+    document = getattr(documents, f"{command}_document")(RunTables(run=overlaplab.load_run(SAMPLES / name)))
     expect_schema(command, json.loads(json.dumps({"schema_version": 2} | document)))
 
 

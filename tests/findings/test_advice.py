@@ -185,7 +185,8 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
 def test_a_rank_alone_is_advised_as_on_its_summary() -> None:
     run = overlaplab.load_run(SAMPLES / "bucketed" / "rank0.pt.trace.json.gz")
     assert findings.advice_refused(run) is None
-    advised, diagnosis = advice_document(run), RunTables(run=run).diagnosis
+    tables = RunTables(run=run)
+    advised, diagnosis = advice_document(tables), tables.diagnosis
     assert diagnosis is not None
     assert advised["advice"] == diagnosis.advice
 

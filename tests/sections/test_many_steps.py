@@ -108,9 +108,9 @@ def calls_of(run: Run) -> int:
     with Profile() as profile:
         for command in (terminal.summary, terminal.buckets, terminal.collectives):
             list(command(RunTables(run=run)))
-        documents.exposed_document(run, Selection(skip_steps=1))
-        documents.schedule_document(run)
-        documents.pipeline_document(run)
+        documents.exposed_document(RunTables(run=run, selection=Selection(skip_steps=1)))
+        documents.schedule_document(RunTables(run=run))
+        documents.pipeline_document(RunTables(run=run))
     return sum(entry.callcount for entry in profile.getstats())
 
 

@@ -178,7 +178,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         out = printed(run, found)
         assert (out.count(found.headline), out.count(found.advice)) == (2, 2)
     assert both_some_and_no_option(tables, speaks) == []
-    document = exposed_document(run)
+    document = exposed_document(RunTables(run=run))
     json.dumps(document, allow_nan=False)
     assert document["worst"] == {"rank": speaks.rank, "step": speaks.step}
     assert (document["advice"], document["verdict"]) == (speaks.advice, tables.verdict)

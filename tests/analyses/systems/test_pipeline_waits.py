@@ -16,6 +16,7 @@ from overlaplab.analyses.systems.pipeline_waits import pipeline_waits
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.findings import exposed_by_axis, pipeline_waits_lead
 from overlaplab.report.documents import pipeline_document
+from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
 from overlaplab.timeline.timeline import timeline_events
 
@@ -80,7 +81,7 @@ def test_what_is_said(tmp_path: Path) -> None:
         " from its first computation in the step to its last, the most of 2 ranks here: 0.030 ms before the sender had"
         " begun, 0.022 ms after."
     )
-    document = json.loads(json.dumps(pipeline_document(run), allow_nan=False))
+    document = json.loads(json.dumps(pipeline_document(RunTables(run=run)), allow_nan=False))
     assert [row["bubble_ns"] for row in document["waits"]] == [52_000, 16_000]
     assert (document["steps"], document["ranks"], document["actions"]) == ([], [], [])
 
