@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.axes import find_axis
-from overlaplab.events import Run, Trace, activity
+from overlaplab.events import Run, Trace, activity, window_bounds
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, intersect, subtract, total, union
@@ -33,7 +33,7 @@ def communication_by(run: Run, selection: Selection = EVERYTHING) -> pd.DataFram
     rows: list[dict[str, Any]] = []
     for trace in measured_traces(run, selection):
         chosen = selected_windows(trace, selection)
-        window = union([step.start_ns for step in chosen], [step.end_ns for step in chosen])
+        window = union(*window_bounds(chosen))
         stepless = any(step.step is None for step in chosen)
         rows += _trace_rows(run, trace, launched if stepless else launched.dropna(subset=["step"]), timed, window)
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(
