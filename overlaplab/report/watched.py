@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from overlaplab.analyses import dumped_collectives, dumped_stopped
+from overlaplab.analyses.watched.ranks import COLUMNS
 from overlaplab.columns import columns
 from overlaplab.findings.watched import dumped_notes, dumped_sentences
 from overlaplab.load.flight_recorder import FlightDumps
@@ -20,11 +21,6 @@ MAX_ROWS = 20
 _COLUMNS = columns(
     "dumped_collectives",
     *("group", "sequence", "kinds", "arrived", "missing", "late_rank", "late_ns", "duration_ns", "completed"),
-)
-
-_UNKNOWN = (
-    *("last_step", "span_ns", "data_ns", "forward_ns", "backward_ns", "exposed_comm_ns"),
-    *("exposed_gradients_ns", "exposed_gathers_ns", "exposed_others_ns", "late_share", "late_median_ns"),
 )
 
 
@@ -65,13 +61,12 @@ def _notes(notes: Iterable[str]) -> Iterator[str]:
 def dumped_document(dumps: FlightDumps) -> dict[str, Any]:
     """What `overlaplab watch --json` prints of dumps: the keys of a watched training, of which steps are unknown."""
     collectives, stopped = dumped_collectives(dumps), dumped_stopped(dumps)
-    unknown = dict.fromkeys(_UNKNOWN)
     return {
         "source": "flight recorder",
         "world_size": _world_size(dumps),
         "ended": False,
         "sentences": dumped_sentences(dumps, collectives, stopped),
-        "ranks": [{"rank": rank.rank, "steps": 0} | unknown for rank in dumps.ranks],
+        "ranks": [dict.fromkeys(COLUMNS) | {"rank": rank.rank, "steps": 0} for rank in dumps.ranks],
         "kinds": [],
         "changes": [],
         "late": [],

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlaplab.analyses.watched.steps import rank_parts
+from overlaplab.analyses.watched.steps import EXPOSED, rank_parts
 
-_OF_STEPS, _OF_BURSTS = ("span_ns", "data_ns"), ("forward_ns", "backward_ns")
-_EXPOSED = ("exposed_comm_ns", "exposed_gradients_ns", "exposed_gathers_ns", "exposed_others_ns")
+_OF_STEPS = ("span_ns", "data_ns")
+_OF_BURSTS = ("forward_ns", "backward_ns", "exposed_comm_ns", *EXPOSED)
+_MEDIANS = [*_OF_STEPS, *_OF_BURSTS]
+COLUMNS = ("rank", "steps", "last_step", *_MEDIANS, "late_share", "late_median_ns")
+"""The columns of `watched_ranks`, in order."""
 
 
 def watched_ranks(steps: pd.DataFrame, bursts: pd.DataFrame, late: pd.DataFrame) -> pd.DataFrame:
@@ -30,11 +33,10 @@ def watched_ranks(steps: pd.DataFrame, bursts: pd.DataFrame, late: pd.DataFrame)
         row = {"rank": rank, "steps": len(of_rank), "last_step": of_rank["step"].max()}
         row |= {column: _median(steps_of_rank[column]) for column in _OF_STEPS}
         bursts_of_rank = undisturbed[undisturbed["rank"] == rank]
-        row |= {column: _median(bursts_of_rank[column]) for column in (*_OF_BURSTS, *_EXPOSED)}
+        row |= {column: _median(bursts_of_rank[column]) for column in _OF_BURSTS}
         rows.append(row)
-    columns = [*_OF_STEPS, *_OF_BURSTS, *_EXPOSED]
-    table = pd.DataFrame(rows, columns=["rank", "steps", "last_step", *columns])
-    table[columns] = table[columns].astype("Float64").round().astype("Int64")
+    table = pd.DataFrame(rows, columns=list(COLUMNS[:-2]))
+    table[_MEDIANS] = table[_MEDIANS].astype("Float64").round().astype("Int64")
     telling = late["step"].nunique()
     by_rank = late[late["late"]].groupby("late_rank")
     times = by_rank["step"].nunique().reindex(table["rank"], fill_value=0).to_numpy()

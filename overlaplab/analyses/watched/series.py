@@ -13,7 +13,7 @@ from overlaplab.analyses.watched.kinds import is_periodic, kinds_periods
 from overlaplab.analyses.watched.steps import equal_stretches
 from overlaplab.load.watched import CellKind, Watched
 
-MAX_SERIES_PIECES = 500
+_MAX_SERIES_PIECES = 500
 """A chart's width in pixels, halved: more than two lines a pixel show nothing more."""
 _MAX_STRIP_PIECES = 160
 """So many cells are still wide enough to be seen one by one."""
@@ -25,9 +25,7 @@ _SERIES = ["period", "first_step", "last_step", "steps", *_SPANS, "measured_step
 _STRIP = ["rank", "first_step", "last_step", "telling_steps", "late_steps", "late_share", "late_median_ns"]
 
 
-def watched_series(
-    times: pd.Series[Any], kinds: pd.DataFrame, bursts: pd.DataFrame, pieces: int = MAX_SERIES_PIECES
-) -> pd.DataFrame:
+def watched_series(times: pd.Series[Any], kinds: pd.DataFrame, bursts: pd.DataFrame) -> pd.DataFrame:
     """Step time and exposed communication over the whole training, in at most so many pieces of equally many steps.
 
     Takes the tables of `watched_step_times`, `watched_kinds` and `watched_bursts`. A row per kind of step and piece in
@@ -39,7 +37,7 @@ def watched_series(
     """
     exposed = _exposed_steps(bursts)
     numbers, spans = times.index.to_numpy(), times.to_numpy()
-    width = round_width(numbers, pieces)
+    width = round_width(numbers, _MAX_SERIES_PIECES)
     rows: list[dict[str, Any]] = []
     for period, first in [(None, 0), *kinds_periods(kinds)]:
         places = _places_of_kind(numbers, kinds, period, first)
