@@ -121,17 +121,13 @@ def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:
     if note is not None:
         subtitle = subtitle.removesuffix(note).strip()
     zooms = _zooms_with_ctrl(spec)
-    lines = (subtitle, _sentence(note))
+    lines = (subtitle, sentence(note) if note else "")
     return Drawn(
         title=" ".join(_text_lines(texts.get("text"))),
         lines=tuple(line for line in lines if line),
         hint=_HINT if zooms else "",
         spec=with_texts(spec, _without_hint) if zooms else spec,
     )
-
-
-def _sentence(note: str | None) -> str:
-    return f"{note[0].upper()}{note[1:]}." if note else ""
 
 
 def _zooms_with_ctrl(spec: dict[str, Any]) -> bool:

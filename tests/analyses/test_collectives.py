@@ -263,10 +263,8 @@ def test_the_document(tmp_path: Path) -> None:
     assert (other["step"], other["reason"]) == (3, "its trace does not say between which ranks it was sent")
     assert document["stragglers"][0] | {"rank": 2, "cost_ns": 10_000} == document["stragglers"][0]
     assert [row["kind"] for row in document["by_group_and_kind"]][:2] == ["all_reduce", "send_recv"]
-    assert (
-        collectives_document(RunTables(run=run, selection=Selection(ranks=[1])))["collectives"][0]["ranks"][0]["rank"]
-        == 1
-    )
+    of_one = collectives_document(RunTables(run=run, selection=Selection(ranks=[1])))
+    assert of_one["collectives"][0]["ranks"][0]["rank"] == 1
 
 
 def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
