@@ -33,7 +33,7 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     parts = (
         None if diagnosis is None else summary_section(tables, diagnosis, note),
         _timeline(tables, diagnosis, note),
-        buckets_section(one_window(tables.buckets, tables.window), diagnosis, note, tables.best_buckets),
+        buckets_section(tables, one_window(tables.buckets, tables.window), diagnosis, note),
         gathers_section(tables, one_window(tables.schedule, tables.window), diagnosis, note, after=strips(tables)),
         pipeline_section(tables, diagnosis),
         collectives_section(tables, diagnosis, note, kinds=True),

@@ -71,9 +71,9 @@ def window_section(
 
 
 def buckets_section(
-    table: pd.DataFrame, diagnosis: findings.Diagnosis | None, note: str | None, best: pd.DataFrame | None = None
+    of: RunTables, table: pd.DataFrame, diagnosis: findings.Diagnosis | None, note: str | None
 ) -> Section | None:
-    """Rows of `buckets` of one rank and step, its diagnosis, and of `simulate.best_buckets`, of any ranks and steps."""
+    """`table`: the rows of `buckets` of one rank and step; `diagnosis`: that step's."""
     if table.empty:
         return None
     late = analyses.late_buckets(table)
@@ -82,7 +82,7 @@ def buckets_section(
     if lines:
         blocks.append(Lines(key="late", heading="Late buckets, and what came last in them", lines=lines))
     causes = findings.bucket_causes(diagnosis, table)
-    best = None if best is None else analyses.rows_of(best, dict(table.iloc[0]))
+    best = analyses.rows_of(of.best_buckets, dict(table.iloc[0]))
     draw = partial(charts.buckets, table, causes=causes, best=best)
     blocks.append(Chart("buckets_chart", draw, note, as_held(table, "buckets")))
     return Section(

@@ -24,11 +24,9 @@ from overlaplab.selection import Selection
 
 
 def test_buckets_begin_with_what_was_found_and_hold_lines_chart_and_table(tmp_path: Path) -> None:
-    run = load_run(made_runs(tmp_path / "runs") / "bucketed")
-    table = analyses.buckets(run)
-    section = buckets_section(
-        table[(table["rank"] == 0) & (table["step"] == 1)], RunTables(run=run).find_diagnosis(0, 1), "a note"
-    )
+    tables = RunTables(run=load_run(made_runs(tmp_path / "runs") / "bucketed"))
+    table = analyses.rows_of(tables.buckets, {"rank": 0, "step": 1})
+    section = buckets_section(tables, table, tables.find_diagnosis(0, 1), "a note")
     assert section is not None
     assert section.lead == ("2 buckets of rank 0, step 1: 1 with exposed communication.")
     lines, chart, rows = section.blocks

@@ -28,7 +28,7 @@ def page() -> None:
         diagnosis = opened.find_diagnosis(*table_window(table))
         section = opened.get_or_make(
             ("buckets", *table_window(table)),
-            lambda: buckets_section(table, diagnosis, findings.note(opened.manifest), opened.best_buckets),
+            lambda: buckets_section(opened, table, diagnosis, findings.note(opened.manifest)),
         )
     else:
         diagnosis = shown_diagnosis(opened)

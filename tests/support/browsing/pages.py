@@ -17,7 +17,7 @@ def pages(tables: RunTables, found: Diagnosis) -> Iterator[Section]:
     window = {"rank": found.rank, "step": found.step}
     buckets, schedule = (analyses.rows_of(table, window) for table in (tables.buckets, tables.schedule))
     sections = (
-        buckets_section(buckets, found, None),
+        buckets_section(tables, buckets, found, None),
         gathers_section(tables, schedule, found, None),
         collectives_section(tables, found, None, step=found.step),
     )
