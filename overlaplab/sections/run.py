@@ -13,6 +13,7 @@ import pandas as pd
 from overlaplab import analyses, charts, findings
 from overlaplab.charts.systems.hops import MOST_CELLS
 from overlaplab.charts.theme import LINE
+from overlaplab.evidence.pipelines import find_plan
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest
 from overlaplab.sections import tables
@@ -227,7 +228,7 @@ def pipeline_section(
     table, ranks, step = pipeline_tables(of, window)
     figures, note = step.iloc[0].to_dict(), findings.note(of.manifest)
     curves, end_ns = analyses.pipeline_held(table), int(table["end_ns"].max())
-    draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, of.manifest))
+    draw = partial(charts.pipeline, table, title=findings.pipeline_title(figures, find_plan(of.run)))
     hold = partial(charts.pipeline_held, curves, end_ns=end_ns)
     tried = findings.pipeline_advice(of.pipeline_remedies)
     openings = {line.partition(":")[0] for line in tried}

@@ -53,7 +53,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     assert section is not None
     assert section.advice[0].startswith("Try the schedule 1F1B: bubble 29\u00a0%")
     shown = {block.key: block.draw(dark=False, note=block.note) for block in section.blocks if isinstance(block, Chart)}
-    assert shown["pipeline_chart"].title.text == "Who does what when: 2 stages, 2 microbatches"
+    assert shown["pipeline_chart"].title.text == "Who does what when: GPipe, 2 stages, 2 microbatches"
     assert shown["pipeline_held_chart"].title.text == "Activations held, at most: 2 in stage 0, 2 in stage 1"
     drawn = shown["pipeline_chart"].to_dict()["datasets"].values()
     bars = [row for rows in drawn for row in rows if row.get("part") in ("forward", "backward")]

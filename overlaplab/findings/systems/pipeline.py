@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.findings.actions.words import SCHEDULES, pipeline_words
 from overlaplab.findings.first_screen import Tile
 from overlaplab.findings.thresholds import LITTLE_GAIN, PIPELINE_PART, UNEVEN_STAGES
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Pipeline
 from overlaplab.words import count, join_names, ms, percent, rank_word
 
 NO_PIPELINE = (
@@ -71,16 +71,11 @@ def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:
     )
 
 
-def pipeline_title(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
-    """The title of the chart of who does what when."""
-    return f"Who does what when: {pipeline_note(step, manifest)}"
-
-
-def pipeline_note(step: Mapping[Any, Any], manifest: Manifest | None) -> str:
-    """The pipeline in a few words: `1F1B, 4 stages, 8 microbatches`."""
-    pipeline = manifest.pipeline if manifest else None
-    schedule = [] if pipeline is None else [SCHEDULES.get(pipeline.schedule, pipeline.schedule)]
-    return ", ".join([*schedule, count(int(step["stages"]), "stage"), _microbatches(int(step["microbatches"]))])
+def pipeline_title(step: Mapping[Any, Any], plan: Pipeline | None) -> str:
+    """The title of the chart of who does what when: `…: 1F1B, 4 stages, 8 microbatches`. `plan`: of `find_plan`."""
+    schedule = [] if plan is None else [SCHEDULES.get(plan.schedule, plan.schedule)]
+    parts = [*schedule, count(int(step["stages"]), "stage"), _microbatches(int(step["microbatches"]))]
+    return f"Who does what when: {', '.join(parts)}"
 
 
 def pipeline_held_title(table: pd.DataFrame) -> str:

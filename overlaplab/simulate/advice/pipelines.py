@@ -30,7 +30,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     """One row per setting that was played, the one that gains most first; empty where none can be.
 
     Columns: `remedy` (`microbatches`, `schedule`, `split`), `setting` (the number, the schedule's name, the layers of
-    each stage), `bubble` (its share of the stages' time), `held_counts` (the most microbatches that a stage holds),
+    each stage), `bubble` (its share of the stages' time), `held` (the most microbatches that a stage holds),
     `step_ns` (played), `recorded_ns` (as recorded, played), `gain_ns`.
     """
     try:
