@@ -530,15 +530,6 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         _text("against", "against", "What it answers of the step: exposed time of a cause, or idle time."),
         _bytes("memory_bytes", "more memory", "How much more each rank would hold, at most.", "more MB"),
     ),
-    ("kind_phases",): (
-        _count("step_kind", "kind of step", "The kind, as in summary; the most frequent one is 0."),
-        _text("phase", "phase", "Which pass, or what comes before or between them; on GPUs what device and host do."),
-        _text("what", "host work", "What the host does meanwhile, by the name of its range."),
-        _ns("own_ns", "this kind", "How long it takes in a mean step of this kind, but for exposed communication."),
-        _ns("others_ns", "most frequent kind", "How long it takes in a mean step of the most frequent kind."),
-        _count("own", "its number", "How many of these passes begin in a mean step of this kind."),
-        _count("others", "most frequent kind's number", "How many begin in a mean step of the most frequent kind."),
-    ),
     ("late_rank_names",): (
         _text("name", "computes", "The kernel, or on CPUs the operator that no other one contains."),
         _ns("own_ns", "late rank", "How long these take the late rank in a mean step."),
@@ -546,13 +537,19 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         _count("own", "late rank's number", "How many the late rank runs in a mean step."),
         _count("others", "others' number", "How many the others run, in the median."),
     ),
-    ("late_rank_phases",): (
+    ("late_rank_phases", "step_phases"): (
         _text(
             "phase",
             "phase",
             "Which pass of the step, or what comes before or between them; on GPUs what device and host do.",
         ),
         _text("what", "host work", "What the host does meanwhile, by the name of its range."),
+    ),
+    ("step_phases",): (
+        _ns("took_ns", "time", "How long it takes in the step, but for exposed communication."),
+        _count("number", "passes", "How many passes of this phase begin in the step."),
+    ),
+    ("late_rank_phases",): (
         _ns("own_ns", "late rank", "How long the late rank takes in a mean step, but for exposed communication."),
         _ns("others_ns", "others", "How long the others take, in the median."),
     ),

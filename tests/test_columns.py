@@ -84,7 +84,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found["slowdowns"] = analyses.slowdowns(overlaplab.load_run(folder / "foreign"))
     found["collective_times"] = analyses.collective_times(overlaplab.load_run(SAMPLE))
     sampled = overlaplab.load_run(SAMPLE)
-    found["kind_phases"] = analyses.kind_phases(run_of(folder / "evaluates", evaluating_loop()))
+    found["step_phases"] = analyses.step_phases(run_of(folder / "evaluates", evaluating_loop()))
     found["late_steps"] = analyses.late_steps(sampled)
     found["late_rank_names"] = analyses.late_rank_names(sampled, 0, "forward")
     found["late_rank_phases"] = analyses.late_rank_phases(sampled, 0)

@@ -17,7 +17,7 @@ from overlaplab.analyses.idle import host_role, idle, loads_in_workers
 from overlaplab.analyses.late import last_gap_ns, late_buckets, launched_after_backward
 from overlaplab.analyses.late_rank import late_rank_names, late_rank_phases, late_steps, latest_rank
 from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.phases import kind_phases
+from overlaplab.analyses.phases import step_phases
 from overlaplab.analyses.ranks import load_ranks
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.sharding.gathered import HeldLimit, gathered_bytes, held_limit, kept_units, schedule_steps

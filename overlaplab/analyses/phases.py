@@ -1,4 +1,4 @@
-"""What a rank does in each step, by phase, and what rarer kinds of steps do for longer than the most frequent one."""
+"""What a rank does in each step, by phase."""
 
 from __future__ import annotations
 
@@ -20,20 +20,16 @@ from overlaplab.events import (
 from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.labels import Label
 from overlaplab.evidence.passes import pass_labels
-from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.intervals import Intervals, intersect, lengths_within, subtract, union
 from overlaplab.vocabulary import Rule
 
 PASSES = ("forward", "backward", "optimizer")
 _Phases = dict[tuple[str, str | None], Intervals]
 _COLUMNS = {
-    "step_kind": "Int64",
-    "phase": "object",
-    "what": "object",
-    "own_ns": "int64",
-    "others_ns": "int64",
-    "own": "float64",
-    "others": "float64",
+    **dict.fromkeys(("rank", "step"), "Int64"),
+    **dict.fromkeys(("phase", "what"), "object"),
+    "took_ns": "int64",
+    "number": "float64",
 }
 
 
@@ -55,42 +51,20 @@ def phase_times(trace: Trace) -> dict[tuple[str, str | None], NDArray[np.int64]]
 
 
 @once_per_run
-def kind_phases(run: Run) -> pd.DataFrame:
-    """What steps of rarer kinds do, beside the most frequent kind, by phase of `phase_times`; empty where all steps are
-    of one kind.
+def step_phases(run: Run) -> pd.DataFrame:
+    """What each rank does in each step: one row per rank, step, and phase and name of `phase_times`.
 
-    Columns: `step_kind` (Int64: as in `overlaplab.summary`), `phase`, `what`, `own_ns`, `others_ns` (both int64: in a
-    mean step of this kind, and of the most frequent one, and in the mean over ranks), `own`, `others` (float64: how
-    many passes of this phase begin in such a step; null of other phases). The largest difference of each kind comes
-    first.
+    Columns: `rank`, `step` (both Int64), `phase`, `what`, `took_ns` (int64), `number` (float64: how many passes of this
+    phase begin in the step; null of other phases).
     """
-    kinds = step_kinds(run)
-    if len(set(kinds.values())) < 2:
-        return empty_table(_COLUMNS)
-    steps = pd.concat([_rows(trace, kinds) for trace in run.traces], ignore_index=True)
-    if steps.empty:
-        return empty_table(_COLUMNS)
-    means = steps.groupby(["step_kind", "phase", "what"], dropna=False, sort=False)[["own_ns", "own"]].mean()
-    table = means.round({"own_ns": 0}).reset_index()
-    usual = table[table["step_kind"] == 0].rename(columns={"own_ns": "others_ns", "own": "others"})
-    table = table[table["step_kind"] > 0].merge(usual.drop(columns="step_kind"), on=["phase", "what"], how="left")
-    table["others_ns"] = table["others_ns"].fillna(0)
-    table["more_ns"] = table["own_ns"] - table["others_ns"]
-    table = table.sort_values(["step_kind", "more_ns"], ascending=[True, False], kind="stable")
-    return table[list(_COLUMNS)].astype(_COLUMNS).reset_index(drop=True)
-
-
-def _rows(trace: Trace, kinds: dict[int, int]) -> pd.DataFrame:
-    """One row per step, phase and name: `step_kind`, `phase`, `what`, `own_ns`, `own`."""
-    windows = step_windows(trace)
-    of_steps = [kinds.get(window.step, -1) if window.step is not None else -1 for window in windows]
     parts = []
-    for (phase, what), took_ns in phase_times(trace).items():
-        number = _count(trace, phase) if phase in PASSES else np.full(len(windows), np.nan)
-        row = {"step_kind": of_steps, "phase": phase, "what": what, "own_ns": took_ns, "own": number}
-        parts.append(pd.DataFrame(row))
-    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["step_kind", "phase", "what"])
-    return table[table["step_kind"] >= 0]
+    for trace in run.traces:
+        steps = [window.step for window in step_windows(trace)]
+        for (phase, what), took_ns in phase_times(trace).items():
+            number = _count(trace, phase) if phase in PASSES else np.full(len(steps), np.nan)
+            row = {"phase": phase, "what": what, "took_ns": took_ns, "number": number}
+            parts.append(pd.DataFrame({"rank": trace.rank, "step": pd.array(steps, dtype="Int64"), **row}))
+    return pd.concat(parts, ignore_index=True)[list(_COLUMNS)].astype(_COLUMNS) if parts else empty_table(_COLUMNS)
 
 
 def _count(trace: Trace, phase: str) -> NDArray[np.int64]:

@@ -166,10 +166,13 @@ def _is_ready(action: StageAction | None, there: set[StageAction], stages: int) 
 
 def _with_pauses(actions: Sequence[StageAction]) -> Iterator[StageAction | None]:
     """Add None for the turns in which FSDP would gather stages, up to three at a time, free them, or reduce."""
+    next_stages: list[list[int]] = [[]]  # from the last action to the first: the stages from there on, the next first
+    for action in reversed(actions):
+        next_stages.append([action.stage, *(stage for stage in next_stages[-1] if stage != action.stage)])
     held: set[int] = set()
     left = Counter(action.stage for action in actions if action.kind in (BACKWARD, WEIGHT))
-    for place, action in enumerate(actions):
-        soon = set(list(dict.fromkeys(later.stage for later in actions[place:]))[:3])
+    for action, stages in zip(actions, reversed(next_stages), strict=False):
+        soon = {*stages[:3]}
         yield from [None] * len(held ^ soon)
         held = soon
         yield action

@@ -97,10 +97,13 @@ def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
 
 
 def actions_by_step(run: Run, places: Sequence[int]) -> Iterator[list[list[tuple[StageAction, Label]]]]:
-    """The actions of each step of a pipeline, by rank; in their order, each with its range."""
+    """The actions of each step of a pipeline, by rank; in their order, each with its range. None where a rank has none:
+    what the others sent in such a step was perhaps no training.
+    """
     for windows in zip(*(step_windows(run.traces[place]) for place in places), strict=False):
         ranks = zip(places, windows, strict=True)
-        yield [_actions_in(run.traces[place], window, stage) for stage, (place, window) in enumerate(ranks)]
+        actions = [_actions_in(run.traces[place], window, stage) for stage, (place, window) in enumerate(ranks)]
+        yield actions if all(actions) else [[] for _ in places]
 
 
 def _idle_by_rank(ranks: Sequence[Sequence[tuple[StageAction, Label]]]) -> Iterator[IdleBySchedule]:

@@ -157,6 +157,7 @@ from overlaplab.findings.watched import (
 from overlaplab.findings.what_if import (
     BEST_FOUND,
     BEST_POSSIBLE,
+    SMALLER_MICROBATCHES,
     best_buckets_reading,
     caps_predicted_title,
     depths_advice,

@@ -14,7 +14,7 @@ from overlaplab.manifest import Manifest, played_phantoms, strategy_traits
 from overlaplab.simulate.predictions.what_if import message_without_path, why_not
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
-from overlaplab.words import doubt_clause, ms, shorten, to_ms
+from overlaplab.words import count, doubt_clause, ms, shorten, to_ms
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
@@ -107,8 +107,8 @@ def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int, microbatches
         recorded_ns, predicted_ns = round(recorded_ns / before), round(predicted_ns / after)
         half_ns, what = round(half_ns / min(before, after)), "microbatch"
         lead = (
-            f"A step works on {after} microbatches, not {before}, each of as many samples: {ms(predicted_ns)} per"
-            f" microbatch, {ms(recorded_ns)} recorded. "
+            f"A step works on {count(after, 'microbatch')}, not {before}, each of as many samples: {ms(predicted_ns)}"
+            f" per microbatch, {ms(recorded_ns)} recorded. "
         )
     gain_ns = recorded_ns - predicted_ns
     how = "Gain" if gain_ns >= 0 else "Loss"

@@ -27,8 +27,8 @@ _ALGORITHMS: dict[Algorithm, str] = {
 
 
 _WITH_WAITING = "Collectives take as long as recorded, waiting for the missing ranks included"
-_SMALLER = " The page Pipeline says what smaller microbatches of the same samples gain."
-_BY_RANK = "Collectives and messages take as long as recorded, or as long as another link gives"
+SMALLER_MICROBATCHES = "The page Pipeline says what smaller microbatches of the same samples gain."
+_BY_RANK = "Collectives and messages take as long as recorded, but for another link"
 _RECORDED = "Collectives take as long as those of their size did, measured from when the last rank arrived"
 
 
@@ -40,7 +40,7 @@ def setting_words(setting: Setting) -> str:
         f"bucket_cap_mb {setting.bucket_cap_mb:g}" if setting.bucket_cap_mb is not None else "",
         f"a first bucket of {setting.first_bucket_mb:g} MiB" if setting.first_bucket_mb is not None else "",
         f"prefetch {setting.prefetch}" if setting.prefetch is not None else "",
-        f"{microbatches} microbatches per step" if microbatches is not None else "",
+        f"{count(microbatches, 'microbatch')} per step" if microbatches is not None else "",
         f"the schedule {SCHEDULES.get(setting.schedule, setting.schedule)}" if setting.schedule else "",
         f"link {setting.link}" if setting.link else "",
         count(setting.ranks, "rank") if setting.ranks is not None else "",
@@ -70,7 +70,7 @@ def what_if_headline(
         gained = gain_finding(measured_ns, step_ns, doubt_ns, (microbatches, changed))
         return (
             f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)}"
-            f" ({ms(measured_ns)} measured). {gained}{_SMALLER if setting.microbatches else ''}"
+            f" ({ms(measured_ns)} measured). {gained}"
         )
     less = abs(measured_ns - step_ns)
     change = f"{'Gain' if step_ns <= measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
@@ -92,7 +92,7 @@ def what_if_notes(
     """Where the interval comes from, how collectives are modelled (None: as recorded, with the waiting for ranks that
     are missing), and what is extrapolated: see `Answer`. `alike`: all ranks launch the same.
     """
-    as_recorded = _BY_RANK if not alike else _RECORDED if all_ranks else _WITH_WAITING
+    as_recorded = _WITH_WAITING if not all_ranks else _RECORDED if alike else _BY_RANK
     modelled = _ALGORITHMS[algorithm] if algorithm else as_recorded
     notes = [interval_line(sure.half_ns, asdict(sure)), gain_line(doubt_ns), f"{modelled}."]
     return [*notes, extrapolation(far)] if far else notes

@@ -138,7 +138,8 @@ class RunTables:
     @cached_property
     def kinds(self) -> str | None:
         """What kinds of steps there are, and what the longer ones do."""
-        return findings.kinds_finding(self.summary, analyses.kind_phases(self.run))
+        several = "step_kind" in self.summary and self.summary["step_kind"].nunique() > 1
+        return findings.kinds_finding(self.summary, analyses.step_phases(self.run)) if several else None
 
     @cached_property
     def _speaks(self) -> tuple[int | None, int | None]:

@@ -91,6 +91,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
         alike=alike,
     )
     hops = findings.hops_unknown(played.manifest, question.setting.strategy)
+    smaller = findings.SMALLER_MICROBATCHES if _are_smaller_played(run, question.setting) else None
     return Parts(
         headline=findings.what_if_headline(
             question.setting,
@@ -100,12 +101,18 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
             played.doubt_ns,
             findings.microbatches_of(run),
         ),
-        notes=[*notes, *dict.fromkeys(filter(None, (hops, no_tried, no_ranks)))],
+        notes=[*notes, *dict.fromkeys(filter(None, (smaller, hops, no_tried, no_ranks)))],
         over=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],
         lanes=_lanes(played),
         growing=[*_growth_charts(played, ranks)],
         advice=_advice(played, tried, advised_mb),
     )
+
+
+def _are_smaller_played(run: Run, setting: Setting) -> bool:
+    """Whether more microbatches are asked for, of a pipeline of which smaller ones are played, too."""
+    more = (setting.microbatches or 0) > findings.microbatches_of(run)
+    return more and "microbatches" in set(simulate.pipeline_remedies(run)["remedy"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,3 +167,15 @@ def test_an_evaluation_takes_nothing_from_the_other_steps(
             rank.message(("send", 1) if rank is first else ("recv", 0), begun + at, begun + 130, begun + 135)
     table = overlaplab.pipeline(run_of_strangers(tmp_path, first, second))
     assert set(table["step"]) == steps
+
+
+def test_a_step_that_a_rank_does_not_have_is_nobodys(tmp_path: Path) -> None:
+    """In the last of four steps the first rank alone sends something else."""
+    first, second = one_f_one_b(steps=4)
+    for rank, backwards in ((first, (11, 14)), (second, (4, 12))):
+        rank.events += [event(FUNCTION, at + host, at + host + 0.5) for at in range(0, 800, 200) for host in backwards]
+    first.message(("send", 1), 710, 730, 735)
+    run = run_of_strangers(tmp_path, first, second)
+    assert len(stage_labels(run.traces[1])) == 4 * len(stage_labels(run.traces[0])) // 3
+    table = overlaplab.pipeline(run)
+    assert table.groupby("step")["rank"].nunique().to_dict() == {3: 2, 4: 2, 5: 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from made.step_rows import summary_rows
 from made.traces import event, gloo, op, run_of, step
@@ -12,6 +13,7 @@ from made.traces import event, gloo, op, run_of, step
 import overlaplab
 from overlaplab.analyses import worst_step
 from overlaplab.analyses.worst import costliest_kind, outlier_steps
+from overlaplab.events import empty_table
 from overlaplab.evidence.step_kinds import kind_period, step_kinds
 from overlaplab.findings.diagnosis.step_kinds import kind_name, kinds_finding
 
@@ -86,6 +88,8 @@ def test_how_often_a_kind_comes_is_known_from_two_periods_on(
 
 
 AVERAGES = [number % 4 == 3 for number in range(8)]
+UNKNOWN = empty_table({"rank": "Int64", "step": "Int64", "phase": "object", "what": "object", "took_ns": "int64"})
+UNKNOWN["number"] = pd.Series(dtype="float64")
 STEPS = summary_rows(*[(0, number, *((280, 220) if averages else (60, 0))) for number, averages in enumerate(AVERAGES)])
 KINDS = STEPS.assign(step_kind=list(map(int, AVERAGES)))
 
@@ -97,7 +101,7 @@ def test_the_kind_that_costs_most_speaks() -> None:
     assert outlier_steps(STEPS) == (3, 7)
     assert kind_name(KINDS, 3) == "one step in 4"
     assert kind_name(STEPS, 3) == ""
-    assert kinds_finding(KINDS) == (
+    assert kinds_finding(KINDS, UNKNOWN) == (
         "Its steps are of 2 kinds: 6 of 8 steps with 60.0 ms, 0 ms of it exposed; one step in 4 (3 and 7) with"
         " 280.0 ms, 220.0 ms of it exposed. A mean step takes 115.0 ms."
     )

@@ -154,9 +154,9 @@ def test_one_models_cap_is_predicted_and_asked_for_once() -> None:
     ):
         with pytest.raises(OverlaplabError, match=re.escape(why)):
             predict(run, Setting(edits=(("model-cap", value),)))
-    both = Setting(edits=(("model-cap", "generator:1"), ("model-cap", "discriminator:1")))
-    with pytest.raises(OverlaplabError, match="the buckets of one model alone are predicted"):
-        predict(run, both)
+    for other in (("model-cap", "discriminator:1"), ("half-bytes", None)):
+        with pytest.raises(OverlaplabError, match="its buckets are no longer as recorded"):
+            predict(run, Setting(edits=(other, ("model-cap", "generator:1"))))
 
 
 def test_gradients_of_models_without_labels_are_no_other_collectives() -> None:

@@ -161,7 +161,8 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
     with st.container(key="asked", horizontal=True, gap="small"):
         setting = Setting(link=_link(controls, manifest) if manifest else None)
         if plan := playable_plan(opened.run):
-            microbatches = controls.slide("Microbatches", "{}", _MICROBATCHES, plan.microbatches)
+            fitting = [each for each in _MICROBATCHES if plan.schedule in playable_schedules(opened.run, each)]
+            microbatches = controls.slide("Microbatches", "{}", fitting, plan.microbatches)
             words = {name: SCHEDULES[name] for name in playable_schedules(opened.run, microbatches)}
             schedule = controls.select("Schedule", words, plan.schedule)
             setting = replace(setting, microbatches=microbatches, schedule=schedule)
@@ -178,13 +179,12 @@ def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None]
     """The edit of one of the run's actions, if the reader wants one."""
     edits: dict[str, tuple[str, str | None]] = {}
     words = {"none": "none"}
-    for each in opened.diagnosis.actions if opened.diagnosis else ():
+    for number, each in enumerate(opened.diagnosis.actions if opened.diagnosis else (), 1):
         name = each.action.name
         if name == "larger_units" and (opened.manifest is None or opened.manifest.link is None):
             continue  # T of larger gathers is not known then
         if edit := edit_of_action(name, each.setting, each.what):
-            same = sum(other.partition("-")[0] == name for other in edits)  # such as another cap of a further model
-            key = f"{name}-{same + 1}" if same else name
+            key = name if name not in edits else f"{name}-{number}"  # such as another cap of a further model
             edits[key], words[key] = edit, each.short
     chosen = controls.select("Action", words, "none") if edits else None
     return () if chosen is None else (edits[chosen],)

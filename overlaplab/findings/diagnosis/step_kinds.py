@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pandas as pd
 
 from overlaplab.analyses.worst import damaged_steps, without_outliers, without_steps
 from overlaplab.evidence.step_kinds import kind_period
 from overlaplab.findings.thresholds import ALIKE_KINDS, LITTLE_GAIN, MAJORITY, MOST_STEPS
-from overlaplab.words import count, ms, numbers_named, shorten
+from overlaplab.words import count, ms, numbers_named, rank_word, shorten
 
 _PHASES = {
     "before": "work before the forward pass takes",
@@ -40,9 +42,10 @@ def kind_name(table: pd.DataFrame, step: int | None) -> str:
     return f"{len(numbers)} of {count(len(every), 'step')}" if period is None else f"one step in {period}"
 
 
-def kinds_finding(table: pd.DataFrame, phases: pd.DataFrame | None = None) -> str | None:
-    """Name the kinds of steps in rows of `overlaplab.summary`, and what each costs in the mean over ranks and
-    steps; None where there is one, or all cost as much. With rows of `analyses.kind_phases`, what a longer kind does.
+def kinds_finding(table: pd.DataFrame, phases: pd.DataFrame) -> str | None:
+    """Name the kinds of steps in rows of `overlaplab.summary`, what each costs in the mean over ranks and steps, and
+    what takes longer than in the shortest kind, by rows of `analyses.step_phases`; None where there is one, or all cost
+    as much.
 
     Kinds of a single step that is much unlike the others are outliers, see `outliers_finding`.
     """
@@ -50,10 +53,10 @@ def kinds_finding(table: pd.DataFrame, phases: pd.DataFrame | None = None) -> st
     if "step_kind" not in rows or rows["step_kind"].nunique() < 2:
         return None
     means = rows.groupby("step_kind")[["span_ns", "exposed_comm_ns"]].mean()
-    usual_ns = float(means["span_ns"].iloc[0])
     if (means.max() - means.min()).max() <= ALIKE_KINDS * rows["span_ns"].mean():
         return None
-    parts, all_known, longer = [], True, ""
+    parts, all_known = [], True
+    names: dict[Hashable, tuple[str, str]] = {}
     for kind, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
         often = kind_name(rows, numbers[0])
@@ -61,29 +64,67 @@ def kinds_finding(table: pd.DataFrame, phases: pd.DataFrame | None = None) -> st
         span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
         is_known = often.startswith("one step in") or _fills(rows, kind_rows)
         all_known &= is_known
+        names[kind] = often, often + named
         parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed")
-        if phases is not None:
-            longer += _why_longer(often, phases[phases["step_kind"] == kind], span - usual_ns, usual_ns)
     mean = float(rows["span_ns"].mean())
     unknown = "" if all_known else " How often each kind comes is not known."
+    longer = _longer_kinds(rows, phases, names)
     return f"Its steps are of {len(parts)} kinds: {'; '.join(parts)}. A mean step takes {ms(mean)}.{unknown}{longer}"
 
 
-def _why_longer(often: str, phases: pd.DataFrame, longer_ns: float, usual_ns: float) -> str:
-    """The phase that most of the time goes into by which steps of a kind are longer than usual, as a sentence."""
-    if phases.empty:
+def _longer_kinds(rows: pd.DataFrame, phases: pd.DataFrame, names: dict[Hashable, tuple[str, str]]) -> str:
+    """What takes longer in each kind of steps than in the shortest; `names` of a kind without and with its steps."""
+    spans_ns = rows.groupby("step_kind")["span_ns"].mean().to_dict()
+    shortest = min(spans_ns, key=lambda kind: spans_ns[kind])
+    are_unique = len({often for often, _ in names.values()}) == len(names)
+    named = {kind: often if are_unique else with_steps for kind, (often, with_steps) in names.items()}
+    others = "the others" if len(names) == 2 else named[shortest]
+    took = _phases_by_kind(rows, phases)
+    of_shortest = took[took["step_kind"] == shortest]
+    sentences = ""
+    for kind in spans_ns:
+        of_kind = took[took["step_kind"] == kind]
+        if kind != shortest and len(of_kind) and len(of_shortest):
+            both = of_kind.merge(of_shortest, on=_PHASE, how="left", suffixes=("", "_others"))
+            least_ns = max(MAJORITY * (spans_ns[kind] - spans_ns[shortest]), LITTLE_GAIN * spans_ns[shortest])
+            sentences += _why_longer(named[kind], others, both.fillna({"took_ns_others": 0}), least_ns)
+    return sentences
+
+
+_PHASE = ["rank", "phase", "what"]
+
+
+def _phases_by_kind(rows: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
+    """How long each rank's phases take, and how many passes they have, in a mean step of each kind."""
+    of_kind = phases.merge(rows[["rank", "step", "step_kind"]], on=["rank", "step"])
+    of_kind["what"] = of_kind["what"].fillna("")
+    by_kind = of_kind.groupby([*_PHASE, "step_kind"], dropna=False, sort=False)
+    return by_kind[["took_ns", "number"]].mean().reset_index()
+
+
+def _why_longer(often: str, others: str, phases: pd.DataFrame, least_ns: float) -> str:
+    """The phase that takes longer than in the shortest kind of steps by most, if by so much, where it does most, as a
+    sentence. `phases`: rows of `_phases_by_kind`, each beside that of the shortest kind.
+    """
+    phases = phases.assign(more_ns=phases["took_ns"] - phases["took_ns_others"])
+    phases = phases.sort_values("more_ns", ascending=False, kind="stable")
+    first = phases.iloc[0]
+    if first["more_ns"] < least_ns:
         return ""
-    first = phases.to_dict("records")[0]
-    own_ns, others_ns = int(first["own_ns"]), int(first["others_ns"])
-    if own_ns - others_ns < max(MAJORITY * longer_ns, LITTLE_GAIN * usual_ns):
-        return ""
-    words = _PHASES[first["phase"]] if pd.isna(first["what"]) else f"{shorten(str(first['what']), 40)} takes"
-    took, took_others = (
-        f"{ms(ns)}" + (f" ({number:.3g} of them)" if number > 1 else "")
-        for ns, number in ((own_ns, first["own"]), (others_ns, first["others"]))
+    alike = phases[(phases["phase"] == first["phase"]) & (phases["what"] == first["what"])]
+    elsewhere_ns = alike["more_ns"].iloc[1:].max() if len(alike) > 1 else 0
+    alone = phases["rank"].nunique() > 1 and elsewhere_ns < MAJORITY * first["more_ns"]
+    words = f"{shorten(first['what'], 40)} takes" if first["what"] else _PHASES[first["phase"]]
+    where = f" on rank {rank_word(first['rank'])}" if alone else ""
+    times = _time(first["took_ns"], first["number"])
+    beside = (
+        f", in {others} {_time(first['took_ns_others'], first['number_others'])}" if first["took_ns_others"] else ""
     )
-    beside = f", in the others {took_others}" if others_ns else ""
-    return f" In {often}, {words} {took}{beside}."
+    return f" In {often}, {words} {times}{where}{beside}."
+
+
+def _time(took_ns: float, number: float) -> str:
+    return ms(took_ns) + (f" ({number:.3g} of them)" if number > 1 else "")
 
 
 def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:

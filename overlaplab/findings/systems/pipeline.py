@@ -74,7 +74,7 @@ def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:
 def pipeline_title(step: Mapping[Any, Any], plan: Pipeline | None) -> str:
     """The title of the chart of who does what when: `…: 1F1B, 4 stages, 8 microbatches`. `plan`: of `find_plan`."""
     schedule = [] if plan is None else [SCHEDULES.get(plan.schedule, plan.schedule)]
-    parts = [*schedule, count(int(step["stages"]), "stage"), _microbatches(int(step["microbatches"]))]
+    parts = [*schedule, count(int(step["stages"]), "stage"), count(int(step["microbatches"]), "microbatch")]
     return f"Who does what when: {', '.join(parts)}"
 
 
@@ -93,7 +93,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
         return tuple(sentences)
     if played.empty:
         needs = "GPipe or 1F1B on CPUs, the traces of all stages, and both ends of their messages"
-        return (f"Other settings cannot be replayed: this needs {needs}.",)
+        return (f"What smaller microbatches, another split or schedule gain cannot be replayed: this needs {needs}.",)
     return (
         f"No setting that was replayed makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more"
         " microbatches, nor another split or schedule. Left to try: a schedule with several stages on each rank.",
@@ -102,8 +102,8 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
 
 def _remedy_words(row: Mapping[Any, Any]) -> str:
     gain = f"the step is predicted {percent(row['gain_ns'], row['recorded_ns'])} shorter for the same samples"
-    bubble = f"bubble {_share(row['bubble'])}"
-    return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {_microbatches(int(row['held']))}."
+    bubble, held = f"bubble {_share(row['bubble'])}", count(int(row["held"]), "microbatch")
+    return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {held}."
 
 
 def _share(value: Any) -> str:
@@ -116,7 +116,3 @@ def _ms(value: Any) -> str:
 
 def _lacks_parts(step: Mapping[Any, Any]) -> bool:
     return any(pd.isna(step[name]) for name in _PARTS)
-
-
-def _microbatches(number: int) -> str:
-    return f"{number} microbatch{'es' * (number != 1)}"

@@ -31,7 +31,8 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
 
     Columns: `remedy` (`microbatches`, `schedule`, `split`), `setting` (the number, the schedule's name, the layers of
     each stage), `bubble` (its share of the stages' time), `held` (the most microbatches that a stage holds),
-    `step_ns` (played), `recorded_ns` (as recorded, played), `gain_ns`.
+    `recorded_ns` (the mean step of a training, see `undisturbed.mean_step_ns`), `gain_ns` (of a play with the setting
+    over one as recorded), `step_ns` (without the gain).
     """
     try:
         recorded = tuple(replace(shape, buckets=()) for shape in recorded_shapes(run)[0])
@@ -39,13 +40,14 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
         return pd.DataFrame(columns=list(_COLUMNS))
     if recorded[0].schedule not in _OF_ONE_STAGE:
         return pd.DataFrame(columns=list(_COLUMNS))
-    before = step_ns(recorded)
+    before, recorded_ns = step_ns(recorded), round(mean_step_ns(run, recorded_spans_ns(run)))
     rows = []
     for remedy, setting, changed in _rows(recorded):
         after, first = step_ns(changed), changed[0]
         orders = order(first.schedule, len(first.took_ns), first.microbatches)
         most = max(max(held_counts(rank_order)) for rank_order in orders)
-        rows.append((remedy, setting, _bubble(changed, after), most, after, before, before - after))
+        gain_ns = before - after
+        rows.append((remedy, setting, _bubble(changed, after), most, recorded_ns - gain_ns, recorded_ns, gain_ns))
     table = pd.DataFrame(rows, columns=list(_COLUMNS))
     return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import fmean
 
-from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, order, turns
+from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, Turn, order, ranks_of_stages, turns
 from overlaplab.simulate.pipelines.shape import UPDATE, Host, Shape
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
 
@@ -41,8 +42,19 @@ def bare_moves(shape: Shape, rank: int) -> list[Move]:
 
 def _bare(at: _StepOfRank) -> Iterator[Move]:
     shape = at.shape
-    make = _moves_with_one_stage if PER_RANK[shape.schedule] == 1 else _moves_with_stages
-    return make(at, order(shape.schedule, shape.ranks, shape.microbatches, len(shape.took_ns)))
+    actions, turns_of_rank = _order(shape.schedule, shape.ranks, shape.microbatches, len(shape.took_ns))
+    if turns_of_rank is None:
+        return _moves_with_one_stage(at, actions[at.rank])
+    return _moves_with_stages(at, turns_of_rank[at.rank])
+
+
+@lru_cache(maxsize=16)
+def _order(
+    schedule: str, ranks: int, microbatches: int, stages: int
+) -> tuple[list[list[StageAction]], list[list[Turn]] | None]:
+    """Each rank's actions, and where ranks hold several stages its turns."""
+    actions = order(schedule, ranks, microbatches, stages)
+    return actions, None if PER_RANK[schedule] == 1 else turns(actions, ranks_of_stages(schedule, ranks, stages))
 
 
 def _with_host_times(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]:
@@ -102,10 +114,10 @@ def _average(at: _StepOfRank) -> Iterator[Move]:
     yield from (Wait(launch.key) for launch in launches)
 
 
-def _moves_with_stages(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
+def _moves_with_stages(at: _StepOfRank, turns_of_rank: Sequence[Turn]) -> Iterator[Move]:
     """Torch's order of posting and waiting where ranks hold several stages."""
     holders, sent = at.shape.holders, list[Hashable]()
-    for turn in turns(orders, holders)[at.rank]:
+    for turn in turns_of_rank:
         action = turn.action
         if turn.does == ACTS:
             for needed in action.needs:
@@ -125,9 +137,9 @@ def _moves_with_stages(at: _StepOfRank, orders: Sequence[Sequence[StageAction]])
     yield from (Wait(key) for key in reversed(sent))
 
 
-def _moves_with_one_stage(at: _StepOfRank, orders: Sequence[Sequence[StageAction]]) -> Iterator[Move]:
+def _moves_with_one_stage(at: _StepOfRank, actions: Sequence[StageAction]) -> Iterator[Move]:
     """Torch's order of posting and waiting with a stage on each rank."""
-    rank, actions, last = at.rank, orders[at.rank], at.shape.ranks - 1
+    rank, last = at.rank, at.shape.ranks - 1
     blocks = at.shape.schedule == "1f1b"
     sent: list[Hashable] = []  # not waited for yet
     behind: Launch | None = None  # a send that goes out together with the next receive

@@ -23,7 +23,7 @@ from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import move_into_the_next
-from overlaplab.simulate.programs.pipelined import pipeline_programs
+from overlaplab.simulate.programs.pipelined import pipeline_programs, require_change
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.undisturbed import mean_step_after_ns
@@ -51,20 +51,26 @@ def rank_answer(run: Run, setting: Setting) -> Answer:
     )
 
 
+@once_per_run
 def playable_plan(run: Run) -> Pipeline | None:
     """The pipeline whose schedule and microbatches can be changed; None without one."""
-    plan = None if is_on_gpus(run) else find_plan(run)
-    return plan if plan is not None and _is_played(run, plan.schedule) else None
+    if is_on_gpus(run) or (plan := find_plan(run)) is None:
+        return None
+    try:
+        pipeline_programs(_with_manifest(run), Setting(schedule=plan.schedule))
+    except OverlaplabError:
+        return None
+    return plan
 
 
 def playable_schedules(run: Run, microbatches: int | None = None) -> list[str]:
-    """The schedules by which the stages of a pipeline can be played, with as many microbatches (None: as recorded)."""
-    return [schedule for schedule in PLAYED if _is_played(run, schedule, microbatches)]
+    """The schedules that the stages of a playable pipeline can have, with as many microbatches (None: as recorded)."""
+    return [schedule for schedule in PLAYED if _can_be(run, Setting(schedule=schedule, microbatches=microbatches))]
 
 
-def _is_played(run: Run, schedule: str, microbatches: int | None = None) -> bool:
+def _can_be(run: Run, setting: Setting) -> bool:
     try:
-        pipeline_programs(_with_manifest(run), Setting(schedule=schedule, microbatches=microbatches))
+        require_change(_with_manifest(run), setting)
     except OverlaplabError:
         return False
     return True

@@ -251,7 +251,7 @@ def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
     """Raises `OverlaplabError` for a Recorder's loop whose steps do more than those that strategies make anew."""
     if len(recuttings(run)) > 1:
         what = "it trains several models, each with a cap of its own"
-        raise refusal(run, what, "overlaplab advise says what each cap gains; overlaplab predict takes --link of it")
+        raise refusal(run, what, "overlaplab predict takes --link of it, and --edit model-cap=MODEL:MB")
     for program in programs:
         for moves in split_steps(program):
             marks = Counter(move.word for move in moves if isinstance(move, Mark))

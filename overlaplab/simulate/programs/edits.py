@@ -27,7 +27,7 @@ from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Move, Program, Work, find_launches
-from overlaplab.simulate.programs.buckets import find_recutting, recuttings, without_buckets
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings, takes_behind, without_buckets
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.programs.models import keep_model, model_name, named_buckets
 from overlaplab.simulate.recorded import plain_programs
@@ -191,13 +191,20 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
     return join_units(run, programs, together, link)
 
 
-def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, _link: Link | None) -> list[Program] | None:
+def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if (cut := find_recutting(run)) is None or (buckets := cut.cut_by_arrival()) is None:
         return None
-    return replace(cut, alone=without_buckets(programs)).programs(buckets)
+    return _cut_behind(run, cut, programs, link).programs(buckets)
 
 
-def _cut_model(run: Run, programs: Programs, value: str | None, _link: Link | None) -> list[Program] | None:
+def _cut_behind(run: Run, cut: Recutting, programs: Programs, link: Link | None) -> Recutting:
+    """The model's cutting of these programs, behind this link."""
+    takes = cut.takes if link is None else takes_behind(run, cut.recorded, link)
+    recorded = replace(cut.recorded, programs=tuple(map(tuple, programs)))
+    return replace(cut, recorded=recorded, takes=takes, alone=without_buckets(programs))
+
+
+def _cut_model(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
     name, _, text = (value or "").rpartition(":")
     cuts = {model_name(cut.order): cut for cut in recuttings(run)}
     if name not in cuts:
@@ -212,9 +219,13 @@ def _cut_model(run: Run, programs: Programs, value: str | None, _link: Link | No
         raise refusal(run, f"{text} is no cap in MiB", f"As in --edit model-cap={name}:25")
     cut = cuts[name]
     recorded = keep_model(replace(cut.recorded, programs=tuple(map(tuple, programs))), set(cut.order))
-    if {each for launch in named_buckets(recorded.programs[0]) for each in launch.parameters} != set(cut.order):
-        raise refusal(run, "the buckets of one model alone are predicted")
-    return replace(cut, recorded=recorded, alone=without_buckets(recorded.programs)).programs(cut.cut(cap_bytes))
+    before, after = (
+        [(launch.parameters, launch.bytes) for program in each.programs for launch in named_buckets(program)]
+        for each in (cut.recorded, recorded)
+    )
+    if before != after:
+        raise refusal(run, "its buckets are no longer as recorded", "Ask for model-cap first, and of one model")
+    return _cut_behind(run, cut, recorded.programs, link).programs(cut.cut(cap_bytes))
 
 
 def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:

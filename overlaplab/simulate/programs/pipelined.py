@@ -27,31 +27,42 @@ _MAX_MICROBATCHES = 4096
 
 def pipeline_programs(run: Run, setting: Setting) -> tuple[Program, ...]:
     """One program per rank, over all recorded steps. Raises `OverlaplabError` for what cannot be played."""
+    pipeline, layers = require_change(run, setting)
+    recorded, offsets = recorded_shapes(run), corrections(run)
+    begins = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
+    link = recorded[0][0].link
+    other_link = setting.link and link and replace(setting.link, world_size=link.world_size)
+    programs: dict[int, Program] = {}
+    for places, shapes in zip(pipelines(run), recorded, strict=True):
+        changed = [
+            replace(shape.with_schedule(pipeline.schedule, layers), microbatches=pipeline.microbatches)
+            for shape in shapes
+        ]
+        for rank, place in enumerate(places):
+            moves = pipeline_moves(changed, rank, begins[place] - min(begins), tuple(places))
+            programs[place] = retime_program(moves, link, other_link)
+    return tuple(programs[place] for place in range(len(run.traces)))
+
+
+def require_change(run: Run, setting: Setting) -> tuple[Pipeline, tuple[int, ...]]:
+    """The pipeline under the setting, and the layers of each stage, if these change. Raises `OverlaplabError` for what
+    cannot be played.
+    """
     recorded_pipeline = find_plan(run)
     assert run.manifest is not None  # who calls has seen its pipeline
     assert recorded_pipeline is not None
     _require(run, run.manifest, setting)
     recorded = recorded_shapes(run)
     pipeline = changed_pipeline(run, recorded_pipeline, setting)
-    layers, before = _layers(pipeline), _layers(recorded_pipeline)
-    if layers != before and not recorded[0][0].layers:
+    layers = _layers(pipeline)
+    if layers == _layers(recorded_pipeline):
+        layers = ()
+    elif not recorded[0][0].layers:
         raise refusal(run, "its traces do not show what a layer of each stage takes")
     if recorded[0][0].buckets and pipeline.stages != recorded_pipeline.stages:
         what = "beside data parallelism the ranks keep their stages, as other buckets of gradients are not predicted"
         raise refusal(run, what)
-    offsets = corrections(run)
-    begins = [step_windows(trace)[0].start_ns - int(offset) for trace, offset in zip(run.traces, offsets, strict=True)]
-    cut, link = layers if layers != before else (), recorded[0][0].link
-    other_link = setting.link and link and replace(setting.link, world_size=link.world_size)
-    programs: dict[int, Program] = {}
-    for places, shapes in zip(pipelines(run), recorded, strict=True):
-        changed = [
-            replace(shape.with_schedule(pipeline.schedule, cut), microbatches=pipeline.microbatches) for shape in shapes
-        ]
-        for rank, place in enumerate(places):
-            moves = pipeline_moves(changed, rank, begins[place] - min(begins), tuple(places))
-            programs[place] = retime_program(moves, link, other_link)
-    return tuple(programs[place] for place in range(len(run.traces)))
+    return pipeline, layers
 
 
 def _layers(pipeline: Pipeline) -> tuple[int, ...]:

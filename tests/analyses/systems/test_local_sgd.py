@@ -9,7 +9,7 @@ from ranks.warm_ranks import run_warm
 from samples import sample_run
 
 import overlaplab
-from overlaplab.analyses import volume, volume_theory
+from overlaplab.analyses import step_phases, volume, volume_theory
 from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.findings.diagnosis.step_kinds import kinds_finding
 from overlaplab.simulate.advice.remedies import gains
@@ -21,7 +21,7 @@ SAMPLE = "course/local-sgd"
 def test_every_fourth_step_is_of_another_kind() -> None:
     run = sample_run(SAMPLE)
     assert step_kinds(run) == {step: int(step in (3, 7)) for step in range(1, 9)}
-    assert "one step in 4 (3 and 7) with" in str(kinds_finding(overlaplab.summary(run)))
+    assert "one step in 4 (3 and 7) with" in str(kinds_finding(overlaplab.summary(run), step_phases(run)))
 
 
 def test_what_is_averaged_has_a_name_and_a_lane() -> None:

@@ -90,7 +90,8 @@ def test_a_pipeline_has_microbatches_and_schedules(opened: Open) -> None:
     begin = f"With 8 microbatches per step and the schedule 1F1B a step is predicted to take {ms(step_ns)} ± "
     headline = next(text for text in body_texts(app) if text.startswith(begin))
     assert "A step works on 8 microbatches, not 2, each of as many samples" in headline
-    assert "Collectives and messages take as long as recorded, or as long as another link gives." in body_texts(app)
+    assert "Collectives and messages take as long as recorded, but for another link." in body_texts(app)
+    assert any("smaller microbatches of the same samples" in text for text in body_texts(app))
     slide(app, "microbatches", "few-microbatches", 2)  # fewer than stages
     assert app.selectbox(key="asked_schedule of few-microbatches").value == "gpipe"
     assert body_texts(app)[0].startswith("As recorded")
@@ -272,7 +273,7 @@ def test_of_several_models_the_caps_that_help_are_offered(opened: Open) -> None:
     assert not app.select_slider
     actions = app.selectbox(key="asked_action of two-models")
     assert {"bucket_cap_mb 0.1 for discriminator", "bucket_cap_mb 0.09 for generator"} <= {*actions.options}
-    actions.set_value("cap-2").run()
+    actions.set_value("cap-3").run()
     setting = Setting(edits=(("model-cap", "generator:0.09"),))
     begin = f"a step is predicted to take {ms(predict(load_run(recorded / 'two-models'), setting).step_ns)} ± "
     assert begin in body_texts(app)[0]

@@ -21,7 +21,6 @@ from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Mark, Program, play
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.predictions.what_if import why_not
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 
@@ -178,7 +177,3 @@ def test_the_command_writes_the_predicted_run(command: Any, recorded: dict[Setti
     code, out, _ = command("pipeline", tmp_path / "predicted", "--json")
     assert code == 0
     assert {(row["stages"], row["microbatches"]) for row in json.loads(out)["steps"]} == {(3, 4)}
-
-
-def test_what_if_says_where_pipelines_are_predicted(recorded: dict[Setting, Run]) -> None:
-    assert "overlaplab predict takes --schedule" in (why_not(recorded[SETTINGS[0]]) or "")

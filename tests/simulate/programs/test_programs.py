@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from overlaplab.costs import hops_ns, transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Manifest, Parameter
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
+from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.model import RecordedModel, owned_elements
 from overlaplab.simulate.programs.options import strategy_options
@@ -84,6 +86,21 @@ def test_another_link_changes_t_of_each_group_by_its_size() -> None:
         assert set(longer) == {2 * 500_000}
         assert {len(move.group or ()) for move in launches(new)} == {2}
     assert {move.role for move in launches(new)} == {"bucket", "activations"}
+
+
+@pytest.mark.parametrize(
+    "others", [{"link": Link(emulated=True, bandwidth_gbps=0.25, latency_us=1000.0, world_size=2)}, {"ranks": 8}]
+)
+def test_an_edit_of_buckets_takes_the_link_and_ranks_that_are_asked_for(
+    bucketed: overlaplab.Run, others: dict[str, Any]
+) -> None:
+    """The cap of the only model is the run's."""
+    cap = predict(bucketed, Setting(bucket_cap_mb=1.0, **others))
+    edit = ("model-cap", "the model with embedding.tokens.weight:1")
+    assert predict(bucketed, Setting(edits=(edit,), **others)).step_ns == cap.step_ns
+    ddp = sample_run("torch-ddp")
+    slow = predict(ddp, Setting(edits=(("arrival-order", None),), **others)).step_ns
+    assert slow == pytest.approx(predict(ddp, Setting(**others)).step_ns, rel=0.05)
 
 
 def test_hops_keep_what_each_took_beyond_the_formula() -> None:
