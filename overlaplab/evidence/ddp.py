@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from overlaplab.events import Trace, host_ranges, step_windows
+from overlaplab.events import Trace, host_ranges, once_per_trace, step_windows
 from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Ranges, Span, engine_labels
@@ -204,6 +204,7 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
     return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
 
 
+@once_per_trace
 def forward_passes(trace: Trace) -> tuple[Span, ...]:
     """DDP's forward passes, in order of time."""
     return _spans(_named_ranges(trace, _FORWARD.__eq__))
@@ -219,6 +220,7 @@ def is_with_ddp(trace: Trace) -> bool:
     return bool(len(_named_ranges(trace, lambda name: name == _FORWARD or name.startswith(_REDUCER))))
 
 
+@once_per_trace
 def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
     """The optimizer's steps, as torch names them, in order of time; one that another optimizer makes is its part."""
     spans = _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))

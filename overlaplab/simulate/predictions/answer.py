@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from overlaplab.costs import Algorithm
 from overlaplab.intervals import Intervals, clip, intersect, subtract, union
 from overlaplab.simulate.further import Skew
+from overlaplab.simulate.player import Launch
 from overlaplab.simulate.programs.setting import Setting
 
 DEPTHS = (1, 2, 3, 4)
@@ -59,6 +60,11 @@ def median_step(spans_ns: NDArray[np.int64]) -> tuple[int, int, int]:
     place = int(np.argsort(spans_ns.T, axis=None, kind="stable")[(spans_ns.size - 1) // 2])
     step, rank = divmod(place, spans_ns.shape[0])
     return rank, step, int(spans_ns[rank, step])
+
+
+def lane_word(launch: Launch) -> str:
+    """What a launch is called on the link's lane."""
+    return f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()
 
 
 def lane_table(

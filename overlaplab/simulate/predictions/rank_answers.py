@@ -17,8 +17,8 @@ from overlaplab.intervals import Intervals, union
 from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.shape import PLAYED
 from overlaplab.simulate.play_errors import play_or_refuse
-from overlaplab.simulate.player import Launch, Program, Work, find_launches
-from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step
+from overlaplab.simulate.player import Program, Work, find_launches
+from overlaplab.simulate.predictions.answer import Answer, lane_table, lane_word, median_step
 from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import all_programs
@@ -36,7 +36,7 @@ def rank_answer(run: Run, setting: Setting) -> Answer:
     before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
     spans_ns = after.all_spans_ns()
     rank, step, span_ns = median_step(spans_ns)
-    carried = ((_name(launch), *after.carried[launch.key]) for launch in find_launches(programs[rank]))
+    carried = ((lane_word(launch), *after.carried[launch.key]) for launch in find_launches(programs[rank]))
     works = _working_times(programs[rank], after.over_ns[rank])
     return Answer(
         spans_ns=spans_ns,
@@ -86,7 +86,3 @@ def _working_times(program: Program, over_ns: tuple[int, ...]) -> Intervals:
     ends = np.array(over_ns, dtype=np.int64)
     took = np.array([move.ns if isinstance(move, Work) else 0 for move in program], dtype=np.int64)
     return union(ends - took, ends)
-
-
-def _name(launch: Launch) -> str:
-    return f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()

@@ -17,7 +17,7 @@ from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import End, StuckError, find_launches
-from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, median_step
+from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, lane_word, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import made_programs
@@ -136,10 +136,7 @@ def count_buckets(program: WideProgram) -> int:
 def lanes(program: WideProgram, played: WidePlayed, rank: int, step: int) -> pd.DataFrame:
     """What one rank and the link did in a step: see `lane_table`."""
     begin, end = played.ends_ns[step : step + 2, rank].tolist()
-    names = [
-        f"{launch.role} {launch.kind if launch.what is None else launch.what}".strip()
-        for launch in find_launches(program.moves)
-    ]
+    names = [lane_word(launch) for launch in find_launches(program.moves)]
     carried = ((name, *span) for name, span in zip(names, played.carried_ns.tolist(), strict=True))
     return lane_table(working_times(program, played, rank), carried, begin, end)
 
