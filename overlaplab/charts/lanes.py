@@ -23,12 +23,13 @@ POINTED = "pointed"
 """The name of the selection parameter that holds the collective under the pointer."""
 _CHARACTER_SHARE = 0.0075  # share of the window that a name needs for each character
 _PHASES = {
+    MarkKind.STEP: ("#DADDE5", "#4A505C"),
     MarkKind.FORWARD: ("#C3C9D6", "#565D6B"),
     MarkKind.BACKWARD: ("#98A2B3", "#7C8494"),
     MarkKind.OPTIMIZER: ("#6E7684", "#A9B0BD"),
     MarkKind.HOST: ("#EBE4D3", "#48422F"),
 }
-"""Passes are grey, as steps are, in the light and the dark theme: other colours show what streams do."""
+"""Steps and passes are grey, in the light and the dark theme: other colours show what streams do."""
 _HOST = {
     HostKind.RANGE: ("#E6E8EC", "#31363F"),
     HostKind.OPERATOR: ("#BAC4CF", "#586472"),
@@ -36,7 +37,7 @@ _HOST = {
     HostKind.LAUNCH: ("#3F4754", "#D5DAE1"),
 }
 """So is the host."""
-_NAMED = (MarkKind.STEP.value, *(mark.value for mark in _PHASES))
+_NAMED = tuple(mark.value for mark in _PHASES)
 _LEGEND_COLUMNS = 5
 """Columns of the legend: so many causes in words fit into a line."""
 _ON_GROUND = (MarkKind.STEP.value, MarkKind.FORWARD.value, MarkKind.HOST.value)
@@ -175,7 +176,6 @@ def timeline_rows(view: View) -> pd.DataFrame:
 def mark_colours(tones: Palette) -> dict[MarkKind, str]:
     """The colour of each kind of mark, in the legend's order."""
     return {
-        MarkKind.STEP: tones.idle,
         **{mark: pair[tones is DARK] for mark, pair in _PHASES.items()},
         MarkKind.COMPUTE: tones.compute,
         MarkKind.ALL_REDUCE: tones.reduce,

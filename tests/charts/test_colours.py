@@ -169,7 +169,7 @@ def test_a_meaning_has_one_hue_in_both_themes() -> None:
 
 EXPOSED = (MarkKind.EXPOSED, *CAUSE_MARKS)
 """In a lane of their own, each with its cause's colour."""
-PHASES = (MarkKind.FORWARD, MarkKind.BACKWARD, MarkKind.OPTIMIZER, MarkKind.HOST, MarkKind.FREE)
+PHASES = (MarkKind.STEP, MarkKind.FORWARD, MarkKind.BACKWARD, MarkKind.OPTIMIZER, MarkKind.HOST, MarkKind.FREE)
 """Greys and sand in a lane of their own, with their names on them; what is freed is a tick."""
 
 
