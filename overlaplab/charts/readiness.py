@@ -37,7 +37,7 @@ _SHARED = {
     "held": "ready, not launched yet",
     "queued": QUEUED,
     "starting": "launched, not started, or unknown",
-    "gap": "host paused, or short pauses between operators",
+    "gap": "host paused, long or short",
     "waiting": Cause.STRAGGLER.label,
     "bound": UNHIDEABLE,
     "exposed": EXPOSED,

@@ -33,7 +33,7 @@ def exposed_name(row: Mapping[Any, Any]) -> str:
 def mark_word(mark: MarkKind) -> str:
     """What a kind of mark is called in the legend; of exposed time the cause, in words. Gaps may be long or short."""
     if mark is MarkKind.GAP:
-        return "host paused, or short pauses between operators"
+        return "host paused, long or short"
     return cause_words(CAUSE_MARKS[mark]) if mark in CAUSE_MARKS else mark.value
 
 

@@ -46,7 +46,7 @@ MEANINGS = {
     "held": {"ready, waits for an earlier bucket", "ready, not launched yet"},
     "queued": {"launched, link busy"},
     "starting": {"launched, not started", charts.collectives.SHARED},
-    "gap": {"host paused, or short pauses between operators"},
+    "gap": {"host paused, long or short"},
     "bound": {"cannot be hidden by any bucketing"},
     "gather": {"all-gather", "parameters"},
     "reduce": {"all-reduce"},
