@@ -145,7 +145,7 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
     return (match[1], fields) if complete and numeric and phased else None
 
 
-def label_text(word: str, **fields: str | int | Sequence[str]) -> str:
+def label_text(word: str, /, **fields: str | int | Sequence[str]) -> str:
     """The inverse of `label_fields`, for runs that nobody recorded: texts as in the label, lists not yet encoded."""
     pairs = {
         key: ",".join(map(quote, value)) if isinstance(value, tuple | list) else value for key, value in fields.items()

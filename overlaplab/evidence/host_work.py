@@ -35,7 +35,7 @@ from overlaplab.intervals import EMPTY, Intervals, Mask, intersect, lengths_with
 from overlaplab.vocabulary import DATA_LOADING, Rule, is_runtime_category
 
 _STEP = "ProfilerStep#"
-_NO_WORK = ("engine::", _STEP, "PyTorch Profiler", "gloo:", "nccl:")
+_NO_WORK = ("engine::", _STEP, NEXT_STEP, "PyTorch Profiler", "gloo:", "nccl:")
 _OTHERS = (*_NO_WORK, "DistributedDataParallel.forward", "Optimizer.")
 _COMMUNICATES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms", "FSDP::")
 _AUTOGRAD = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
@@ -133,7 +133,7 @@ def pauses_within(run: Run) -> str | None:
         steps = spans["name"].str.startswith(_STEP)
         if steps.any():  # what other threads do, such as a loader's, does not hold up the step
             spans = spans[spans["thread"].isin(spans["thread"][steps])]
-        spans = spans[~spans["name"].str.startswith((*_NO_WORK, NEXT_STEP, *_COMMUNICATES))]
+        spans = spans[~spans["name"].str.startswith((*_NO_WORK, *_COMMUNICATES))]
         for name, each in spans.groupby(spans["name"].map(_range_name)):
             ranges = union(each["start_ns"], each["end_ns"])
             within_ns[str(name)] += total(intersect(ranges, pauses))

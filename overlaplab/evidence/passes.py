@@ -122,7 +122,7 @@ def update_labels(trace: Trace) -> tuple[Label, ...]:
 
 def _number_passes(trace: Trace, passes: Iterable[Label]) -> Iterator[Label]:
     """With `microbatch`, the pass's place among those of its word in its step."""
-    starts = [window.start_ns for window in step_windows(trace)]
+    starts = [window.host_start_ns for window in step_windows(trace)]
     before: Counter[tuple[str, int]] = Counter()
     for label in passes:
         place = label.word, bisect_right(starts, label.start_ns)

@@ -15,8 +15,8 @@ from overlaplab.events import Run, Trace, WorkKind, activity, counting_as, match
 from overlaplab.evidence.arrays import take_values
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.host_work import host_work
-from overlaplab.evidence.labels import Label
-from overlaplab.evidence.passes import pass_labels
+from overlaplab.evidence.labels import Label, engine_labels
+from overlaplab.evidence.passes import PASSES, pass_labels, update_labels
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.intervals import subtract, union
@@ -24,7 +24,6 @@ from overlaplab.timeline.marks import Lane, MarkKind, encode_names, mark_code, m
 from overlaplab.vocabulary import DATA_LOADING, Rule, collective_kind, label_fields, label_text
 
 _EXPOSED = "communication while nothing computes"
-_PHASES = ("forward", "backward", "optimizer")
 _AUTOGRAD = "autograd::engine::evaluate_function"
 """What torch's engine calls around each operator's backward."""
 _OF_HOOKS = ("gradient_ready", "bucket_ready", "backward")
@@ -82,16 +81,19 @@ def _phases(trace: Trace, zero: int) -> pd.DataFrame:
 
     The host runs ahead of a GPU, so there each lasts from the first to the last kernel it launched on the main stream.
     """
-    passes, works = pass_labels(trace), () if rule_of(trace) is Rule.GPU else host_work(trace)
+    labelled = [label for label in engine_labels(trace) if label.word in PASSES]
+    passes = pass_labels(trace) or labelled or update_labels(trace)
+    works = () if rule_of(trace) is Rule.GPU else host_work(trace)
     labels = (*passes, *works)
     starts, ends = (np.array([getattr(label, name) for label in labels], np.int64) for name in ("start_ns", "end_ns"))
     names = [label_text(label.word, **label.fields) for label in passes] + [_work_name(label) for label in works]
     parts = [mark_code(MarkKind(label.word)) for label in passes] + [mark_code(MarkKind.HOST)] * len(works)
-    rows = np.flatnonzero(matching(trace.events["name"], lambda text: _word(text) in _PHASES))
+    rows = np.flatnonzero(matching(trace.events["name"], lambda text: _word(text) in PASSES))
     row_of_start = dict(zip(trace.events["ts_ns"].to_numpy(np.int64)[rows].tolist(), rows.tolist(), strict=True))
     event = [row_of_start.get(at, -1) for at in starts.tolist()]
     if rule_of(trace) is Rule.GPU:
-        ran = executions(trace)
+        ran = executions(trace)  # of DDP a backward pass ends with its last bucket, by the device's clock
+        ends = np.minimum(ends, np.append(starts[1:], ends[-1:]))
         begins = [at if (begun := ran.first_begin_ns(at)) is None else begun for at in starts.tolist()]
         starts = np.array(begins, dtype=np.int64)
         ends = np.maximum(starts, np.array([ran.done_ns(at) for at in ends.tolist()], dtype=np.int64))

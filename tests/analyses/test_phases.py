@@ -41,7 +41,7 @@ def test_phases_of_each_step_are_rows(tmp_path: Path) -> None:
 def test_a_kind_is_told_by_what_takes_it_longer(tmp_path: Path) -> None:
     run = run_of(tmp_path, evaluating_loop(), evaluating_loop())
     said = kinds_finding(overlaplab.summary(run), step_phases(run))
-    assert str(said).endswith("In one step in 3, forward passes take 0.80 ms (4 of them), in the others 0.20 ms.")
+    assert str(said).endswith("In one step in 3, forward passes take 0.80 ms (4 of them), 0.20 ms in other steps.")
 
 
 def phases(rows: list[tuple[int, int, str, str | None, float]]) -> pd.DataFrame:
@@ -100,6 +100,6 @@ def test_kinds_are_compared_with_the_shortest() -> None:
     third = two_kinds(*((60 + 100 * kind, kind) for kind in kind_of))
     rows = [(rank, n, "forward", None, 20 + 100 * kind) for rank in (0, 1) for n, kind in enumerate(kind_of)]
     assert str(kinds_finding(third, phases(rows))).endswith(
-        " In one step in 6 (2 and 8), forward passes take 120.0 ms, in 8 of 12 steps 20.0 ms."
-        " In one step in 6 (5 and 11), forward passes take 220.0 ms, in 8 of 12 steps 20.0 ms."
+        " In one step in 6 (2 and 8), forward passes take 120.0 ms, 20.0 ms in 8 of 12 steps."
+        " In one step in 6 (5 and 11), forward passes take 220.0 ms, 20.0 ms in 8 of 12 steps."
     )

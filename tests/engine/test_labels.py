@@ -8,6 +8,8 @@ import torch
 from overlaplab_engine import labels
 from torch.profiler import profile
 
+from overlaplab.vocabulary import label_text
+
 SPANS = {
     "made by the thread": (lambda: labels.span(labels.Word.SERVE, worker=1, staleness=0), []),
     "of torch alone": (lambda: labels.Span("x"), [RuntimeError]),  # what the first is there for
@@ -33,3 +35,7 @@ def test_a_recording_may_begin_within_a_span_of_another_thread(make: Any, raised
         begun.set()
         thread.join()
     assert found == raised
+
+
+def test_a_field_may_have_any_name() -> None:
+    assert label_text("forward", microbatch="0", word="x") == "engine::forward microbatch=0 word=x"

@@ -12,6 +12,7 @@ from made.traces import event, launched, op, run_of, step
 from samples import sample_run
 
 from overlaplab.analyses import loads_in_workers
+from overlaplab.events import NEXT_STEP
 from overlaplab.evidence.host_work import host_work, pauses_within
 from overlaplab.findings.actions.words import Case
 from overlaplab.findings.actions.words import host_work as host_work_words
@@ -40,6 +41,7 @@ EVENTS = [
     named("Optimizer.zero_grad#SGD.zero_grad", 800, 810),
     named("gloo:all_reduce", 810, 815),
     named("saving", 820, 900),
+    named(f"{NEXT_STEP}#4", 905, 940),  # the project's own
     named("blink", 950, 950.5),  # half a thousandth of the step
 ]
 

@@ -260,6 +260,28 @@ def test_phases_of_anybodys_loop_are_a_lane() -> None:
     assert loading_ns[1] == pytest.approx(41_000_000, rel=0.05)
 
 
+def phase_marks(name: str, rank: int = 0) -> pd.DataFrame:
+    """The marks of a rank's phases, in order."""
+    drawn = timeline_events(sample_run(name))
+    lanes = dict(zip(drawn.lanes["label"], drawn.lanes["lane"], strict=True))
+    return drawn.events[drawn.events["lane"] == lanes[f"rank {rank} phases"]]
+
+
+def test_a_pipeline_and_a_loop_of_unknown_passes_have_optimizer_steps() -> None:
+    for name in ("pipeline", "h100/loops/pause"):
+        marks = phase_marks(name)
+        assert {*marks["part"]} - {mark_code(MarkKind.HOST)} == {mark_code(MarkKind.OPTIMIZER)}, name
+
+
+@pytest.mark.parametrize(("name", "microbatches"), [("one-bucket", {"0"}), ("microbatches", {"0", "1", "2", "3"})])
+def test_on_a_gpu_a_backward_pass_ends_before_the_update(name: str, microbatches: set[str]) -> None:
+    """Though DDP's last bucket ends later, by the device's clock."""
+    marks = phase_marks(f"h100/loops/{name}")
+    assert (marks["start_ns"].to_numpy()[1:] >= marks["end_ns"].to_numpy()[:-1]).all()
+    backwards = marks["name"][marks["part"] == mark_code(MarkKind.BACKWARD)].astype(str)
+    assert {text.split("microbatch=")[1].split(" ")[0] for text in backwards} == microbatches
+
+
 def test_gathers_frees_and_reduce_scatters_are_lanes(tmp_path: Path) -> None:
     run = run_of(tmp_path, zero3_events(2, 1), manifest={"strategy": "zero3"})
     found = timeline_events(run)

@@ -543,6 +543,8 @@ class TimelineView {
   nameOn(event, kind) {
     const code = this.run.code[event];
     if (kind === "exposed") return `${lasting(this.run.length[event])} ${brief(this.run.names[code])}`;
+    const word = this.run.words[this.run.part[code]];
+    if (kind === "phases" && word !== "host work") return word;
     this.run.briefs ??= [];
     return (this.run.briefs[code] ??= brief(this.run.names[code]));
   }

@@ -78,7 +78,7 @@ def _longer_kinds(rows: pd.DataFrame, phases: pd.DataFrame, names: dict[Hashable
     shortest = min(spans_ns, key=lambda kind: spans_ns[kind])
     are_unique = len({often for often, _ in names.values()}) == len(names)
     named = {kind: often if are_unique else with_steps for kind, (often, with_steps) in names.items()}
-    others = "the others" if len(names) == 2 else named[shortest]
+    others = "other steps" if len(names) == 2 else named[shortest]
     took = _phases_by_kind(rows, phases)
     of_shortest = took[took["step_kind"] == shortest]
     sentences = ""

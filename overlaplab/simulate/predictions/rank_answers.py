@@ -76,10 +76,14 @@ def _can_be(run: Run, setting: Setting) -> bool:
     return True
 
 
-@once_per_run
 def _with_manifest(run: Run) -> Run:
-    """The run with what its traces tell, where there is no run.json."""
-    return run if run.manifest else replace(run, manifest=device_manifest(run))
+    return run if run.manifest else _with_device_manifest(run)
+
+
+@once_per_run
+def _with_device_manifest(run: Run) -> Run:
+    """The run with what its traces tell in place of run.json; kept, as its programs are."""
+    return replace(run, manifest=device_manifest(run))
 
 
 def _working_times(program: Program, over_ns: tuple[int, ...]) -> Intervals:

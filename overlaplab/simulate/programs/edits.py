@@ -198,7 +198,16 @@ def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, link: Link
 
 
 def _cut_behind(run: Run, cut: Recutting, programs: Programs, link: Link | None) -> Recutting:
-    """The model's cutting of these programs, behind this link."""
+    """The model's cutting of these programs, behind this link. Raises `OverlaplabError` where its buckets are others
+    than those recorded, as an edit before has changed them.
+    """
+    before, after = (
+        [(launch.parameters, launch.bytes) for program in each for launch in named_buckets(program)]
+        for each in (cut.recorded.programs[: len(programs)], programs)
+    )
+    if before != after:
+        what = "its buckets are no longer as recorded"
+        raise refusal(run, what, "Ask for this edit before others of the buckets, and for the cap of one model")
     takes = cut.takes if link is None else takes_behind(run, cut.recorded, link)
     recorded = replace(cut.recorded, programs=tuple(map(tuple, programs)))
     return replace(cut, recorded=recorded, takes=takes, alone=without_buckets(programs))
@@ -219,12 +228,6 @@ def _cut_model(run: Run, programs: Programs, value: str | None, link: Link | Non
         raise refusal(run, f"{text} is no cap in MiB", f"As in --edit model-cap={name}:25")
     cut = cuts[name]
     recorded = keep_model(replace(cut.recorded, programs=tuple(map(tuple, programs))), set(cut.order))
-    before, after = (
-        [(launch.parameters, launch.bytes) for program in each.programs for launch in named_buckets(program)]
-        for each in (cut.recorded, recorded)
-    )
-    if before != after:
-        raise refusal(run, "its buckets are no longer as recorded", "Ask for model-cap first, and of one model")
     return _cut_behind(run, cut, recorded.programs, link).programs(cut.cut(cap_bytes))
 
 

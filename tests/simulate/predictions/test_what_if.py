@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from gc import collect
 from pathlib import Path
 from statistics import fmean, median_low
+from weakref import ref
 
 import pytest
 from samples import sample_run
@@ -218,6 +220,17 @@ def test_ranks_that_launch_different_collectives_are_played_as_predict_plays_the
     assert (works["start_ns"] >= 0).all()
     assert 0 < (works["end_ns"] - works["start_ns"]).sum() <= found.median_span_ns
     assert set(found.lanes["lane"]) == {"rank", "link"}
+
+
+@pytest.mark.parametrize("path", [SAMPLES / "pipeline", RECORDED / "few-microbatches"])
+def test_a_run_that_was_played_is_not_kept(path: Path) -> None:
+    run = overlaplab.load_run(path)
+    what_if.answer(run, Question(setting=Setting(microbatches=12)))
+    assert playable_plan(run) is not None
+    kept = ref(run), ref(run.traces[0])
+    del run
+    collect()
+    assert [each() for each in kept] == [None, None]
 
 
 def test_schedules_that_a_pipeline_can_have() -> None:

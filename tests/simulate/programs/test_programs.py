@@ -99,6 +99,8 @@ def test_an_edit_of_buckets_takes_the_link_and_ranks_that_are_asked_for(
     edit = ("model-cap", "the model with embedding.tokens.weight:1")
     assert predict(bucketed, Setting(edits=(edit,), **others)).step_ns == cap.step_ns
     ddp = sample_run("torch-ddp")
+    with pytest.raises(OverlaplabError, match="its buckets are no longer as recorded"):
+        predict(ddp, Setting(edits=(("half-bytes", None), ("arrival-order", None)), **others))
     slow = predict(ddp, Setting(edits=(("arrival-order", None),), **others)).step_ns
     assert slow == pytest.approx(predict(ddp, Setting(**others)).step_ns, rel=0.05)
 
