@@ -23,7 +23,7 @@ POINTED = "pointed"
 """The name of the selection parameter that holds the collective under the pointer."""
 _CHARACTER_SHARE = 0.0075  # share of the window that a name needs for each character
 _PHASES = {
-    MarkKind.STEP: ("#DADDE5", "#4A505C"),
+    MarkKind.STEP: ("#D9DCE4", "#4A505C"),
     MarkKind.FORWARD: ("#C3C9D6", "#565D6B"),
     MarkKind.BACKWARD: ("#98A2B3", "#7C8494"),
     MarkKind.OPTIMIZER: ("#6E7684", "#A9B0BD"),

@@ -116,10 +116,8 @@ def _why_longer(often: str, others: str, phases: pd.DataFrame, least_ns: float) 
     alone = phases["rank"].nunique() > 1 and elsewhere_ns < MAJORITY * first["more_ns"]
     words = f"{shorten(first['what'], 40)} takes" if first["what"] else _PHASES[first["phase"]]
     where = f" on rank {rank_word(first['rank'])}" if alone else ""
-    times = _time(first["took_ns"], first["number"])
-    beside = (
-        f", in {others} {_time(first['took_ns_others'], first['number_others'])}" if first["took_ns_others"] else ""
-    )
+    times, times_others = (_time(first[f"took_ns{of}"], first[f"number{of}"]) for of in ("", "_others"))
+    beside = f", {times_others} in {others}" if first["took_ns_others"] else ""
     return f" In {often}, {words} {times}{where}{beside}."
 
 
