@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
-from overlaplab.analyses.phases import PASSES, phase_times
+from overlaplab.analyses.phases import phase_times
 from overlaplab.events import (
     Run,
     Trace,
@@ -19,8 +19,9 @@ from overlaplab.events import (
     step_windows,
     windows_at,
 )
-from overlaplab.evidence.passes import pass_labels
-from overlaplab.intervals import lengths_within, union
+from overlaplab.evidence.labels import span_intervals
+from overlaplab.evidence.passes import PASSES, pass_labels
+from overlaplab.intervals import lengths_within
 from overlaplab.vocabulary import Rule
 
 MIN_LATE_SHARE = 0.8
@@ -121,8 +122,7 @@ def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
     starts = events["start_ns"].to_numpy()
     inside = windows_at(windows, starts) >= 0
     if "kernels" not in phase:
-        spans = [(label.start_ns, label.end_ns) for label in pass_labels(trace) if label.word == phase]
-        passes = union([start for start, _ in spans], [end for _, end in spans])
+        passes = span_intervals(label for label in pass_labels(trace) if label.word == phase)
         inside &= lengths_within(passes, starts, starts + 1) > 0
     names = trace.events["name"].astype(object).to_numpy()[events["event"].to_numpy()[inside]]
     took = (events["end_ns"] - events["start_ns"]).to_numpy()[inside]

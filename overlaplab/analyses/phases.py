@@ -15,15 +15,14 @@ from overlaplab.events import (
     rule_of,
     step_windows,
     window_bounds,
-    windows_at,
 )
 from overlaplab.evidence.host_work import host_pauses, host_work
-from overlaplab.evidence.labels import Label
-from overlaplab.evidence.passes import pass_labels
+from overlaplab.evidence.labels import Label, span_intervals
+from overlaplab.evidence.passes import PASSES, pass_labels
+from overlaplab.evidence.selection import count_by_step
 from overlaplab.intervals import Intervals, intersect, lengths_within, subtract, union
 from overlaplab.vocabulary import Rule
 
-PASSES = ("forward", "backward", "optimizer")
 _Phases = dict[tuple[str, str | None], Intervals]
 _COLUMNS = {
     **dict.fromkeys(("rank", "step"), "Int64"),
@@ -59,20 +58,14 @@ def step_phases(run: Run) -> pd.DataFrame:
     """
     parts = []
     for trace in run.traces:
-        steps = [window.step for window in step_windows(trace)]
+        windows = step_windows(trace)
+        steps = [window.step for window in windows]
         for (phase, what), took_ns in phase_times(trace).items():
-            number = _count(trace, phase) if phase in PASSES else np.full(len(steps), np.nan)
+            passes = (label for label in pass_labels(trace) if label.word == phase)
+            number = count_by_step(windows, passes) if phase in PASSES else np.full(len(steps), np.nan)
             row = {"phase": phase, "what": what, "took_ns": took_ns, "number": number}
             parts.append(pd.DataFrame({"rank": trace.rank, "step": pd.array(steps, dtype="Int64"), **row}))
     return pd.concat(parts, ignore_index=True)[list(_COLUMNS)].astype(_COLUMNS) if parts else empty_table(_COLUMNS)
-
-
-def _count(trace: Trace, phase: str) -> NDArray[np.int64]:
-    """How many passes begin in each step."""
-    windows = step_windows(trace)
-    starts = np.array([label.start_ns for label in pass_labels(trace) if label.word == phase], dtype=np.int64)
-    places = windows_at(windows, starts)
-    return np.bincount(places[places >= 0], minlength=len(windows))
 
 
 def _host_phases(trace: Trace) -> _Phases:
@@ -85,7 +78,7 @@ def _host_phases(trace: Trace) -> _Phases:
     steps = left = union(starts, ends)
     phases: _Phases = {}
     for word in PASSES:
-        phases[word, None] = intersect(left, _spans([label for label in passes if label.word == word]))
+        phases[word, None] = intersect(left, span_intervals(label for label in passes if label.word == word))
         left = subtract(left, phases[word, None])
     after = np.searchsorted(forwards, starts)
     first = np.append(forwards, ends[-1])[after]
@@ -113,12 +106,11 @@ def _device_phases(trace: Trace) -> _Phases:
 def _split_by_name(trace: Trace, phase: str, unnamed: str, stretches: Intervals) -> _Phases:
     """These stretches by the name of what the host does meanwhile; the phase `unnamed` has what is left."""
     phases: _Phases = {}
-    for name in dict.fromkeys(label.fields["name"] for label in host_work(trace)):
-        named = _spans([label for label in host_work(trace) if label.fields["name"] == name])
+    by_name: dict[str, list[Label]] = {}
+    for label in host_work(trace):
+        by_name.setdefault(label.fields["name"], []).append(label)
+    for name, labels in by_name.items():
+        named = span_intervals(labels)
         phases[phase, name] = intersect(stretches, named)
         stretches = subtract(stretches, named)
     return phases | {(unnamed, None): stretches}
-
-
-def _spans(labels: list[Label]) -> Intervals:
-    return union([label.start_ns for label in labels], [label.end_ns for label in labels])

@@ -27,7 +27,7 @@ from overlaplab.events import (
     window_bounds,
 )
 from overlaplab.evidence.host_waits import host_waits
-from overlaplab.evidence.labels import Label
+from overlaplab.evidence.labels import Label, span_intervals
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.passes import pass_labels
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -108,8 +108,7 @@ def host_pauses(trace: Trace) -> Intervals:
     else:
         categories, named = trace.events["category"], host_work(trace)
         works = matching(categories, is_runtime_category) | (categories == "cpu_op").to_numpy()
-        loading = union([label.start_ns for label in named], [label.end_ns for label in named])
-        busy = [np.column_stack(event_times(trace.events, works)), loading]
+        busy = [np.column_stack(event_times(trace.events, works)), span_intervals(named)]
     begin, end = min(window.host_start_ns for window in windows), max(window.end_ns for window in windows)
     idle = subtract(union([begin], [end]), union(*np.concatenate(busy).T))
     least_ns = _MIN_PAUSE_SHARE * float(np.median([window.end_ns - window.start_ns for window in windows]))

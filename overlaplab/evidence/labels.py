@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from overlaplab.events import Trace, event_times, host_ranges, once_per_trace, thread_numbers
+from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import label_fields
 
 
@@ -39,6 +40,12 @@ class Label(Span):
 
 
 Ranges = TypeVar("Ranges", bound=Span)
+
+
+def span_intervals(spans: Iterable[Span]) -> Intervals:
+    """When any of the ranges lasts."""
+    bounds = np.array([(span.start_ns, span.end_ns) for span in spans], dtype=np.int64).reshape(-1, 2)
+    return union(bounds[:, 0], bounds[:, 1])
 
 
 class Ordered(Generic[Ranges]):

@@ -6,8 +6,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, Trace, Window, rule_of, step_windows
+from overlaplab.events import Run, Trace, Window, rule_of, step_windows, windows_at
 from overlaplab.evidence.labels import Span
 from overlaplab.selection import Selection
 from overlaplab.vocabulary import Rule
@@ -22,6 +25,12 @@ def launched_in(spans: Sequence[Launched], step: Window) -> Sequence[Launched]:
         return spans
     first = bisect_left(spans, step.host_start_ns, key=lambda span: span.start_ns)
     return spans[first : bisect_left(spans, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
+
+
+def count_by_step(steps: Sequence[Window], spans: Iterable[Span]) -> NDArray[np.int64]:
+    """How many of the ranges began while the host was in each step."""
+    places = windows_at(steps, np.array([span.start_ns for span in spans], dtype=np.int64), of_host=True)
+    return np.bincount(places[places >= 0], minlength=len(steps))
 
 
 def is_inside(spans: Sequence[Span], moment_ns: int) -> bool:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from overlaplab.events import Run, Trace, once_per_run, once_per_trace, step_windows
 from overlaplab.evidence.ddp import forward_passes, optimizer_steps
 from overlaplab.evidence.host_work import host_work
-from overlaplab.evidence.labels import Span
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.evidence.selection import count_by_step
 
 _AS_MANY_BYTES = 1.5
 """Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
@@ -94,7 +94,7 @@ def step_signatures(trace: Trace) -> dict[int, tuple[object, ...]]:
         if place >= 0 and at_ns < ends[place]:
             sent[place][str(kind)] += 1
             sizes[place] += max(size, 0)
-    passes = [_count(spans, starts, ends) for spans in (forward_passes(trace), optimizer_steps(trace))]
+    passes = [count_by_step(windows, spans) for spans in (forward_passes(trace), optimizer_steps(trace))]
     names: list[set[str]] = [set() for _ in windows]
     for label in host_work(trace):
         place = int(np.searchsorted(starts, label.start_ns, side="right")) - 1
@@ -110,15 +110,6 @@ def step_signatures(trace: Trace) -> dict[int, tuple[object, ...]]:
         for window, count, size in zip(windows, counts, classes, strict=True)
         if window.step is not None
     }
-
-
-def _count(spans: Sequence[Span], starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """How many begin in each step."""
-    at_ns = np.array([span.start_ns for span in spans], dtype=np.int64)
-    places = np.searchsorted(starts, at_ns, side="right") - 1
-    inside = places >= 0
-    inside[inside] &= at_ns[inside] < ends[places[inside]]
-    return np.bincount(places[inside], minlength=len(starts))
 
 
 def _size_classes(counts: Sequence[object], sizes: np.ndarray) -> list[int]:

@@ -40,8 +40,8 @@ def test_phases_of_each_step_are_rows(tmp_path: Path) -> None:
 
 def test_a_kind_is_told_by_what_takes_it_longer(tmp_path: Path) -> None:
     run = run_of(tmp_path, evaluating_loop(), evaluating_loop())
-    said = kinds_finding(overlaplab.summary(run), step_phases(run))
-    assert str(said).endswith("In one step in 3, forward passes take 0.80 ms (4 of them), 0.20 ms in other steps.")
+    sentence = kinds_finding(overlaplab.summary(run), step_phases(run))
+    assert str(sentence).endswith("In one step in 3, forward passes take 0.80 ms (4 of them), 0.20 ms in other steps.")
 
 
 def phases(rows: list[tuple[int, int, str, str | None, float]]) -> pd.DataFrame:
@@ -86,9 +86,9 @@ def test_outliers_do_not_count() -> None:
     spans[8] = (2260.0, 1)
     rows = [(rank, n, "between", "save", span - 60) for rank in (0, 1) for n, (span, kind) in enumerate(spans) if kind]
     rows += [(rank, n, "between", "save", 0) for rank in (0, 1) for n, (_, kind) in enumerate(spans) if not kind]
-    said = str(kinds_finding(two_kinds(*spans), phases(rows)))
-    assert "(2, 5 and 11) with 280.0 ms" in said
-    assert said.endswith("save takes 220.0 ms.")
+    sentence = str(kinds_finding(two_kinds(*spans), phases(rows)))
+    assert "(2, 5 and 11) with 280.0 ms" in sentence
+    assert sentence.endswith("save takes 220.0 ms.")
 
 
 def test_kinds_are_compared_with_the_shortest() -> None:

@@ -26,7 +26,7 @@ def test_torchs_ranges_give_the_passes_that_the_engine_labels(tmp_path: Path) ->
 
 @pytest.mark.parametrize("update_us", [800, 350])
 def test_microbatches_count_in_each_step_and_the_last_sends(tmp_path: Path, update_us: int) -> None:
-    """Of an optimizer that makes the last passes itself, as Lightning's do, the update is what comes after them."""
+    """The update is what comes after the passes that an optimizer makes itself, as Lightning's do."""
     events = []
     for number, start in enumerate((0, 1000)):
         events.append(step(number, start, start + 1000))

@@ -15,9 +15,9 @@ from overlaplab.sections.run_tables import RunTables
 
 def test_the_command_tells_what_is_known(tmp_path: Path) -> None:
     run = run_of(tmp_path, *one_f_one_b())
-    said = [line for line in terminal.pipeline(RunTables(run=run)) if isinstance(line, str)]
-    assert said[1].startswith("Rank 0 computes nothing while it waits")
-    assert said[-1] == PIPELINE_UNLABELLED
+    lines = [line for line in terminal.pipeline(RunTables(run=run)) if isinstance(line, str)]
+    assert lines[1].startswith("Rank 0 computes nothing while it waits")
+    assert lines[-1] == PIPELINE_UNLABELLED
 
 
 @pytest.mark.parametrize("names_peers", [True, False])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overlaplab.costs.memory import copied_bytes
 from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
-from overlaplab.evidence.labels import Label, engine_labels
+from overlaplab.evidence.labels import Label, engine_labels, span_intervals
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import Intervals, intersect, total, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -55,7 +55,7 @@ def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any
 def _busy_time(trace: Trace, these: Sequence[Label]) -> Intervals:
     """When at least one of these copies was under way."""
     if rule_of(trace) is not Rule.GPU:
-        return union([label.start_ns for label in these], [label.end_ns for label in these])
+        return span_intervals(these)
     called, begun, done = _launch_times(trace)
     starts, ends = [np.array([getattr(label, at) for label in these], np.int64) for at in ("start_ns", "end_ns")]
     near = slice(*np.searchsorted(called, (starts.min(), ends.max())))

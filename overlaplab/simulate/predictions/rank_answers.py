@@ -23,7 +23,7 @@ from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import move_into_the_next
-from overlaplab.simulate.programs.pipelined import pipeline_programs, require_change
+from overlaplab.simulate.programs.pipelined import require_change
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.undisturbed import mean_step_after_ns
@@ -56,11 +56,7 @@ def playable_plan(run: Run) -> Pipeline | None:
     """The pipeline whose schedule and microbatches can be changed; None without one."""
     if is_on_gpus(run) or (plan := find_plan(run)) is None:
         return None
-    try:
-        pipeline_programs(_with_manifest(run), Setting(schedule=plan.schedule))
-    except OverlaplabError:
-        return None
-    return plan
+    return plan if _can_be(run, Setting(schedule=plan.schedule)) else None
 
 
 def playable_schedules(run: Run, microbatches: int | None = None) -> list[str]:

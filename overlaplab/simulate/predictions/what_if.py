@@ -19,6 +19,7 @@ from overlaplab.simulate.predictions.device import is_on_gpus, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
 from overlaplab.simulate.predictions.error import Interval, prediction_interval
 from overlaplab.simulate.predictions.rank_answers import rank_answer
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
 
@@ -31,7 +32,8 @@ def why_not(run: Run) -> str | None:
             return None
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"
-        answer(run, wide_answers.AS_RECORDED)
+        if not wide_answers.is_wide(run):
+            rank_answer(run, Setting())
     except OverlaplabError as error:
         return message_without_path(run, error)
     return None

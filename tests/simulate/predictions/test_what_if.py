@@ -212,14 +212,14 @@ def test_ranks_that_launch_different_collectives_are_played_as_predict_plays_the
 ) -> None:
     run = sample_run(path)
     assert what_if.why_not(run) is None
-    found = what_if.answer(run, Question(setting=setting))
+    answer = what_if.answer(run, Question(setting=setting))
     predicted = predict(run, setting)
-    assert found.step_ns == predicted.step_ns
-    assert what_if.interval(run, found, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
-    works = found.lanes[found.lanes["lane"] == "rank"]
+    assert answer.step_ns == predicted.step_ns
+    assert what_if.interval(run, answer, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
+    works = answer.lanes[answer.lanes["lane"] == "rank"]
     assert (works["start_ns"] >= 0).all()
-    assert 0 < (works["end_ns"] - works["start_ns"]).sum() <= found.median_span_ns
-    assert set(found.lanes["lane"]) == {"rank", "link"}
+    assert 0 < (works["end_ns"] - works["start_ns"]).sum() <= answer.median_span_ns
+    assert set(answer.lanes["lane"]) == {"rank", "link"}
 
 
 @pytest.mark.parametrize("path", [SAMPLES / "pipeline", RECORDED / "few-microbatches"])
@@ -227,10 +227,10 @@ def test_a_run_that_was_played_is_not_kept(path: Path) -> None:
     run = overlaplab.load_run(path)
     what_if.answer(run, Question(setting=Setting(microbatches=12)))
     assert playable_plan(run) is not None
-    kept = ref(run), ref(run.traces[0])
+    references = ref(run), ref(run.traces[0])
     del run
     collect()
-    assert [each() for each in kept] == [None, None]
+    assert [each() for each in references] == [None, None]
 
 
 def test_schedules_that_a_pipeline_can_have() -> None:
