@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 RUN, RANK, RANKS, STEP, FROM, TO, EVENT = "run", "rank", "ranks", "step", "from", "to", "event"
@@ -47,6 +48,14 @@ _UNKNOWN = {
 }
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _SUMMARY = _TIMELINE.with_name("summary.py")
+TURN = "Turn the page"
+"""What the hidden link says that `turn_to` clicks."""
+_SCRIPT_OF_TURN = """(function click() {
+  const place = document.querySelector(".st-key-turn");
+  const link = place?.querySelector("a");
+  if (link) link.click();
+  else if (place) setTimeout(click, 20);  // the browser fetches what draws links where it first draws one
+})()"""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
 _NAME = re.compile(r"[\w./ +=,@()-]{1,200}")
 _RULE = re.compile(r"[\w:<>, |-]{1,200}")
@@ -90,14 +99,25 @@ def go_to_timeline(query: dict[str, str]) -> NoReturn:
     chosen, rank = numbers(choice(RANKS)), number(query.get(RANK))
     if chosen and rank is not None and rank not in chosen:
         query = query | {RANKS: ",".join(map(str, sorted((*chosen, rank))))}
-    st.session_state["links_unwritten"] = False
-    st.switch_page(_TIMELINE, query_params=query)
+    turn_to(_TIMELINE, query)
 
 
 def go_to_run(name: str) -> NoReturn:
     """Turn to the Summary page of a run below the opened folder."""
+    turn_to(_SUMMARY, {RUN: name})
+
+
+def turn_to(page: Path | StreamlitPage, query: dict[str, str]) -> NoReturn:
+    """Turn to a page as a click on a link does: in the browser, which then asks for nothing of the page before.
+
+    After `st.switch_page` a fragment's timer may still ask for one, with the old page's name, before the browser knows
+    of the new page. Streamlit then draws that page, without the fragment that it no longer has: an empty one.
+    """
     st.session_state["links_unwritten"] = False
-    st.switch_page(_SUMMARY, query_params={RUN: name})
+    with st.container(key="turn"):
+        st.page_link(page, label=TURN, query_params=query)
+        st.html(f"<script>{_SCRIPT_OF_TURN}</script>", unsafe_allow_javascript=True)
+    st.stop()
 
 
 def begin() -> None:

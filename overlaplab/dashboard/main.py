@@ -74,7 +74,7 @@ _STYLE = """
     {flex-wrap: wrap; row-gap: 0.2rem; padding-bottom: 0.5rem;}
   :is(.st-key-causes, .st-key-actions) [data-testid="stColumn"] {flex: 1 1 40%; min-width: 40%;}
 }
-.st-key-history {display: none;}
+:is(.st-key-history, .st-key-turn) {display: none;}
 [class*="st-key-pages"] [data-testid="stExpander"] details {border: none;}
 .st-key-lead [data-testid="stText"], .st-key-gain [data-testid="stText"] {font-size: 1.1rem; line-height: 1.4;}
 .st-key-lead .st-key-note [data-testid="stText"] {font-size: 1rem; opacity: 0.8;}
@@ -146,8 +146,7 @@ def _tab_title(page: StreamlitPage, *, of_run: bool) -> str:
 def _turn_to_live(live: StreamlitPage) -> None:
     """Show what is there of a folder that was watched and not recorded; of one shown already, that there is no more."""
     if st.session_state["run_turned"]:
-        st.session_state["links_unwritten"] = False
-        st.switch_page(live, query_params={links.RUN: st.session_state["run"]})
+        links.turn_to(live, {links.RUN: st.session_state["run"]})
     st.title("Not recorded", anchor=False)
     st.info("This training was watched, not recorded: there are no traces for this page to show.")
     st.page_link(live, label="What was watched ›")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import streamlit
+from browsing.app_page import turn
 from made.runs import engine_events, made_gathering, made_runs, made_sweep
 from made.traces import run_of
 from streamlit.testing.v1 import AppTest
@@ -67,7 +68,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Callable[...
             app.switch_page(str(MAIN.parent / "views" / f"{page}.py"))
         if run is not None:
             app.query_params["run"] = run
-        app.run()
+        turn(app.run())
         assert not app.exception, app.exception[0].message
         return app
 

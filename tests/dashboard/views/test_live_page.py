@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from browsing.app_page import turn
 from made.runs import engine_events
 from made.traces import run_of
 from made.watched import MS, eventful, step, with_recording, write_watched
@@ -79,7 +80,7 @@ def test_a_recording_is_one_click_away_or_named(opened: Open, tmp_path: Path) ->
     run_of(tmp_path / "mine" / "step-1203", engine_events(), engine_events(), manifest={})
     with_recording(eventful(tmp_path / "mine" / "watch"), "/elsewhere/mine/step-1203")
     app = opened(tmp_path, run="mine/watch")
-    app.button(key="recording_1203").click().run()
+    turn(app.button(key="recording_1203").click().run())
     assert not app.exception
     assert [title.value for title in app.title] == ["Summary"]
     assert app.query_params["run"] == "mine/step-1203"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from browsing.app_page import body_texts, head_texts, unfold
+from browsing.app_page import body_texts, head_texts, turn, unfold
 from made.ranks import carried
 from made.traces import event, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
@@ -134,7 +134,7 @@ def test_a_bar_leads_to_its_collectives_on_the_timeline(opened, tmp_path: Path) 
     late = [step(0, 0, 60), op("mm", 0, 30), *carried(0, 30, 45, launch=30)]
     run_of(tmp_path / "run", early, late)
     app = opened(tmp_path, run="run")
-    app.button(key="causes_0_link").click().run()
+    turn(app.button(key="causes_0_link").click().run())
     assert not app.exception
     assert app.title[0].value == "Timeline"
     query = [app.query_params[name] for name in ("rank", "from", "to")]

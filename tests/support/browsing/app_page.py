@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeGuard
+from urllib.parse import parse_qs
 
 from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import Block
 
+import overlaplab.dashboard
+from overlaplab.dashboard.links import TURN
+
+VIEWS = Path(overlaplab.dashboard.__file__).with_name("views")
 PAGES = {
     "summary": "Summary",
     "timeline": "Timeline",
@@ -41,3 +47,14 @@ def body_texts(app: AppTest) -> list[str]:
 
 def _is_head(node: object) -> TypeGuard[Block]:
     return isinstance(node, Block) and node.proto.id.endswith(_HEAD)
+
+
+def turn(app: AppTest) -> AppTest:
+    """Follow the hidden link where the app turns to another page, as its script has the browser do."""
+    for link in [link.proto for link in app.page_link if link.value == TURN]:
+        app.switch_page(str(VIEWS / f"{link.page or 'summary'}.py"))
+        app.query_params.clear()
+        for name, values in parse_qs(link.query_string).items():
+            app.query_params[name] = values
+        app.run()
+    return app
