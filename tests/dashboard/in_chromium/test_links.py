@@ -12,7 +12,7 @@ import pytest
 from browsing.browser import app_on, choose_row, pick, rerun, settle, visit, wait_until, watch_of
 from made.runs import engine_events, made_runs
 from made.traces import run_of
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Response, expect
 
 
 def query(page: Page) -> dict[str, str]:
@@ -141,10 +141,14 @@ def test_new_runs_appear_and_uploads_open(
         run_of(tmp_path / "mine", engine_events(), manifest={"bucket_cap_mb": 3.0})
         page.get_by_text("Open traces from this computer").click()
         files = sorted(str(file) for file in (tmp_path / "mine").iterdir())
+        taken: list[Response] = []
+        page.on("response", lambda response: taken.append(response) if "upload_file" in response.url else None)
         page.locator("input[type=file]").set_input_files(files)
         page.locator("[data-testid=stFileChip]").nth(1).wait_for()
+        wait_until(page, lambda: len(taken) >= len(files))  # what is sent before is a form without its files
         page.locator("[data-testid=stBaseButton-secondaryFormSubmit]").click()
-        page.get_by_text("bucket_cap_mb 3").first.wait_for()
+        wait_until(page, lambda: "bucket_cap_mb 3" in page.inner_text("body"))
+        assert "bucket_cap_mb 3" in page.inner_text("body")
         page.wait_for_url("**/?run=%2Fuploaded+1")
         visit(page, address, "buckets")
         page.get_by_text("2 buckets of rank 0").wait_for()

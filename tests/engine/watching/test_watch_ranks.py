@@ -215,9 +215,10 @@ def strategies_of_the_engine_are_seen(comm: Communicator, name: str) -> None:
         waited[number] = waited_ns() - before_ns
 
     table, _ = watched_training(comm, strategy.model, step)
-    watched_sum, waited_sum = table["exposed_comm_ns"].sum(), sum(waited[number] for number in (3, 4, 5))
-    # The engine counts for itself, with what the watch does around each wait.
-    assert waited_sum * 0.8 - 5_000_000 < watched_sum < waited_sum * 1.05, (watched_sum, waited_sum)
+    both = [(table.loc[number, "exposed_comm_ns"], waited[number]) for number in (3, 4, 5)]
+    # The engine counts for itself, with what the watch does around each wait, and with what else a busy machine does.
+    assert all(watched < counted * 1.05 + 1_000_000 for watched, counted in both), both
+    assert any(counted * 0.8 - 2_000_000 < watched for watched, counted in both), both
     expect_known(table, GRADIENTS, *([GATHERS] if name.startswith("zero") else []))
 
 

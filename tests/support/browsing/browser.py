@@ -241,16 +241,19 @@ def rerun(page: Page) -> Iterator[None]:
     """
     stream = watch_of(page).stream
     assert stream is not None, "the page shows no app"
-    with stream.expect_event("framereceived", _ends_a_run, timeout=WAIT_MS):
+    began = False
+
+    def ends_a_run(frame: bytes | str) -> bool:
+        nonlocal began  # an earlier run may end meanwhile
+        message = ForwardMsg.FromString(frame if isinstance(frame, bytes) else frame.encode())
+        kind = message.WhichOneof("type")
+        began = began or kind == "new_session"
+        return began and kind == "script_finished" and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN
+
+    with stream.expect_event("framereceived", ends_a_run, timeout=WAIT_MS):
         yield
     page.evaluate(_DRAWN)
     settle(page)
-
-
-def _ends_a_run(frame: bytes | str) -> bool:
-    message = ForwardMsg.FromString(frame if isinstance(frame, bytes) else frame.encode())
-    done = message.WhichOneof("type") == "script_finished"
-    return done and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN
 
 
 def choose_row(page: Page, table: str, row: int) -> None:
