@@ -129,8 +129,8 @@ def amount(number: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things: `1 rank`, `2 ranks`, `3 microbatches`."""
-    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+    """A number of things: `1 rank`, `2,000 steps`, `3 microbatches`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -355,4 +355,4 @@ def _column_width(header: str, values: pd.Series[Any]) -> int:
 def _text_width(header: str, texts: pd.Series) -> int:
     """Pixels in which the longest of the first texts has room, as far as a table can give it."""
     longest = max((len(str(text)) for text in (header, *texts.head(1000).dropna())), default=0)
-    return min(round(_LETTER * longest) + _PADDING, 340)
+    return min(round(_LETTER * longest) + _PADDING, 440)

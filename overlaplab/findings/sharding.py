@@ -228,7 +228,7 @@ def _most_held(curve: pd.DataFrame) -> tuple[str, str]:
     if curve["bytes"].isna().any():
         return count(int(curve["layers"].max()), "layer"), ""
     peak = curve.iloc[int(curve["bytes"].argmax())]
-    layers = "" if pd.isna(peak["layers"]) else f" ({count(int(peak['layers']), 'layer')} gathered)"
+    layers = "" if pd.isna(peak["layers"]) else f" ({count(int(peak['layers']), 'layer')})"
     return size_exact(int(peak["bytes"])), layers
 
 
@@ -262,9 +262,9 @@ def _few_names(units: list[str]) -> str:
 
 
 def held_limit(limit: HeldLimit) -> str:
-    """The name of the line at what a prefetch may hold."""
+    """What the line at what a prefetch may hold says, for the chart's subtitle."""
     staying = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
-    return f"prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}: {size_exact(limit.bytes)}"
+    return f"Dashed: prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}."
 
 
 def gather_waits_title(steps: pd.DataFrame) -> str:

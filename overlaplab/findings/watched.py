@@ -39,7 +39,7 @@ def watched_sentences(
         _who_is_late(watched, ranks, late),
         *(_change(change) for _, change in changes.iterrows()),
         *(_kind(kind) for _, kind in kinds[kinds["period"].notna()].iterrows()),
-        *(f"Recorded by itself at step {each.step}: {each.path} ({each.reason})." for each in _recordings(watched)),
+        *(f"Recorded by itself at step {each.step:,}: {each.path} ({each.reason})." for each in _recordings(watched)),
     ]
 
 
@@ -100,14 +100,14 @@ def _who_is_late(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> s
 def _change(change: pd.Series[Any]) -> str:
     before, after = int(change["before_ns"]), int(change["after_ns"])
     if change["change"] == "late rank":
-        between = f"between steps {change['since_step']} and {change['step']}"
+        between = f"between steps {change['since_step']:,} and {change['step']:,}"
         if not before:
             return f"Rank {change['rank']} has become late {between}, by {ms(after)}; until then it was not."
         if not after:
             return f"Rank {change['rank']} has ceased to be late {between}; until then it was, by {ms(before)}."
         return f"Rank {change['rank']} has changed {between}: it is late by {ms(after)}, until then by {ms(before)}."
     longer = f"{percent(abs(after - before), before)} {'longer' if after > before else 'shorter'}"
-    text = f"From step {change['step']} on steps take {longer}: {ms(after)}, until then {ms(before)}"
+    text = f"From step {change['step']:,} on steps take {longer}: {ms(after)}, until then {ms(before)}"
     if pd.isna(change["exposed_before_ns"]) or pd.isna(change["exposed_after_ns"]):
         return text + "."
     was, now = (ms(int(change[f"exposed_{when}_ns"])) for when in ("before", "after"))
@@ -116,8 +116,8 @@ def _change(change: pd.Series[Any]) -> str:
 
 def _kind(kind: pd.Series[Any]) -> str:
     return (
-        f"Every {kind['period']} steps, from step {kind['first_step']} on, one takes {ms(int(kind['extra_ns']))} longer"
-        f" ({count(int(kind['steps']), 'step')}): a kind of its own, such as checkpoints."
+        f"Every {kind['period']:,} steps, from step {kind['first_step']:,} on, one takes {ms(int(kind['extra_ns']))}"
+        f" longer ({count(int(kind['steps']), 'step')}): a kind of its own, such as checkpoints."
     )
 
 
@@ -130,7 +130,7 @@ def _stopped_sentences(watched: Watched, ranks: pd.DataFrame, stopped: pd.DataFr
     furthest = ranks["last_step"].max()
     for row in ranks.to_dict("records"):
         if furthest - row["last_step"] >= BEHIND_STEPS and row["rank"] not in set(stopped["rank"]):
-            yield f"Rank {row['rank']} has ended no step after {row['last_step']}; others are at {furthest}."
+            yield f"Rank {row['rank']} has ended no step after {row['last_step']:,}; others are at {furthest:,}."
 
 
 def _all_stopped(stopped: pd.DataFrame) -> str:

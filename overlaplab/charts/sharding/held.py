@@ -11,7 +11,7 @@ from overlaplab.analyses import HeldLimit
 from overlaplab.charts.parts import FLUSH, Layer, dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings import gathered_peak, gathered_title, held_limit
-from overlaplab.words import byte_unit, to_ms
+from overlaplab.words import byte_unit, size_exact, to_ms
 
 LABELS_WIDTH = 72
 """Pixels left of the plot: the same for the curve and the schedule above it, so that their time axes line up."""
@@ -60,14 +60,16 @@ def gathered(
     steps = Layer(rows).encode(x=x, y=y)
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.gather, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.gather, strokeWidth=1.5, clip=True)
+    limit = limit if in_bytes else None
     title, unknown = gathered_title(curve), not in_bytes and curve["layers"].isna().any()
     layers = [
         area,
         edge,
-        *_limit(limit if in_bytes else None, scale, tones.ink),
+        *_limit(limit, scale, tones.ink),
         *([] if unknown else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
     ]
-    subtitle = [_HELD + (_IN_PART if (curve["resharded_bytes"] > 0).any() else ""), note]
+    in_part = _IN_PART if (curve["resharded_bytes"] > 0).any() else ""
+    subtitle = [_HELD + in_part + (f" {held_limit(limit)}" if limit else ""), note]
     description = f"A step curve of what is gathered over time. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=118, line=line)
 
@@ -77,7 +79,8 @@ def _limit(limit: HeldLimit | None, scale: float, ink: str) -> list[alt.Chart]:
     if limit is None:
         return []
     place = pd.DataFrame({"held": [limit.bytes / scale]})
-    rule, name = dashed_lines(place, "y", "held", held_limit(limit), ink, width=1.2, align="right", dx=-4, dy=-10)
+    label = f"limit {size_exact(limit.bytes)}"
+    rule, name = dashed_lines(place, "y", "held", label, ink, width=1.2, align="right", dx=-4, dy=-10)
     return [rule, name.encode(x=alt.value("width"))]
 
 

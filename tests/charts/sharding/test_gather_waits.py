@@ -53,7 +53,7 @@ def test_a_prefetch_holds_one_unit_more() -> None:
     assert [(one.units, one.staying, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
     assert held_limit(table.assign(bytes=pd.array([5, 7, None, 5], dtype="Int64")).head(3), 1) is None
     limit = HeldLimit(prefetch=1, units=2, staying=0, bytes=6_320_000)
-    assert findings.held_limit(limit) == "prefetch 1 may hold 2 units: 6.32 MB"
+    assert findings.held_limit(limit) == "Dashed: prefetch 1 may hold 2 units."
 
 
 def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
@@ -66,7 +66,9 @@ def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
     assert [(one.units, one.staying, one.bytes) for one in found if one] == [(2, 2, 10), (3, 2, 16), (4, 2, 21)]
     with_root = held_limit(gathers(("root", 4, "forward", "backward", 0, 14), *passing, *again), 0)
     assert with_root == HeldLimit(prefetch=0, units=2, staying=1, bytes=10)
-    assert findings.held_limit(with_root) == "prefetch 0 may hold 2 units, 1 of them kept from the forward pass: 10 B"
+    assert (
+        findings.held_limit(with_root) == "Dashed: prefetch 0 may hold 2 units, 1 of them kept from the forward pass."
+    )
     everything = [(name, 5, "forward", "backward", 0, 9) for name in "abc"]
     assert held_limit(gathers(*everything), 1) == HeldLimit(prefetch=1, units=3, staying=3, bytes=15)
 

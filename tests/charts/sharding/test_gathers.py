@@ -270,7 +270,7 @@ def test_gathered_is_a_step_curve_with_its_first_peak_named() -> None:
     ]
     found = spec(chart)
     assert {found["layer"][layer]["mark"]["interpolate"] for layer in (0, 1)} == {"step-after"}
-    assert rows(chart, 2) == [{"begin": 3.0, "held": 1.21, "word": "peak 1.21 MB (3 layers gathered)"}]
+    assert rows(chart, 2) == [{"begin": 3.0, "held": 1.21, "word": "peak 1.21 MB (3 layers)"}]
     named = spec(chart)["layer"][-1]["encoding"]
     assert named["text"]["field"] == "word"
     assert named["y"] == {"value": 8}  # at the top, which the curve does not reach
