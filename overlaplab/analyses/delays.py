@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 
-from overlaplab.events import Run, processor_counts, window_bounds, windows_at
+from overlaplab.analyses.worst import without_steps
+from overlaplab.events import Run, once_per_run, processor_counts, window_bounds, windows_at
 from overlaplab.evidence.selection import selected_traces, selected_windows
+from overlaplab.manifest import MachineStep
 from overlaplab.selection import EVERYTHING, Selection
 
 COLUMNS = {
@@ -14,6 +19,13 @@ COLUMNS = {
     **dict.fromkeys(("span_ns", "ran_ns", "delayed_ns"), "int64"),
 }
 """The columns of `delays` and their dtypes."""
+
+MUCH_DELAY = 0.20
+"""Share of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows
+better."""
+
+SHORT_STEP_NS = 250_000_000
+"""In a shorter step the machine's ticks of 10 ms tell little: what used the cores is told over all steps."""
 
 
 def delays(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -37,3 +49,53 @@ def delays(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         tables.append(summed.assign(rank=trace.rank, step=steps))
     table = pd.concat(tables) if tables else pd.DataFrame(columns=list(COLUMNS))
     return table[list(COLUMNS)].astype(COLUMNS).reset_index(drop=True)
+
+
+@once_per_run
+def busy_rows(run: Run) -> pd.DataFrame:
+    """For each rank and step in which the machine was busy `span_ns`, `delayed_ns`, and which shares of the cores its
+    machine's ranks (`own`) and others (`foreign`) used, NaN where unknown: from run.json, or else the trace's counts.
+    """
+    recorded = run.manifest.machine if run.manifest else None
+    if recorded is None:
+        steps = delays(run).groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
+        return steps[steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"]].assign(own=np.nan, foreign=np.nan)
+    of_rank: dict[int | None, list[MachineStep]] = {}
+    for row in recorded:
+        of_rank.setdefault(row.rank, []).append(row)
+    shares_of_rank = {rank: _shares(rows) for rank, rows in of_rank.items()}
+    rows = [
+        (row.rank, row.step, row.took_ns, row.delayed_ns or 0)
+        + (_shares([row]) if row.took_ns >= SHORT_STEP_NS else shares_of_rank[row.rank])
+        for row in recorded
+        if row.busy
+    ]
+    return pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
+
+
+def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
+    """The shares of the cores' time that the machine's ranks used and that other processes did, NaN where unknown.
+
+    Of a short step ticks of 10 ms tell little: it takes all steps of its rank (docs/design.md, "Machine busy").
+    """
+    counted = [(row.busy_ns, row.foreign_ns) for row in rows if row.busy_ns is not None and row.foreign_ns is not None]
+    if len(counted) < len(rows):
+        return np.nan, np.nan
+    whole_ns = max(sum(row.cores * row.took_ns for row in rows), 1)
+    foreign_ns = sum(foreign for _, foreign in counted)
+    return max(sum(busy for busy, _ in counted) - foreign_ns, 0) / whole_ns, foreign_ns / whole_ns
+
+
+def busy_steps(run: Run) -> set[int]:
+    """The numbers of the steps in which the machine was busy."""
+    return {int(number) for number in busy_rows(run)["step"].dropna()}
+
+
+def without_busy_steps(run: Run, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `overlaplab.summary` of this run without the steps in which the machine was busy; of a kind of steps that
+    has no others, all.
+    """
+    quiet = without_steps(table, tuple(busy_steps(run)))
+    if "step_kind" not in table:
+        return quiet if len(quiet) else table
+    return table[table["step"].isin(quiet["step"]) | ~table["step_kind"].isin(quiet["step_kind"])]

@@ -16,7 +16,7 @@ from overlaplab.event_columns import DAMAGED
 from overlaplab.events.preempted import core_waits, processor_counts
 from overlaplab.events.rows import event_times, host_ranges, launchers, matching, thread_numbers
 from overlaplab.events.rules import Part, WorkKind, device_work, host_rule
-from overlaplab.events.run import Trace, once_per_trace
+from overlaplab.events.run import Run, Trace, once_per_trace
 from overlaplab.intervals import EMPTY, Integers, Intervals, Mask, subtract, union
 from overlaplab.vocabulary import CPU_BACKENDS, OPERATOR_CATEGORIES, Rule, is_device_category, is_runtime_category
 
@@ -55,6 +55,11 @@ def rule_of(trace: Trace) -> Rule:
     if matching(category, is_device_category).any():
         return Rule.GPU
     return Rule.CPU if device_sign(trace) is None else Rule.UNRECORDED
+
+
+def is_on_gpus(run: Run) -> bool:
+    """Whether any of the run's traces holds device events."""
+    return any(rule_of(trace) is Rule.GPU for trace in run.traces)
 
 
 class Sign(StrEnum):

@@ -14,17 +14,16 @@ from unittest import SkipTest
 
 from overlaplab.analyses.across_runs.regression import Condition, parse_condition, unknown_ms, with_unknown
 from overlaplab.analyses.across_runs.settings import is_predicted
+from overlaplab.analyses.delays import busy_steps
 from overlaplab.analyses.idle import launched_in_time
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.summary import summary
 from overlaplab.costs import attained_steps, link_attained
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, rule_of
+from overlaplab.events import Run, is_on_gpus
 from overlaplab.findings.gates import CheckLine, Outcome, figure_words
 from overlaplab.findings.runs import steps_named
-from overlaplab.findings.warnings import busy_steps
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.vocabulary import Rule
 
 
 class RequirementError(AssertionError):
@@ -126,6 +125,6 @@ def _doubts(run: Run, selection: Selection, *, causes: bool) -> Iterator[_Doubt]
         yield _Doubt(reason=" and ".join(reasons), figures=figures)
         if figures is None:
             return
-    if any(rule_of(trace) is Rule.GPU for trace in run.traces):
+    if is_on_gpus(run):
         reasons.append("the device waited for its host to launch (launch-bound)")
         yield _Doubt(reason=" and ".join(reasons), figures=scalars(launched_in_time(run), selection, causes=causes))

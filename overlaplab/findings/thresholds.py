@@ -86,13 +86,6 @@ MOST_CLOCKS = 4
 MOST_KERNELS = 3
 """Kernels that are named where no communication was recognised."""
 
-MUCH_DELAY = 0.20
-"""Share of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows
-better."""
-
-SHORT_STEP_NS = 250_000_000
-"""In a shorter step the machine's ticks of 10 ms tell little: what used the cores is told over all steps."""
-
 PIPELINE_PART = 0.01
 """Share of the stages' time: a part of a pipeline's bubble that is smaller is not named."""
 UNEVEN_STAGES = 0.02

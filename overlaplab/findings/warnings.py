@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses import delays
+from overlaplab.analyses.delays import busy_rows, busy_steps
 from overlaplab.events import (
     Run,
     Sign,
@@ -33,8 +34,7 @@ from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed, steps_named
-from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS, MUCH_DELAY, SHORT_STEP_NS
-from overlaplab.manifest import MachineStep
+from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, join_names, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
@@ -274,7 +274,7 @@ def _busy_warnings(run: Run) -> Iterator[str]:
         yield f"{unknown}: such time counts as computation"
         return
     table = delays(run)
-    busy = _busy_rows(run)
+    busy = busy_rows(run)
     if not len(busy):
         return
     worst = busy.to_dict("records")[int((busy["delayed_ns"] / busy["span_ns"]).argmax())]
@@ -318,14 +318,9 @@ def busy_share(run: Run, step: int | None) -> float | None:
     """The part of this step that the computation of the rank that lost most waited for a core; None where the machine
     was not busy in it, or that is unknown.
     """
-    busy = _busy_rows(run)
+    busy = busy_rows(run)
     busy = busy[busy["step"].eq(-1 if step is None else step).fillna(False)]
     return float((busy["delayed_ns"] / busy["span_ns"]).max()) if len(busy) else None
-
-
-def busy_steps(run: Run) -> set[int]:
-    """The numbers of the steps in which the machine was busy."""
-    return {int(number) for number in _busy_rows(run)["step"].dropna()}
 
 
 def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | None:
@@ -334,40 +329,6 @@ def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | N
     busy = {run.path: sorted(busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs}
     named = [f"{steps_named(numbers)} of {path}" for path, numbers in busy.items() if numbers]
     return f"the machine was busy in {join_names(named)}: record again before you rely on it" if named else None
-
-
-def _busy_rows(run: Run) -> pd.DataFrame:
-    """For each rank and step in which the machine was busy `span_ns`, `delayed_ns`, and which shares of the cores its
-    machine's ranks (`own`) and others (`foreign`) used, NaN where unknown: from run.json, or else the trace's counts.
-    """
-    recorded = run.manifest.machine if run.manifest else None
-    if recorded is None:
-        steps = delays(run).groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
-        return steps[steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"]].assign(own=np.nan, foreign=np.nan)
-    of_rank: dict[int | None, list[MachineStep]] = {}
-    for row in recorded:
-        of_rank.setdefault(row.rank, []).append(row)
-    shares_of_rank = {rank: _shares(rows) for rank, rows in of_rank.items()}
-    rows = [
-        (row.rank, row.step, row.took_ns, row.delayed_ns or 0)
-        + (_shares([row]) if row.took_ns >= SHORT_STEP_NS else shares_of_rank[row.rank])
-        for row in recorded
-        if row.busy
-    ]
-    return pd.DataFrame(rows, columns=["rank", "step", "span_ns", "delayed_ns", "own", "foreign"])
-
-
-def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
-    """The shares of the cores' time that the machine's ranks used and that other processes did, NaN where unknown.
-
-    Of a short step ticks of 10 ms tell little: it takes all steps of its rank (docs/design.md, "Machine busy").
-    """
-    counted = [(row.busy_ns, row.foreign_ns) for row in rows if row.busy_ns is not None and row.foreign_ns is not None]
-    if len(counted) < len(rows):
-        return np.nan, np.nan
-    whole_ns = max(sum(row.cores * row.took_ns for row in rows), 1)
-    foreign_ns = sum(foreign for _, foreign in counted)
-    return max(sum(busy for busy, _ in counted) - foreign_ns, 0) / whole_ns, foreign_ns / whole_ns
 
 
 def _clock_warnings(run: Run) -> Iterator[str]:

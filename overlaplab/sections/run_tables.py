@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from overlaplab import analyses, findings, simulate
+from overlaplab.analyses.delays import without_busy_steps
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.arrays import int_or_none
@@ -90,11 +91,11 @@ class RunTables:
         if self.summary.empty:
             return None
         if (rank, step) not in self._diagnoses:
-            window = analyses.worst_step(self.summary, rank, step)
+            window = analyses.worst_step(self._quiet if step is None else self.summary, rank, step)
             at, on = _window_place(window)
             diagnosis = None if (rank, step) == (None, None) else self.diagnosis
             if diagnosis is None or (at, on) != (diagnosis.rank, diagnosis.step):
-                diagnosis = self._diagnose(window, at, on, findings.where_chosen(self.summary, rank, step, on))
+                diagnosis = self._diagnose(window, at, on, findings.where_chosen(self._quiet, rank, step, on))
             self._diagnoses[rank, step] = diagnosis
         return self._diagnoses[rank, step]
 
@@ -103,7 +104,7 @@ class RunTables:
         bounds = simulate.bound(self.run, selection).to_dict("records")
         speaks = (rank, step) == self._speaks
         return findings.diagnose(
-            self.summary,
+            self._quiet,
             window,
             self.moments,
             self.idle,
@@ -144,7 +145,12 @@ class RunTables:
     @cached_property
     def _speaks(self) -> tuple[int | None, int | None]:
         """The rank and step that speak for the run."""
-        return _window_place(analyses.worst_step(self.summary))
+        return _window_place(analyses.worst_step(self._quiet))
+
+    @cached_property
+    def _quiet(self) -> pd.DataFrame:
+        """The steps among which one speaks for the run."""
+        return without_busy_steps(self.run, self.summary)
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -11,14 +11,14 @@ import pandas as pd
 
 from overlaplab import charts, findings, simulate
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, missing_ranks
+from overlaplab.events import Run, is_on_gpus, missing_ranks
 from overlaplab.formats import as_held
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question
-from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.device_answers import Option, least_cap_mb, option_or_why, whole_bytes
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
 from overlaplab.simulate.predictions.wide_answers import is_wide

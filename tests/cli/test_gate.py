@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from made.traces import gloo, op, run_of, step
+from made.traces import gloo, launched, op, run_of, step
 from samples import TRACES, sample_run
 
 from overlaplab import OverlaplabError
@@ -163,6 +163,15 @@ def test_a_lost_rank_is_not_judged(command: Any, tmp_path: Path) -> None:
         assert code == 2
         assert "after: rank 1: is missing" in error
     assert command("compare", tmp_path / "after", tmp_path / "before", *condition)[0] == 2
+
+
+def test_a_gpu_is_not_judged_by_a_cpu(command: Any, tmp_path: Path) -> None:
+    run_of(tmp_path / "before", [step(3, 0, 100), op("mm", 0, 60), gloo(40, 90)])
+    run_of(tmp_path / "after", [step(3, 0, 100), *launched("gemm", 0, 5, 60, correlation=1)])
+    code, _, error = command("compare", tmp_path / "before", tmp_path / "after", "--fail-if", "exposed_comm_ns > 5%")
+    assert code == 2
+    assert "after: was recorded on GPUs, and" in error
+    assert "before on CPUs" in error
 
 
 def test_waits_without_all_ranks_are_not_judged(command: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browsing.pages import pages
+from made.traces import gloo, op, run_of, step
 from rich.console import Console
 from samples import each_gpu_sample, each_sample, sample_tables
 
@@ -189,3 +190,24 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
         assert section.advice.removeprefix(own).strip() in (*said, ""), section.title
         for text in sentences(section):
             assert contradictions(text, speaks) == [], f"{section.title}: {text}"
+
+
+def test_a_step_of_a_quiet_machine_speaks_for_the_run(tmp_path: Path) -> None:
+    """Of steps 3 to 5 the first two were busy; asked for, each is shown, and alone it says so."""
+    steps = [
+        [step(number, at, at + 100), op("mm", at, at + 60), gloo(at + 40, at + 60 + exposed)]
+        for number, at, exposed in ((3, 0, 39), (4, 100, 35), (5, 200, 20))
+    ]
+    machine = [
+        {"rank": 0, "step": number, "took_ns": 100_000, "cores": 2, "busy": number < 5, "delayed_ns": 30_000}
+        for number in (3, 4, 5)
+    ]
+    run = run_of(tmp_path, [event for events in steps for event in events], manifest={"machine": machine})
+    tables = RunTables(run=run)
+    found = tables.diagnosis
+    assert found is not None
+    assert (found.step, found.chosen, tables.window) == (5, "the only one", {"rank": 0, "step": 5})
+    assert not found.headline.startswith("The machine was busy")
+    asked = tables.find_diagnosis(0, 4)
+    assert asked is not None
+    assert asked.headline.startswith("The machine was busy in this step")

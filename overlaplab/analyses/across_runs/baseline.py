@@ -15,7 +15,7 @@ from overlaplab.analyses.across_runs.settings import is_predicted, settings_diff
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.costs import link_attained
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, is_on_gpus
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.words import shorten
@@ -86,8 +86,8 @@ def recordings_before(
     `path` is the baseline's file. Another run's figures of causes are there only where the conditions ask for them.
 
     Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps count, a rank's
-    trace is missing, or they ask for changes of causes that the baseline has by earlier rules; and where it, or the
-    other run, was predicted or did not attain its emulated link.
+    trace is missing, one ran on GPUs and the other on CPUs, or they ask for changes of causes that the baseline has by
+    earlier rules; and where it, or the other run, was predicted or did not attain its emulated link.
     """
     for judged_run in (run,) if other is None else (run, other):
         _require_judgeable(judged_run)
@@ -109,6 +109,10 @@ def recordings_before(
     if other is None:
         return ()
     _require_same(_settings(other), _settings(run), run, others=other.path)
+    if is_on_gpus(run) != is_on_gpus(other):
+        where = "CPUs, and {} on GPUs" if is_on_gpus(other) else "GPUs, and {} on CPUs"
+        remedy = "Compare recordings of one kind of device."
+        raise OverlaplabError(f"was recorded on {where.format(other.path)}", path=run.path, remedy=remedy)
     _require_ranks(run, selection, _ranks(other, selection))
     _require_ranks(other, selection, _ranks(run, selection))
     return (scalars(other, selection, causes=bool(of_causes)),)

@@ -19,7 +19,7 @@ from overlaplab.dashboard.head import error_line, open_page
 from overlaplab.dashboard.pickers import shown_diagnosis
 from overlaplab.dashboard.widgets import nothing_to_show, show_block, show_warnings, what_to_do
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import missing_ranks
+from overlaplab.events import is_on_gpus, missing_ranks
 from overlaplab.findings.actions.words import SCHEDULES
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.sections.what_if import caps_tried, what_if_parts
@@ -27,7 +27,7 @@ from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.answer import DEPTHS, Question
-from overlaplab.simulate.predictions.device import is_on_gpus, require_device
+from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.predictions.what_if import message_without_path

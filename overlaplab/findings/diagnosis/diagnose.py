@@ -33,7 +33,7 @@ from overlaplab.findings.diagnosis.shares import BEYOND_PLAYS, CauseShare, cause
 from overlaplab.findings.diagnosis.step_kinds import kind_name, steps_of_kind
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
-from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_CAUSES, SHORT_PAUSE_NS
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
 from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word
 
 
@@ -130,12 +130,16 @@ def diagnose(
     may be about other windows, too. `gains`: rows of `simulate.gains`. `actions`: those of the diagnosis that speaks
     for the run, where this is another one. `ahead`, `late_reason`, `kinds`: see `Diagnosis`. `busy`: which part of the
     step computation waited for a core, of a step in which the machine was busy: that is said first, and nothing is
-    advised on what seems to be computation or a slow host. `blocking`: rows of `overlaplab.blocking`.
+    advised on what seems to be computation or a slow host; from half of the step on, nothing but a quiet machine.
+    `blocking`: rows of `overlaplab.blocking`.
     """
     idled = rows_of(idle, window)
     rows = rows_of(causes, window)
     lacks_cores = waits_for_cores(idled)
     lead = "" if busy is None or lacks_cores else _busy_lead(busy)
+    is_lost = lead != "" and (busy or 0) > MAJORITY
+    if is_lost:
+        gains, actions = None, ()
     of_window = {"rank": window["rank"], "step": window["step"]}
     moments = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
     moments["overhead"] = (moments["cause"] == Cause.GAP) & (moments["exposed_ns"] < SHORT_PAUSE_NS)
@@ -155,7 +159,8 @@ def diagnose(
         other, advice, gain_ns = "This step's timings are unreliable.", LEAVE_CORES, None
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
-        if lead and shares and not (best is not None and best.is_certain) and not is_open(largest_share(shares), best):
+        is_sure = best is not None and best.is_certain
+        if is_lost or (lead and shares and not is_sure and not is_open(largest_share(shares), best)):
             advice, gain_ns = LEAVE_CORES, None
     elif best is not None and not lacks_cores:
         other += cause_of_advice(shares, best)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from overlaplab.analyses.delays import without_busy_steps
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.events import Run, missing_ranks
@@ -123,7 +124,7 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     """Every cap and the best buckets of all, of the step that speaks for the run; see [Note: by the bound]."""
     if missing_ranks(run):  # T may include waiting for them
         return
-    table = summary(run)
+    table = without_busy_steps(run, summary(run))
     window = worst_step(table) if len(table) else None
     gradients = None if window is None else sendable_gradients(run, window)
     if window is None or gradients is None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from overlaplab.analyses.delays import without_busy_steps
 from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.errors import OverlaplabError
@@ -83,7 +84,7 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
         cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
     ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
-    window = worst_step(summary(run))
+    window = worst_step(without_busy_steps(run, summary(run)))
     gradients = sendable_gradients(run, window)
     if gradients is None or len(gradients.bytes) != len(sizes):
         return ranges[:: max(len(ranges) // _MAX_CAPS, 1)][:_MAX_CAPS]

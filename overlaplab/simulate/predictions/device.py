@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
-from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, rule_of, step_windows
+from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, step_windows
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
@@ -38,7 +38,7 @@ from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
-from overlaplab.vocabulary import PREDICTED, Rule, label_text
+from overlaplab.vocabulary import PREDICTED, label_text
 
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
@@ -101,11 +101,6 @@ def _recorded_steps(run: Run) -> NDArray[np.int64]:
     """How long all steps take as the recorded programs give them."""
     programs = require_device(run)
     return _spans(programs, play_or_refuse(run, programs.programs))
-
-
-def is_on_gpus(run: Run) -> bool:
-    """Whether hosts and streams are played, instead of ranks and a link."""
-    return any(rule_of(trace) is Rule.GPU for trace in run.traces)
 
 
 def device_manifest(run: Run) -> Manifest:

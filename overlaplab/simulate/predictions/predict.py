@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, step_windows
+from overlaplab.events import Run, is_on_gpus, step_windows
 from overlaplab.evidence.pipelines import find_plan
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
@@ -23,7 +23,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Launch, Move, Program
-from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus, predict_device
+from overlaplab.simulate.predictions.device import device_manifest, predict_device
 from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.trace_event import Event

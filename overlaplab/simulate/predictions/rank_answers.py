@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run
+from overlaplab.events import Run, is_on_gpus, once_per_run
 from overlaplab.evidence.pipelines import find_plan
 from overlaplab.intervals import Intervals, union
 from overlaplab.manifest import Pipeline
@@ -19,7 +19,7 @@ from overlaplab.simulate.pipelines.shape import PLAYED
 from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Program, Work, find_launches
 from overlaplab.simulate.predictions.answer import Answer, lane_table, lane_word, median_step
-from overlaplab.simulate.predictions.device import device_manifest, is_on_gpus
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.edits import move_into_the_next

@@ -11,11 +11,11 @@ import pandas as pd
 
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run
+from overlaplab.events import Run, is_on_gpus
 from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.predictions import wide_answers
 from overlaplab.simulate.predictions.answer import Answer, Question, median_step
-from overlaplab.simulate.predictions.device import is_on_gpus, require_device
+from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
 from overlaplab.simulate.predictions.error import Interval, prediction_interval
 from overlaplab.simulate.predictions.rank_answers import rank_answer

@@ -102,7 +102,7 @@ def test_a_busy_machine_is_said_first(tmp_path: Path) -> None:
 def test_exposed_communication_stays_said_on_a_busy_machine() -> None:
     table = summary_rows((5, 1, 100, 25))
     causes = exposed_rows((5, 1, "tail", 25, None))
-    plain, busy = (diagnose(table, worst_step(table), causes, table, busy=share) for share in (None, 0.67))
-    lead = "The machine was busy in this step: computation waited for a core 67\u00a0% of the time. "
+    plain, busy = (diagnose(table, worst_step(table), causes, table, busy=share) for share in (None, 0.33))
+    lead = "The machine was busy in this step: computation waited for a core 33\u00a0% of the time. "
     assert busy.headline == lead + plain.headline
     assert busy.advice == plain.advice
