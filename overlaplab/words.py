@@ -173,8 +173,8 @@ def capitalise(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """A warning as a full sentence."""
-    return f"{capitalise(text)}."
+    """A warning as a full sentence, or several."""
+    return f"{capitalise(text).removesuffix('.')}."
 
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))

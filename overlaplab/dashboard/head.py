@@ -33,13 +33,16 @@ class PageHead:
     """The line of the page's title."""
     below: DeltaGenerator
 
-    def show(self, diagnosis: Diagnosis | None) -> None:
-        """Say what was recorded, of which rank and step the page's figures are, the verdict, and what to try."""
+    def show(self, diagnosis: Diagnosis | None, lead: str = "") -> None:
+        """Say what was recorded, of which rank and step the page's figures are, the verdict, and what to try.
+
+        `lead`: of what the verdict is, where the page shows other settings, too.
+        """
         self._describe(diagnosis)
         if diagnosis is None:
             return
         with self.below.container(key="verdict", gap="xxsmall"):
-            st.text(diagnosis.headline)
+            st.text(lead + diagnosis.headline)
             with st.container(key="advice_line", horizontal=True, gap="small"):
                 st.text(diagnosis.advice, width="stretch")
                 st.page_link(_SUMMARY, label="Summary ›")

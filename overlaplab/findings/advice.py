@@ -114,7 +114,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
     else:
-        yield f"Best of these settings: {_sentence(chosen)}"
+        yield f"First to try: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             yield capitalise(_sentence(row))

@@ -47,9 +47,18 @@ def gathers_lead(table: pd.DataFrame, where: str) -> str:
     peak = _peak_sentence(counted, gathered_bytes(table))
     wait = "How long compute waited for them is unknown."
     if not pd.isna(counted["wait_ns"]):
-        wait = f"Compute waited {ms(counted['wait_ns'])} for gathers."
+        wait = f"Compute waited {ms(counted['wait_ns'])} for gathers{_longest_wait(table)}."
     begin = f"{capitalise(where)}: " if where else ""
     return f"{begin}{counts}. {peak} {wait}"
+
+
+def _longest_wait(table: pd.DataFrame) -> str:
+    """For which unit compute waited longest; empty where it waited for one gather or none."""
+    waits = table[table["wait_ns"] > 0]
+    if len(waits) < 2:
+        return ""
+    longest = waits.sort_values("wait_ns", ascending=False, kind="stable").iloc[0]
+    return f", longest for {unit_name(longest['unit'])} ({ms(longest['wait_ns'])})"
 
 
 def _peak_sentence(counted: pd.Series, curve: pd.DataFrame) -> str:

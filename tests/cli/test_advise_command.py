@@ -72,7 +72,7 @@ def test_the_terminal_begins_with_the_runs_own_advice(command: Any) -> None:
     code, out, _ = command("advise", SWEEP / "cap-25")
     assert code == 0
     assert "Try bucket_cap_mb 1.2 (now 25). Predicted gain: " in out
-    assert "Best of these settings: bucket_cap_mb 1.2, 5 buckets" in out
+    assert "First to try: bucket_cap_mb 1.2, 5 buckets" in out
     assert "overlaplab record … --bucket-cap-mb 1.2" in out
 
 

@@ -76,7 +76,7 @@ def said(table: pd.DataFrame) -> list[str]:
 
 def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None:
     assert said(rows(dict(CAP, gain=10), dict(LIST, gain=12)))[:3] == [
-        "Best of these settings: bucket_cap_mb 1.2, 4 buckets: predicted gain 10.0 ms (10\u00a0% of 100.0 ms);"
+        "First to try: bucket_cap_mb 1.2, 4 buckets: predicted gain 10.0 ms (10\u00a0% of 100.0 ms);"
         " over the steps 9.0 ms to 11.0 ms.",
         "A cap for each bucket (bucket_cap_mb_list), the best 3, with caps of 2, 1 and 0.5 MiB:"
         " predicted gain 12.0 ms (12\u00a0% of 100.0 ms); over the steps 11.0 ms to 13.0 ms.",

@@ -111,7 +111,7 @@ def test_the_best_buckets_in_words() -> None:
     columns = ["bytes", "end_ns", "last_ns"]
     best = pd.DataFrame([(1_000_000, 50, 9_000_000), (2_000_000, 11_000_000, 9_000_000)], columns=columns)
     assert findings.best_buckets_remark(best) == (
-        "Last row: the best buckets found on the same link, 2 buckets of 1.00 MB to 2.00 MB; the last ends 2.0 ms"
+        "Last row: the best buckets on the same link, 2 buckets of 1.00 MB to 2.00 MB; the last ends 2.0 ms"
         " after the last gradient."
     )
     assert findings.best_buckets_remark(best.head(0)) is None

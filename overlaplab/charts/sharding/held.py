@@ -16,7 +16,7 @@ from overlaplab.words import byte_unit, size_exact, to_ms
 LABELS_WIDTH = 72
 """Pixels left of the plot: the same for the curve and the schedule above it, so that their time axes line up."""
 LABELS_LOOK: dict[str, Any] = {"minExtent": LABELS_WIDTH, "maxExtent": LABELS_WIDTH}
-_HELD = "Held from the launch of a gather until the unit is freed."
+_HELD = "Held from a gather's launch (on a GPU, from when its stream comes to it) until the unit is freed."
 _IN_PART = " A unit that is resharded to fewer ranks stays held in part until it is gathered again."
 _HEADROOM = 1.55  # times the highest point: above it stand the limit's name and, above that, the peak's
 _NAME_PX = 8  # pixels from the chart's top to the middle of the peak's name

@@ -54,7 +54,7 @@ _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted di
 def page() -> None:
     head = open_page("What if")
     opened = head.opened
-    head.show(shown_diagnosis(opened))
+    head.show(shown_diagnosis(opened), "As recorded: ")
     if opened.not_predicted is not None:
         nothing_to_show(opened, "This page can play no other setting of this run.")
         st.text(sentence(opened.not_predicted))

@@ -126,7 +126,7 @@ def host_work(case: Case) -> str:
 
 def find_pause(case: Case) -> str:
     """No pause of the host: the range in which it is, where that is known."""
-    where = f" in {shorten(case.what, 40)}" if case.what else ""
+    where = f" in “{shorten(case.what.strip('# '), 40)}”" if case.what else ""
     return f"finding what blocks the host{where}: the timeline shows it"
 
 

@@ -50,7 +50,7 @@ def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest
     assert body_texts(app)[1].startswith("A recording's mean step lies within ± ")
     slide(app, "ranks", "bucketed", 10_000)
     assert "Extrapolated beyond what was recorded: the number of ranks by a factor of 5,000." in body_texts(app)
-    assert "bucket_cap_mb 1 and 10000 ranks" in body_texts(app)[0]
+    assert "bucket_cap_mb 1 and 10,000 ranks" in body_texts(app)[0]
 
 
 def test_over_an_unknown_link_one_is_named(on: Callable[[str], AppTest]) -> None:
@@ -111,7 +111,7 @@ def test_of_the_recorded_setting_the_page_advises_what_every_page_advises(
     said = RunTables(run=sample_run(run)).diagnosis
     assert said is not None
     app = on(run)
-    assert head_texts(app)[2:] == [said.headline, said.advice]
+    assert head_texts(app)[2:] == [f"As recorded: {said.headline}", said.advice]
     assert "What to do about it" not in [header.value for header in app.header]  # the head has said it
 
 

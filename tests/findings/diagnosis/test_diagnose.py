@@ -111,7 +111,7 @@ def test_what_costs_numerics_or_a_search_comes_first_only_for_twice_the_gain() -
 def test_the_range_in_which_the_host_pauses_is_named() -> None:
     rows = exposed_rows((0, 1, "tail", 30, None))
     inside = diagnosed(rows, gains=gains(("no_pause", None, 30)).assign(what="Optimizer.step#SlowSGD.step"))
-    words = "Try finding what blocks the host in Optimizer.step#SlowSGD.step: the timeline shows it."
+    words = "Try finding what blocks the host in “Optimizer.step#SlowSGD.step”: the timeline shows it."
     assert inside.advice.startswith(words)
     outside = diagnosed(rows, gains=gains(("no_pause", None, 30)))
     assert outside.advice.startswith("Try finding what blocks the host: the timeline shows it.")
