@@ -59,7 +59,7 @@ def pick_communication() -> None:
     links.start(links.COMMUNICATION, key, linked, "", _Rules())
     rule = st.sidebar.text_input(
         "Extra communication kernels",
-        placeholder="names, with | between them",
+        placeholder="name|name",
         help="Kernels and copies whose names contain one of these count as communication, as by --communication.",
         key=key,
         on_change=links.control_used,

@@ -30,7 +30,10 @@ from overlaplab.words import capitalise, count, gradient_word, ms, size_exact, t
 def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `overlaplab.buckets`' table must know, a line each."""
     if table.empty:
-        return ("no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",)
+        return (
+            "no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity; what"
+            " gathers parameters is in `overlaplab schedule`",
+        )
     notes = []
     from_ddp = int((table["source"] == "ddp").sum())
     if 0 < from_ddp < len(table):

@@ -112,7 +112,7 @@ def marks_note(diagnosis: Diagnosis) -> str | None:
     open_ = diagnosis.bound is not None and not diagnosis.bound["waits_known"]
     notes = ["if none of the exposed time is waiting for other ranks"] if open_ else []
     if diagnosis.idle_ns > LITTLE_GAIN * diagnosis.span_ns:
-        notes.append(f"each includes {ms(diagnosis.idle_ns)} of idle time")
+        notes.append(f"by less exposed communication: {ms(diagnosis.idle_ns)} of idle time stays in each")
     return "; ".join(notes) or None
 
 

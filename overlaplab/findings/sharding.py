@@ -126,7 +126,8 @@ def schedule_notes(table: pd.DataFrame) -> tuple[str, ...]:
     """What a reader of `overlaplab.schedule`'s table must know, a line each."""
     if table.empty:
         return (
-            "no gathers were found: they show in the engine's labels or FSDP2's ranges, and on a GPU in its activity",
+            "no gathers were found: they show in the engine's labels or FSDP2's ranges, and on a GPU in its activity;"
+            " buckets of gradients are in `overlaplab buckets`",
         )
     notes = []
     if (table["source"] == "fsdp2").any():

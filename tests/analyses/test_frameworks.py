@@ -105,10 +105,12 @@ def nothing_is_guessed(run: Run) -> None:
     assert gathers.empty
     assert buckets.empty
     assert schedule_notes(gathers) == (
-        "no gathers were found: they show in the engine's labels or FSDP2's ranges, and on a GPU in its activity",
+        "no gathers were found: they show in the engine's labels or FSDP2's ranges, and on a GPU in its activity;"
+        " buckets of gradients are in `overlaplab buckets`",
     )
     assert bucket_notes(buckets) == (
-        "no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity",
+        "no buckets were found: they show in the engine's labels or torch's DDP, and on a GPU in its activity; what"
+        " gathers parameters is in `overlaplab schedule`",
     )
     assert run_warnings(run) == ("1 of 2 ranks has no trace here",)
     assert len(timeline_events(run).events)

@@ -87,7 +87,7 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advise
     took = ms(shares[0].exposed_ns)
     clause = _clause(shares[0], took)
     if shares[0].cause is Cause.GAP:
-        pauses = shares[0].label if shares[0].overhead else "many short pauses of the host"
+        pauses = shares[0].label if shares[0].overhead else "many pauses of the host"
         return f"Another {took} of it passed in {pauses}, which communication did not cause."
     gain_ns = shares[0].gain_ns
     if gain_ns is not None and best is not None and gain_ns > best.gain_ns:

@@ -152,7 +152,7 @@ def test_short_pauses_of_the_host_are_not_the_aim() -> None:
     assert found.causes[0].cause is Cause.GAP
     assert found.headline.endswith(
         " For 10.0 ms of it, no computation was left to overlap with (bucket 4). Another 20.0 ms of it passed in"
-        " many short pauses of the host, which communication did not cause."
+        " many pauses of the host, which communication did not cause."
     )
     assert found.advice.startswith("Try a lower")
     one = diagnosed(exposed_rows((0, 1, "compute gap", 20, None), (0, 1, "tail", 10, None)))
