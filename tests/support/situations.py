@@ -118,7 +118,7 @@ SITUATIONS = (
         remedied=("--strategy", "zero3", "--link", LINK, *SLEEP, "--prefetch", "SETTING"),
         label="launched late (late launch)",
         page="Gathered parameters (ZeRO-3, FSDP)",
-        shown="ms for gathers.",
+        shown="ms for gathers",
         advice="prefetch 1",
         remedy="prefetch",
     ),
