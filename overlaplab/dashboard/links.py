@@ -49,13 +49,7 @@ _UNKNOWN = {
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
 _SUMMARY = _TIMELINE.with_name("summary.py")
 TURN = "Turn the page"
-"""What the hidden link says that `turn_to` clicks."""
-_SCRIPT_OF_TURN = """(function click() {
-  const place = document.querySelector(".st-key-turn");
-  const link = place?.querySelector("a");
-  if (link) link.click();
-  else if (place) setTimeout(click, 20);  // the browser fetches what draws links where it first draws one
-})()"""
+"""What the hidden link says that `turn.js` clicks."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
 _NAME = re.compile(r"[\w./ +=,@()-]{1,200}")
 _RULE = re.compile(r"[\w:<>, |-]{1,200}")
@@ -116,14 +110,14 @@ def turn_to(page: Path | StreamlitPage, query: dict[str, str]) -> NoReturn:
     st.session_state["links_unwritten"] = False
     with st.container(key="turn"):
         st.page_link(page, label=TURN, query_params=query)
-        st.html(f"<script>{_SCRIPT_OF_TURN}</script>", unsafe_allow_javascript=True)
+        st.html(_script("turn.js"), unsafe_allow_javascript=True)
     st.stop()
 
 
 def begin() -> None:
     """Once per run of the app, before any control: take what is new from the query string, put back what is lost."""
     with st.container(key="history"):
-        st.html(_history(), unsafe_allow_javascript=True)
+        st.html(_script("history.js"), unsafe_allow_javascript=True)
     stored: dict[str, str] = st.session_state.setdefault("links_kept", {})
     stale = st.session_state.pop("links_used", False) or st.session_state.get("links_unwritten", False)
     st.session_state["links_unwritten"] = True  # until `write`: a run that is cut short leaves the browser behind
@@ -144,9 +138,9 @@ def begin() -> None:
 
 
 @cache
-def _history() -> str:
-    """What makes the browser's way back lead from page to page."""
-    return f"<script>{Path(__file__).with_name('history.js').read_text('utf-8')}</script>"
+def _script(name: str) -> str:
+    """A script of this folder as an element of the page."""
+    return f"<script>{Path(__file__).with_name(name).read_text('utf-8')}</script>"
 
 
 def write() -> None:

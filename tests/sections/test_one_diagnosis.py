@@ -193,7 +193,7 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
 
 
 def test_a_step_of_a_quiet_machine_speaks_for_the_run(tmp_path: Path) -> None:
-    """Of steps 3 to 5 the first two were busy; asked for, each is shown, and alone it says so."""
+    """The machine was busy in the first two of three; a busy step that is asked for is shown, and says so."""
     steps = [
         [step(number, at, at + 100), op("mm", at, at + 60), gloo(at + 40, at + 60 + exposed)]
         for number, at, exposed in ((3, 0, 39), (4, 100, 35), (5, 200, 20))
@@ -204,10 +204,10 @@ def test_a_step_of_a_quiet_machine_speaks_for_the_run(tmp_path: Path) -> None:
     ]
     run = run_of(tmp_path, [event for events in steps for event in events], manifest={"machine": machine})
     tables = RunTables(run=run)
-    found = tables.diagnosis
-    assert found is not None
-    assert (found.step, found.chosen, tables.window) == (5, "the only one", {"rank": 0, "step": 5})
-    assert not found.headline.startswith("The machine was busy")
-    asked = tables.find_diagnosis(0, 4)
-    assert asked is not None
-    assert asked.headline.startswith("The machine was busy in this step")
+    diagnosis = tables.diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.step, diagnosis.chosen, tables.window) == (5, "the only one", {"rank": 0, "step": 5})
+    assert not diagnosis.headline.startswith("The machine was busy")
+    of_step_4 = tables.find_diagnosis(0, 4)
+    assert of_step_4 is not None
+    assert of_step_4.headline.startswith("The machine was busy in this step")

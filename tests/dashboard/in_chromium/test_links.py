@@ -141,11 +141,11 @@ def test_new_runs_appear_and_uploads_open(
         run_of(tmp_path / "mine", engine_events(), manifest={"bucket_cap_mb": 3.0})
         page.get_by_text("Open traces from this computer").click()
         files = sorted(str(file) for file in (tmp_path / "mine").iterdir())
-        taken: list[Response] = []
-        page.on("response", lambda response: taken.append(response) if "upload_file" in response.url else None)
+        uploads: list[Response] = []
+        page.on("response", lambda response: uploads.append(response) if "upload_file" in response.url else None)
         page.locator("input[type=file]").set_input_files(files)
         page.locator("[data-testid=stFileChip]").nth(1).wait_for()
-        wait_until(page, lambda: len(taken) >= len(files))  # what is sent before is a form without its files
+        wait_until(page, lambda: len(uploads) >= len(files))  # what is sent before is a form without its files
         page.locator("[data-testid=stBaseButton-secondaryFormSubmit]").click()
         wait_until(page, lambda: "bucket_cap_mb 3" in page.inner_text("body"))
         assert "bucket_cap_mb 3" in page.inner_text("body")

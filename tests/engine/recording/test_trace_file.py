@@ -61,7 +61,7 @@ def test_the_device_is_done_with_warmup_before_the_recording(
 @pytest.mark.parametrize("gpu", [True, False])
 def test_whom_streams_wait_for_is_asked_for_on_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: bool) -> None:
     options: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", lambda **given: options.append(given))
+    monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", lambda **config: options.append(config))
     monkeypatch.setattr(record, "profile", lambda **_: None)
     record.TraceFile(tmp_path, 0, warmup=1, steps=1, gpu=torch.device("cuda") if gpu else None)
     assert options == [{"enable_cuda_sync_events": gpu, "profile_all_threads": False}]

@@ -347,10 +347,10 @@ def test_a_busy_machine_is_no_slow_host() -> None:
 
 def test_where_computation_mostly_waited_for_a_core_nothing_else_is_advised() -> None:
     causes = exposed_rows((0, 1, "straggler wait", 20, 3), (0, 1, "tail", 10, None))
-    found = diagnosed(causes, gains=gains(("balance", 3.0, 15)), busy=0.51)
-    assert "waited for a core 51\u00a0% of the time. 30\u00a0% of the step is exposed" in found.headline
-    assert found.advice.startswith("Leave the cores to the ranks")
-    assert (found.actions, found.gain_ns) == ((), None)
+    diagnosis = diagnosed(causes, gains=gains(("balance", 3.0, 15)), busy=0.51)
+    assert "waited for a core 51\u00a0% of the time. 30\u00a0% of the step is exposed" in diagnosis.headline
+    assert diagnosis.advice.startswith("Leave the cores to the ranks")
+    assert (diagnosis.actions, diagnosis.gain_ns) == ((), None)
 
 
 def test_a_mean_that_one_slow_step_makes_large_gains_nothing() -> None:
