@@ -46,12 +46,13 @@ def work_settings(manifest: Manifest) -> dict[str, Any]:
     settings, model = _with_defaults(manifest), _model(manifest) or {}
     of_model = {key: value for key, value in model.items() if key not in ("dtype", "parameters")}
     decisive = of_model | {key: settings.get(key) for key in _WORK}
-    return {key: json.loads(_canonical_json(value)) for key, value in decisive.items()}
+    plain: dict[str, Any] = json.loads(json.dumps(decisive, default=str))
+    return plain
 
 
 def settings_differ(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys in which two `work_settings` differ."""
-    return [key for key in {**first, **other} if _canonical_json(first.get(key)) != _canonical_json(other.get(key))]
+    return [key for key in {**first, **other} if first.get(key) != other.get(key)]
 
 
 def same_but_cap(first: Manifest, other: Manifest) -> bool:
