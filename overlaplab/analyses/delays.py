@@ -91,6 +91,15 @@ def busy_steps(run: Run) -> set[int]:
     return {int(number) for number in busy_rows(run)["step"].dropna()}
 
 
+def busy_share(run: Run, step: int | None) -> float | None:
+    """The part of this step that the computation of the rank that lost most waited for a core; None where the machine
+    was not busy in it, or that is unknown.
+    """
+    busy = busy_rows(run)
+    busy = busy[busy["step"].eq(-1 if step is None else step).fillna(False)]
+    return float((busy["delayed_ns"] / busy["span_ns"]).max()) if len(busy) else None
+
+
 def without_busy_steps(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     """Rows of `overlaplab.summary` of this run without the steps in which the machine was busy; of a kind of steps that
     has no others, all.

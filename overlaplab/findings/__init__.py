@@ -92,6 +92,7 @@ from overlaplab.findings.marks import event_facts, exposed_name, group_name, mar
 from overlaplab.findings.predictions import (
     extrapolation,
     figure_line,
+    find_disturbance,
     gain_finding,
     hops_unknown,
     interval_line,
@@ -144,7 +145,7 @@ from overlaplab.findings.systems.plan import (
     require_planned,
     require_told,
 )
-from overlaplab.findings.warnings import busy_note, busy_share, not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.warnings import busy_note, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.watched import (
     kind_word_of_steps,
     watched_about,

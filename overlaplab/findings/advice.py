@@ -13,18 +13,16 @@ import pandas as pd
 
 from overlaplab import simulate
 from overlaplab.analyses.across_runs.tiers import Verified
-from overlaplab.costs import ENOUGH_STEPS, link_attained
-from overlaplab.events import Run, step_windows
+from overlaplab.events import Run
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.ranked import certainty_words
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
-from overlaplab.findings.runs import describe_machine, link_missed
+from overlaplab.findings.predictions import find_disturbance
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate import disturbed
 from overlaplab.traits import BUCKETS
 from overlaplab.words import capitalise, count, doubt_clause, duration, join_names, ms, percent, size_exact, to_ms
 
@@ -43,15 +41,8 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     if (traits := strategy_traits(manifest)) is not None and traits.hops is not None:
         what = f"{manifest.strategy} makes its collectives by hand, for which there is no advice"
         return what, "Ask a run of bucketed, or overlaplab predict for another setting of this one."
-    if link_attained(manifest) is False:
-        return link_missed(manifest) or "link not attained", "Record it again."
-    steps = len(step_windows(run.traces[0])) if run.traces else 0
-    left = steps - len(disturbed(manifest))
-    if left < min(ENOUGH_STEPS, steps):
-        why = describe_machine(manifest) or "link not attained in some steps"
-        more = "Recorder(…, steps=12)" if manifest.by_recorder else "--steps 12"
-        again = f"Record it again on a quiet machine, or more steps ({more}), so that at least three are undisturbed."
-        return f"{why}: {count(left, 'step')} of {steps} undisturbed", again
+    if (disturbance := find_disturbance(run)) is not None:
+        return disturbance
     if not simulate.fits(run):
         beyond = "every other cap would send more than twice, or less than half, of what was measured"
         emulated = "" if manifest.by_recorder else ", or behind an emulated link"

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overlaplab.costs import ENOUGH_STEPS, link_attained
+from overlaplab.analyses.delays import busy_share, without_busy_steps
+from overlaplab.analyses.summary import summary
+from overlaplab.analyses.worst import worst_step
+from overlaplab.costs import attained_steps, link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, rule_of
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.pipelines import find_plan
 from overlaplab.findings.runs import PREDICTED, link_missed
+from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.manifest import Manifest, played_phantoms, strategy_traits
 from overlaplab.simulate.predictions.what_if import message_without_path, why_not
 from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
-from overlaplab.words import count, doubt_clause, ms, shorten, to_ms
+from overlaplab.words import count, doubt_clause, ms, percent, shorten, to_ms
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
 _OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
@@ -39,13 +44,28 @@ def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
     if lacks_ranks or (manifest.phantom_ranks and not played_phantoms(manifest)):
         what = f"{len(run.traces)} of {manifest.world_size} ranks: a prediction needs them all"
         raise OverlaplabError(what, path=run.path, remedy="Record without phantoms, or bring the other ranks' traces.")
-    if link_attained(manifest) is False:
-        raise OverlaplabError(link_missed(manifest) or "link not attained", path=run.path)
-    steps = {row.step for row in manifest.machine or ()}
-    busy = {row.step for row in manifest.machine or () if row.busy}
-    if steps and len(steps - busy) < min(ENOUGH_STEPS, len(steps)):
-        what = f"the machine was busy with something else in {len(busy)} of {len(steps)} steps"
-        raise OverlaplabError(what, path=run.path, remedy="Record again while nothing else runs.")
+    if (disturbance := find_disturbance(run)) is not None:
+        raise OverlaplabError(disturbance[0], path=run.path, remedy=disturbance[1])
+
+
+def find_disturbance(run: Run) -> tuple[str, str] | None:
+    """What kept a recording from telling anything of other settings, and what to do about it; None where nothing did.
+
+    One undisturbed step is enough, and so is a busy machine that left computation half of the step.
+    """
+    manifest = run.manifest
+    attained = attained_steps(manifest) if manifest else ()
+    if manifest is not None and link_attained(manifest) is False and not any(step.attained for step in attained):
+        return link_missed(manifest) or "link not attained", "Record it again."
+    if (steps := summary(run)).empty:
+        return None
+    step = int_or_none(worst_step(without_busy_steps(run, steps))["step"])
+    share = busy_share(run, step)
+    if share is None or share <= MAJORITY:
+        return None
+    more = "Recorder(…, steps=12)" if manifest is not None and manifest.by_recorder else "--steps 12"
+    what = f"the machine was busy: in step {step} computation waited for a core {percent(share, 1)} of the time"
+    return what, f"Record it again on a quiet machine, or more steps ({more})."
 
 
 def not_predicted(run: Run) -> str | None:

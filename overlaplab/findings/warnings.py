@@ -314,15 +314,6 @@ def _damaged_warnings(run: Run) -> Iterator[str]:
         yield "the figures are without the events whose times cannot be true"
 
 
-def busy_share(run: Run, step: int | None) -> float | None:
-    """The part of this step that the computation of the rank that lost most waited for a core; None where the machine
-    was not busy in it, or that is unknown.
-    """
-    busy = busy_rows(run)
-    busy = busy[busy["step"].eq(-1 if step is None else step).fillna(False)]
-    return float((busy["delayed_ns"] / busy["span_ns"]).max()) if len(busy) else None
-
-
 def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | None:
     """That some of these steps were recorded on a busy machine, for checks that judge them all the same."""
     steps = selection.steps

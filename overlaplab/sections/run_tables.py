@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from overlaplab import analyses, findings, simulate
-from overlaplab.analyses.delays import without_busy_steps
+from overlaplab.analyses.delays import busy_share, without_busy_steps
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.evidence.arrays import int_or_none
@@ -113,12 +113,12 @@ class RunTables:
             bound={str(name): value for name, value in bounds[0].items()} if bounds else None,
             loop=self._loop_in(selection),
             buckets=analyses.buckets(self.run, selection),
-            gains=self.gains,
+            gains=self.gains if findings.find_disturbance(self.run) is None else None,
             actions=None if speaks or self.diagnosis is None else self.diagnosis.actions,
             ahead=findings.gathered_ahead(analyses.rows_of(self.replays, window), int(window["span_ns"])),
             late_reason=self.late_reason,
             kinds=self.kinds,
-            busy=findings.busy_share(self.run, step),
+            busy=busy_share(self.run, step),
             blocking=analyses.blocking(self.run, selection),
         )
 

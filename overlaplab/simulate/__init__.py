@@ -4,4 +4,4 @@ from overlaplab.simulate.advice.advise import advise, best_cap_mb, fits
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 from overlaplab.simulate.advice.remedies import gains, remedies
 from overlaplab.simulate.bound import best_buckets, bound
-from overlaplab.simulate.undisturbed import disturbed, undisturbed_spans_ns
+from overlaplab.simulate.undisturbed import undisturbed_spans_ns

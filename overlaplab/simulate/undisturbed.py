@@ -32,7 +32,7 @@ def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
-    bad = disturbed(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
+    bad = disturbed_steps(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
     outliers, kind_of_step = outlier_steps(summary(run)), step_kinds(run)
     of_kind = Counter(kind_of_step.get(step) for step in outliers)
     unlike = {step for step in outliers if of_kind[kind_of_step.get(step)] == 1}
@@ -103,7 +103,7 @@ def undisturbed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
     return recorded_spans_ns(run)[:, undisturbed_steps(run)]
 
 
-def disturbed(manifest: Manifest | None) -> set[int]:
+def disturbed_steps(manifest: Manifest | None) -> set[int]:
     """The numbers of the steps in which the machine was busy, or the emulated link not attained."""
     if manifest is None:
         return set()

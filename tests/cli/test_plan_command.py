@@ -10,6 +10,8 @@ import pytest
 
 TRACES = Path(__file__).parents[2] / "traces"
 RUN = TRACES / "sweep" / "cap-25"
+BUSY = [{"rank": 0, "step": step, "took_ns": 9, "cores": 2, "busy": True, "delayed_ns": 6} for step in range(20)]
+"""Of run.json's `machine`: a machine on which computation waited for a core for most of each step."""
 """2 ranks, 2 layers of width 256, sequences of 64, 16 in a microbatch."""
 MODEL = (
     *("--layers", "32", "--width", "4096", "--seq", "4k", "--microbatch", "2", "--tokens", "4M"),
@@ -151,7 +153,7 @@ def test_what_is_not_predicted_is_one_line(command: Any, run: Path | None, optio
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"machine": [{"rank": 0, "step": 3, "took_ns": 1, "cores": 2, "busy": True}]}, "the machine was busy"),
+        ({"machine": BUSY}, "the machine was busy"),
         ({"world_size": 3}, "2 of 3 ranks: a prediction needs them all"),
         ({"model": {"layers": 2, "parameters": 100}}, "no run.json says of which model it is"),
     ],

@@ -18,6 +18,8 @@ from overlaplab.findings.runs import PREDICTED
 from overlaplab.simulate.programs.edits import EDITS
 
 SWEEP = Path(__file__).parents[2] / "traces" / "sweep"
+BUSY = [{"rank": 0, "step": step, "took_ns": 9, "cores": 2, "busy": True, "delayed_ns": 6} for step in range(20)]
+"""Of run.json's `machine`: a machine on which computation waited for a core for most of each step."""
 
 
 @pytest.fixture
@@ -139,8 +141,8 @@ def test_what_cannot_be_predicted_is_one_line(command: Any, arguments: tuple[obj
     ("changed", "said"),
     [
         (
-            {"machine": [{"rank": 0, "step": 3, "took_ns": 1, "cores": 2, "busy": True}]},
-            "busy with something else in 1",
+            {"machine": BUSY},
+            "computation waited for a core 67 % of the time",
         ),
         ({"link_steps": None, "link_attained": False, "collectives": None}, "link not attained"),
         ({"phantom_ranks": [1]}, "a prediction needs them all"),

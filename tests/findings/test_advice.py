@@ -164,17 +164,23 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
     run = sample_run("sweep/cap-4")
     assert findings.advice_refused(run) is None
     assert run.manifest is not None
-    steps = [5, 6, 7, 8, 9]
-    busy = tuple(MachineStep(rank=0, step=step, took_ns=100, cores=2, busy=step > 6) for step in steps)
+    steps = [3, 4, 5]
+    busy, less_busy = (
+        tuple(MachineStep(rank=0, step=step, took_ns=100, cores=2, busy=True, delayed_ns=waited) for step in steps)
+        for waited in (51, 50)
+    )
     late = tuple(replace(own, occupied_ns=2 * own.modelled_ns) for own in run.manifest.link_steps or ())
     for changed, words in (
-        ({"machine": busy}, "machine busy in steps"),
+        ({"machine": busy}, "computation waited for a core 51\N{NO-BREAK SPACE}% of the time"),
         ({"link_steps": late}, "link not attained"),
     ):
         refused = findings.advice_refused(replace(run, manifest=replace(run.manifest, **changed)))
         assert refused is not None
         assert words in refused[0]
         assert refused[1].endswith(".")
+    assert findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=less_busy))) is None
+    some_late = tuple(replace(own, occupied_ns=own.modelled_ns) if own.step == 5 else own for own in late)
+    assert findings.advice_refused(replace(run, manifest=replace(run.manifest, link_steps=some_late))) is None
     for by_recorder, option in ((False, "more steps (--steps 12)"), (True, "more steps (Recorder(…, steps=12))")):
         raw = run.manifest.raw | ({"command": "python train.py"} if by_recorder else {})
         refusal = findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=busy, raw=raw)))

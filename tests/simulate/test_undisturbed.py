@@ -8,7 +8,7 @@ import pytest
 from made.traces import event, run_of, step
 
 from overlaplab.manifest import LinkStep, MachineStep, Manifest
-from overlaplab.simulate.undisturbed import disturbed, undisturbed_steps
+from overlaplab.simulate.undisturbed import disturbed_steps, undisturbed_steps
 
 
 def test_steps_are_disturbed_by_other_processes_and_by_a_late_link() -> None:
@@ -17,8 +17,8 @@ def test_steps_are_disturbed_by_other_processes_and_by_a_late_link() -> None:
         LinkStep(rank=0, step=step, modelled_ns=100, occupied_ns=own, latest_ns=0) for step, own in ((3, 101), (5, 120))
     ]
     manifest = Manifest(format_version=1, world_size=1, machine=tuple(busy), link_steps=tuple(late))
-    assert disturbed(manifest) == {4, 5}
-    assert disturbed(None) == set()
+    assert disturbed_steps(manifest) == {4, 5}
+    assert disturbed_steps(None) == set()
 
 
 @pytest.mark.parametrize(("long", "counted"), [({3}, [1, 1, 1, 0, 1, 1]), ({1, 4}, [1] * 6)])
