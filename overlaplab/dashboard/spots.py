@@ -54,12 +54,13 @@ def show_spot(
     room: float = 0.5,
     least_ns: int = _ROOM_NS,
     cause: object = None,
+    late_rank: Any = None,
 ) -> None:
     """Turn to a stretch in ns from the run's zero, and on both sides so much `room` as a share of it.
 
     Where no `event` is given and something is to be `marked`, that of the collective is selected which fills most of
     the time in which it was `carried`, of the stretch itself if that is not given. Where the host is the `cause`, its
-    lanes are unfolded.
+    lanes are unfolded; of a wait those of the `late_rank`, whose host is what may have made it late.
     """
     if pd.isna(start_ns) or pd.isna(end_ns):
         st.info("When it ran is not known: the trace contains only its launch.")
@@ -70,7 +71,8 @@ def show_spot(
     if event is None and marked:
         begins, ends = carried or (start, end)
         event = _carrying_event(opened, int(begins), int(ends), shown)
-    hosts = _places(opened, shown) if cause in _HOST_CAUSES else []
+    late = [] if pd.isna(late_rank) else _places(opened, int(late_rank))
+    hosts = _places(opened, shown) if cause in _HOST_CAUSES else late
     unfolded = tuple(place for place in hosts if place in opened.timeline.hosts)
     spot = Spot((start - beside, end + beside), event, unfolded)
     go_to_timeline(timeline_link(opened.name, spot, shown))

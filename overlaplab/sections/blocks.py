@@ -122,8 +122,8 @@ class Bar:
     lines: Sequence[str]
     """What it consists of, and what would make it shorter."""
     spot: Mapping[str, Any] | None = None
-    """Where it is on the timeline: `start_ns` and `end_ns` from the run's zero, `rank`; perhaps its `cause`, and when
-    most of it was `carried`."""
+    """Where it is on the timeline: `start_ns` and `end_ns` from the run's zero, `rank`; perhaps its `cause`, the
+    `late_rank` that was waited for, and when most of it was `carried`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

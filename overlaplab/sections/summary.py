@@ -94,7 +94,7 @@ def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
         share=share.exposed_ns / longest_ns,
         colour=share.cause.colour,
         lines=[line for line in (share.what, share.remedy) if line],
-        spot={**where, "rank": rank, "cause": share.cause},
+        spot={**where, "rank": rank, "cause": share.cause, "late_rank": share.late_rank},
     )
 
 

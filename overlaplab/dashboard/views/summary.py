@@ -35,7 +35,7 @@ def page() -> None:
         show_warnings(opened)
     if chosen is not None:
         span = chosen["start_ns"], chosen["end_ns"]
-        about: dict[str, Any] = {"cause": chosen.get("cause"), "carried": chosen.get("carried")}
+        about: dict[str, Any] = {name: chosen.get(name) for name in ("cause", "carried", "late_rank")}
         show_spot(opened, *span, chosen["rank"], room=0.2, least_ns=50_000, **about)
 
 

@@ -141,6 +141,23 @@ def test_a_bar_leads_to_its_collectives_on_the_timeline(opened, tmp_path: Path) 
     assert query == ["0", "-40000", "80000"]  # 10 to 30 us, and 50 us of room
 
 
+def test_a_wait_leads_to_the_late_ranks_host(opened, tmp_path: Path) -> None:
+    """Which is what may have made it late."""
+    early, late = (
+        [
+            event("ProfilerStep#0", 0, 100, cat="user_annotation"),
+            *launched("gemm", 1, 2, begun - 2, correlation=1),
+            *launched("ncclDevKernel_AllReduce", begun - 1, begun, 80, stream=9, correlation=2),
+        ]
+        for begun in (20, 60)
+    )
+    run_of(tmp_path / "run", early, late, backend="nccl")
+    app = opened(tmp_path, run="run")
+    assert "waited for rank 1" in words(app)
+    turn(app.button(key="causes_0_link").click().run())
+    assert (app.query_params["rank"], app.query_params["hosts"]) == ("0", "1")
+
+
 def test_where_communication_is_not_the_problem(opened, tmp_path: Path) -> None:
     """A GPU that idles three quarters of the time, since the host launches late."""
     events = [event("ProfilerStep#0", 0, 100, cat="user_annotation")]
