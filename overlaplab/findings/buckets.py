@@ -201,15 +201,22 @@ def counted_once_note(causes: pd.DataFrame, buckets: pd.DataFrame) -> str | None
     )
 
 
+_BEFORE = "waited before the step"
+
+
 def gather_cause_words(diagnosis: Diagnosis | None, schedule: pd.DataFrame) -> Iterator[str | None]:
     """For each row of `schedule` of a step why compute waited for it, the longest cause first; None where nothing did.
 
     A gather's wait ends with the gather, and each of its moments has the cause that the diagnosis of the step says.
+    What ended before this step's first kernel belongs to the step before.
     """
     moments = _moments(diagnosis)
     for wait_ns, end_ns in zip(schedule["wait_ns"], schedule["gather_end_ns"], strict=True):
         if pd.isna(wait_ns) or pd.isna(end_ns) or not wait_ns:
             yield None
+            continue
+        if end_ns <= 0:
+            yield _BEFORE
             continue
         begun, ended = moments["start_ns"].clip(lower=end_ns - wait_ns), moments["end_ns"].clip(upper=end_ns)
         within = moments.assign(exposed_ns=(ended - begun).clip(lower=0))

@@ -96,15 +96,15 @@ def test_a_gathers_wait_has_the_causes_of_its_moments() -> None:
     """The diagnosis' one moment: nothing left to overlap, from 60 to 90 ms."""
     schedule = pd.DataFrame(
         {
-            "wait_ns": pd.array([10 * MS, 10 * MS, 0, None], dtype="Int64"),
-            "gather_end_ns": pd.array([70 * MS, 20 * MS, 80 * MS, 80 * MS], dtype="Int64"),
+            "wait_ns": pd.array([10 * MS, 10 * MS, 0, None, MS], dtype="Int64"),
+            "gather_end_ns": pd.array([70 * MS, 20 * MS, 80 * MS, 80 * MS, 0], dtype="Int64"),
         }
     )
     found = diagnosis()
     table = found.moments.assign(start_ns=60 * MS, end_ns=90 * MS)
     words = list(findings.gather_cause_words(replace(found, moments=table), schedule))
-    assert words == ["10.0 ms tail", None, None, None]
-    assert list(findings.gather_cause_words(None, schedule)) == [None] * 4
+    assert words == ["10.0 ms tail", None, None, None, "waited before the step"]
+    assert list(findings.gather_cause_words(None, schedule.head(4))) == [None] * 4
 
 
 def test_the_best_buckets_in_words() -> None:
