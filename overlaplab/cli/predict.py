@@ -66,7 +66,7 @@ def predict(
     A pipeline: --schedule, --microbatches, --stages, --link.
     Tensor parallelism, DP × TP, HSDP: --link.
     An asynchronous parameter server: nothing.
-    GPUs: --link, caps of DDP and of the engine, --prefetch of FSDP2, and edits of what hosts do.
+    GPUs: --link, --ranks and caps of DDP and of the engine, --prefetch of FSDP2, and edits of what hosts do.
     """
     from overlaplab.findings import refuse_to_predict
     from overlaplab.load import load_run

@@ -22,8 +22,8 @@ from overlaplab.vocabulary import Rule
 from overlaplab.words import count, doubt_clause, ms, percent, shorten, to_ms
 
 _OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
-_OPTIONS |= {"ranks": "{} ranks", "prefetch": "prefetch {}", "accumulate": "{} microbatches", "link": "link {}"}
-_OPTIONS |= {"schedule": "schedule {}", "microbatches": "{} microbatches", "without_parameter": "without {}"}
+_OPTIONS |= {"schedule": "schedule {}", "without_parameter": "without {}"}
+_COUNTED = {"ranks": "rank", "accumulate": "microbatch", "microbatches": "microbatch"}
 _FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
 
 
@@ -92,6 +92,8 @@ def _change(name: str, value: object) -> str:
     if name in ("caps_mb", "edits") and isinstance(value, list | tuple):
         listed = ", ".join(shorten(str(each)) for each in value)
         return f"caps of {listed} MiB" if name == "caps_mb" else listed
+    if name in _COUNTED and isinstance(value, int):
+        return count(value, _COUNTED[name])
     return _OPTIONS.get(name, f"{name} {{}}").format(value if isinstance(value, float | int) else shorten(str(value)))
 
 

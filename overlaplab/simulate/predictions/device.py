@@ -77,10 +77,11 @@ class DevicePrediction:
 def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     """Play the run under the setting. Raises `OverlaplabError` where it cannot be."""
     programs, recorded_ns = _programs(run, setting), _recorded_steps(run)
-    link, cut = setting.link, _recut(run, setting)
+    link = _setting_link(run, setting)
+    cut = _recut(run, setting, fitted=link is None)
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
     if link is not None:
-        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link)))
+        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link, setting.ranks)))
     changed = apply_device_edits(run, changed, setting.edits)
     after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
@@ -109,15 +110,31 @@ def device_manifest(run: Run) -> Manifest:
 
 
 def _programs(run: Run, setting: Setting) -> DevicePrograms:
-    names = ("link", "bucket_cap_mb", "first_bucket_mb", "prefetch", "edits")
+    names = ("link", "ranks", "bucket_cap_mb", "first_bucket_mb", "prefetch", "edits")
     if setting != Setting(**{name: getattr(setting, name) for name in names}):
-        what = "of a run on GPUs nothing but the link, DDP's caps, FSDP2's prefetch and edits are predicted"
+        what = "of a run on GPUs nothing but the link, the ranks, DDP's caps, FSDP2's prefetch and edits are predicted"
         raise refusal(run, what)
     programs = require_device(run)
-    if setting.link and not programs.members:
+    if (setting.link or setting.ranks) and not programs.members:
         what = "it shows of no collective when all ranks had come to it"
         raise refusal(run, what, "Open all ranks' traces together.")
     return programs
+
+
+def _setting_link(run: Run, setting: Setting) -> Link | None:
+    """The link by whose formula collectives take as long as they do; None where they take as long as recorded."""
+    if setting.ranks is None:
+        return setting.link
+    if setting.ranks < 1:
+        raise refusal(run, f"ranks must be above 0, not {setting.ranks}")
+    link = setting.link or (run.manifest.link if run.manifest else None)
+    if link is None:
+        raise refusal(
+            run,
+            f"how long collectives of {setting.ranks} ranks take is not known",
+            "Name a link, as in --link 100Gbps,10us.",
+        )
+    return link
 
 
 def require_device(run: Run) -> DevicePrograms:
@@ -128,8 +145,11 @@ def require_device(run: Run) -> DevicePrograms:
     return programs
 
 
-def _recut(run: Run, setting: Setting) -> DeviceEdits:
-    """The buckets that the setting's caps give, or the prefetching that it asks for; as recorded where it does not."""
+def _recut(run: Run, setting: Setting, *, fitted: bool) -> DeviceEdits:
+    """The buckets that the setting's caps give, or the prefetching that it asks for; as recorded where it does not.
+
+    `fitted`: see `recut`.
+    """
     if setting.prefetch is not None:
         if setting.bucket_cap_mb is not None or setting.first_bucket_mb is not None:
             raise refusal(run, "FSDP2 sends no buckets: it has no cap")
@@ -144,7 +164,7 @@ def _recut(run: Run, setting: Setting) -> DeviceEdits:
     for name, value in (("bucket_cap_mb", cap), ("first_bucket_mb", first)):
         if not 0 < value < inf:
             raise refusal(run, f"{name} must be above 0, not {value}")
-    return recut(run, [int(first * MIB), int(cap * MIB)], fitted=setting.link is None)
+    return recut(run, [int(first * MIB), int(cap * MIB)], fitted=fitted)
 
 
 def _moves(programs: DevicePrograms) -> list[Move]:
@@ -170,8 +190,10 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
     return round(max(abs(mean - means[0]) for mean in means))
 
 
-def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator[tuple[Move, ...]]:
-    """With T by the link's formula, as of a ring of so many ranks as each collective has."""
+def _retime_programs(run: Run, programs: DevicePrograms, link: Link, ranks: int | None) -> Iterator[tuple[Move, ...]]:
+    """With T by the link's formula, as of a ring of so many `ranks`; None: of as many as each collective has."""
+    phantoms = played_phantoms(run.manifest)
+    world = len(run.traces) + phantoms + missing_ranks(run)
 
     def retime(move: Launch) -> Launch:
         if not is_played_together(move):
@@ -179,8 +201,12 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link) -> Iterator
         if move.kind not in ROUNDS or move.bytes <= 0:
             what = f"how long {move.kind or 'a collective of unknown kind'} would take is not known"
             raise refusal(run, f"{what}: no size is recorded", "Record with record_shapes=True.")
-        members = replace(link, world_size=programs.members[move.key] + played_phantoms(run.manifest))
-        return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, members))
+        members = programs.members[move.key] + phantoms
+        if ranks is not None and (members, move.kind) != (world, "all_reduce"):
+            what = f"of all-reduces of all {world} ranks alone, and one is {move.kind} of {members} ranks"
+            raise refusal(run, f"other numbers of ranks are predicted on GPUs {what}")
+        ring = replace(link, world_size=ranks or members)
+        return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, ring))
 
     for program in programs.programs:
         yield change_launches(program, retime)

@@ -19,7 +19,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
-from overlaplab.manifest import Manifest
+from overlaplab.manifest import Manifest, played_phantoms
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Launch, Move, Program
@@ -133,8 +133,11 @@ def _play_on_gpus(run: Run, setting: Setting) -> _Play:
     if setting.bucket_cap_mb is not None:
         fields.pop("buckets", None)
         fields["bucket_cap_mb"] = setting.bucket_cap_mb
-    if setting.link:
-        fields["link"] = asdict(replace(setting.link, world_size=len(run.traces)))
+    world = setting.ranks or len(run.traces) + played_phantoms(run.manifest)
+    if setting.ranks:
+        fields |= {"world_size": world, "phantom_ranks": [*range(len(run.traces), world)], "mesh": _only_dp(world)}
+    if link := setting.link or (run.manifest.link if run.manifest else None):
+        fields["link"] = asdict(replace(link, world_size=world))
     return _Play(
         manifest=fields | {"device": "cpu"},
         ranks=[prediction.events(rank) for rank in range(len(run.traces))],
@@ -204,9 +207,14 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     if traits is not None:
         raw["prefetch"] = options.prefetch if traits.gathers == "units" else None
     if "mesh" in raw:
-        raw["mesh"] = {"dp": options.ranks, "pp": 1, "tp": 1, "replicate": None, "shard": None}
+        raw["mesh"] = _only_dp(options.ranks)
     link = setting.link or run.manifest.link
     return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}
+
+
+def _only_dp(ranks: int) -> dict[str, int | None]:
+    """The mesh of so many ranks that are all replicas."""
+    return {"dp": ranks, "pp": 1, "tp": 1, "replicate": None, "shard": None}
 
 
 def _buckets(program: Program) -> list[Mapping[str, Any]]:

@@ -20,6 +20,8 @@ from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.replayed import replay_steps
 
+SAMPLES = Path(__file__).parents[3] / "traces"
+
 
 def synchronize(start: float, end: float) -> dict[str, Any]:
     return event("cudaStreamSynchronize", start, end, cat="cuda_runtime", correlation=99)
@@ -189,5 +191,25 @@ def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
     again = load_run(tmp_path / "predicted", cache=False)
     assert summary(again)["span_ns"].tolist() == [found.step_ns] * 2
     assert summary(again)["exposed_comm_ns"].tolist() == [32_000_000] * 2
-    with pytest.raises(OverlaplabError, match="nothing but the link"):
-        predict(run, Setting(accumulate=2))
+    wider = predict(run, Setting(link=slow, ranks=8))
+    assert wider.step_ns == 70_000 - 40_000 + 56_000_000  # each rank sends 14/8 of 4 MB, not 1 of it
+    assert (wider.manifest["world_size"], wider.extrapolated["ranks"]) == (8, 4)
+    write_run(tmp_path / "wider", wider.manifest, wider.ranks)
+    assert summary(load_run(tmp_path / "wider", cache=False))["span_ns"].tolist() == [wider.step_ns] * 2
+    for setting, why in (
+        (Setting(accumulate=2), "nothing but the link"),
+        (Setting(ranks=4), "how long collectives of 4 ranks take is not known. Name a link"),
+        (Setting(ranks=0), "ranks must be above 0, not 0"),
+    ):
+        with pytest.raises(OverlaplabError, match=why):
+            predict(run, setting)
+    with pytest.raises(OverlaplabError, match="all-reduces of all 8 ranks alone, and one is all_gather of 8 ranks"):
+        predict(load_run(SAMPLES / "h100" / "zero3"), Setting(ranks=4))
+
+
+def test_as_many_ranks_as_were_emulated_take_as_long() -> None:
+    """The formula gives what the engine's emulated link took, and more for more ranks."""
+    run = load_run(SAMPLES / "h100" / "bucketed-cap-25")
+    recorded, eight, more = (predict(run, Setting(ranks=ranks)).step_ns for ranks in (None, 8, 64))
+    assert abs(eight - recorded) < 0.001 * recorded
+    assert more > 1.02 * recorded
