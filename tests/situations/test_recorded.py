@@ -41,6 +41,8 @@ class Answer:
     """How it begins, after `Try`."""
     gained_ms: float | None = None
     """None where the remedy's gain does not show on CPUs."""
+    remedy: str | None = None
+    """The action that was recorded; None: the first."""
     misses_ms: float | None = None
     """By how much the prediction is known to be off, where that is too much."""
 
@@ -50,8 +52,8 @@ ANSWERS = {
     "02-metrics-all-reduced": Answer(advice="async_op=True for the 6 all-reduces of", gained_ms=35),
     # its four workers share two cores with the ranks, which is not predicted
     "04-dataloader-of-one-rank": Answer(advice="loading data in the background", gained_ms=33, misses_ms=9.1),
-    # the remedy shared the work evenly; predicted is that the late rank works as the other
-    "05-longer-sequences": Answer(advice="making rank 1 as fast as the others", gained_ms=17, misses_ms=21.3),
+    # whether its inputs are larger or it is slower cannot be told: the remedy was the second action
+    "05-longer-sequences": Answer(advice="making rank 1 as fast as the others", gained_ms=17, remedy="even_work"),
     # the remedy waited longer than a step, which is what is predicted
     "06a-local-sgd": Answer(advice="async_op=True for the 6 all-reduces of", gained_ms=27.5, misses_ms=9.9),
     "06c-step-per-microbatch": Answer(advice="bucket_cap_mb 0.5", gained_ms=35 / 4),
@@ -121,8 +123,8 @@ def test_it_gains_what_was_recorded(name: str) -> None:
     found, answer = tables(name).diagnosis, ANSWERS[name]
     assert found is not None
     assert answer.gained_ms is not None
-    best = found.actions[0]
-    assert found.gain_ns == best.gain_ns
+    assert found.gain_ns == found.actions[0].gain_ns
+    best = next(each for each in found.actions if answer.remedy in (None, each.action.name))
     allowed_ms = max(0.2 * answer.gained_ms, 0.02 * (best.step_ns + best.gain_ns) / 1e6)
     missed_ms = abs(best.gain_ns / 1e6 - answer.gained_ms)
     assert missed_ms == pytest.approx(answer.misses_ms, abs=0.1) if answer.misses_ms else missed_ms <= allowed_ms

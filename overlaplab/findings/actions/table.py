@@ -110,7 +110,7 @@ ACTIONS = [
     Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
     Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),
     Action("balance", (Cause.STRAGGLER,), words.balance),
-    Action("even_work", (Cause.STRAGGLER,), words.EVEN_WORK),
+    Action("even_work", (Cause.STRAGGLER,), words.even_work),
     Action("earlier", (Cause.QUEUED,), words.earlier_launch),
     Action("no_pause", (Cause.GAP,), words.find_pause, costs="a search", fills_idle_time=True),
     Action(

@@ -144,6 +144,13 @@ def balance(case: Case) -> str:
     return f"making {who} as fast as the others: see on the timeline what it does while they wait"
 
 
+def even_work(case: Case) -> str:
+    """The same work on each rank; `setting`: the rank that always has more, None where that changes."""
+    if case.setting is None:
+        return "inputs of equal length on all ranks: the late rank changes from step to step"
+    return f"inputs of equal length on all ranks, if those of rank {int(case.setting)} are longer"
+
+
 def asynchronous_launch(case: Case) -> str:
     """What is sent between the passes, beside what follows; data that one rank has are wanted by the forward pass."""
     launched = f"async_op=True for the {case.what}"
@@ -342,7 +349,6 @@ DEVICE_WAITS = "no synchronisation within the step: the host waits for its devic
 BUFFERS_STAY = "broadcast_buffers=False (forward_sync_buffers since torch 2.13): DDP sends them before forward passes"
 ONE_GRADIENT_LESS = "freezing {what} or making its gradient sparse: it has most of the bytes"
 IN_THE_BACKGROUND = "averaging in the background (--background), waited for a step later"
-EVEN_WORK = "inputs of equal length on all ranks: the late rank changes from step to step"
 ARRIVAL_ORDER = (
     "find_unused_parameters=False, or static_graph=True: then DDP puts gradients into buckets in the order in which"
     " they arrive, which it did not here"

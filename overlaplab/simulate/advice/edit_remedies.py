@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from overlaplab.analyses.late_rank import is_chronic, late_steps
+from overlaplab.analyses.late_rank import computes_longer, is_chronic, late_steps
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.simulate.edits.collectives import BARRIER, after_the_update, name_collectives, other_collectives
@@ -23,6 +23,8 @@ def edit_remedies(
         rank = run.traces[late].rank or 0
         if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
             yield "balance", {"setting": float(rank)}, ("balance", str(rank))
+            if computes_longer(run, rank):  # as its inputs are larger, or its processor is slower: which is not known
+                yield "even_work", {"setting": float(rank)}, ("even-work", None)
         else:
             yield "even_work", {}, ("even-work", None)
     for name in works:
