@@ -200,7 +200,11 @@ def device_folded(option: str | None, why: str = "", *, first: bool = True, link
         notes.append("First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it.")
     if link:
         notes.append("Link: overlaplab predict RUN --link 100Gbps,20us predicts another one.")
-    return [*notes, "Strategy, ranks, microbatches: a trace does not show what the training loop would do then."]
+    of_ddp = link and option == "bucket_cap_mb"
+    if of_ddp:
+        notes.append("Ranks: overlaplab predict RUN --ranks 64 --link 100Gbps,20us predicts others, behind that link.")
+    unknown = "Strategy, microbatches" if of_ddp else "Strategy, ranks, microbatches"
+    return [*notes, f"{unknown}: a trace does not show what the training loop would do then."]
 
 
 def what_if_advice(

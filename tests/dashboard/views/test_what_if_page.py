@@ -247,6 +247,8 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
     assert body_texts(app)[0].startswith("As recorded, a step took ")
     assert [slider.label.lower() for slider in app.select_slider] == [label]
     assert folded in body_texts(app)
+    others = [text for text in body_texts(app) if text.startswith("Ranks: ")]
+    assert len(others) == (run == "ddp")
     assert len(specs(app)) == 2
     assert all("predicted" in json.dumps(spec) for spec in specs(app))
     slide(app, label, run, value)
@@ -258,6 +260,9 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
     said = body_texts(app)[0]
     assert said.startswith(f"With {label} {value:g} a step is predicted to take {step} ± {half} ({measured} measured).")
     assert app.query_params["setting"] == f"{label}:{value:g}"
+    for text in others:
+        asked = text.partition("overlaplab ")[2].partition(" predicts")[0].replace("RUN", str(strangers / run))
+        assert command(*asked.split())[0] == 0, "what the page names can be asked"
 
 
 def test_of_a_run_on_gpus_without_known_buckets_actions_are_played(opened: Open, strangers: Path) -> None:
