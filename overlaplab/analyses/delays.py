@@ -96,7 +96,7 @@ def busy_share(run: Run, step: int | None) -> float | None:
     was not busy in it, or that is unknown.
     """
     busy = busy_rows(run)
-    busy = busy[busy["step"].eq(-1 if step is None else step).fillna(False)]
+    busy = busy[busy["step"].eq(-1 if step is None else step).fillna(False) & (busy["span_ns"] > 0)]
     return float((busy["delayed_ns"] / busy["span_ns"]).max()) if len(busy) else None
 
 

@@ -31,8 +31,6 @@ _MAX_KERNELS_APART = 0.01
 """Ranks whose numbers of kernels differ by at most 1 % run the same ones."""
 _MUCH_LONGER = 1.1
 """Passes whose times on two ranks differ by less have inputs of equal length."""
-_COMPUTING = (*PASSES, "kernels", "same_kernels")
-"""Phases of `late_rank_phases` in which something computes."""
 _NAMES = {"name": "object", "own_ns": "int64", "others_ns": "int64", "own": "float64", "others": "float64"}
 _COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
@@ -96,11 +94,15 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
 
 
 def computes_longer(run: Run, rank: int) -> bool:
-    """Whether the rank computes for a tenth longer than the others, and that above all, as `late_rank_phases` tells."""
+    """Whether the rank computes in as many operators as the others, for a tenth longer, and does nothing else for so
+    much longer, as `late_rank_phases` tells: its inputs are larger, or its processor is slower.
+    """
     phases = late_rank_phases(run, rank)
-    if phases.empty or phases["phase"].iloc[0] not in _COMPUTING:
+    if phases.empty or phases["own_ns"].iloc[0] < _MUCH_LONGER * phases["others_ns"].iloc[0]:
         return False
-    return bool(phases["own_ns"].iloc[0] >= _MUCH_LONGER * phases["others_ns"].iloc[0])
+    names = late_rank_names(run, rank, phases["phase"].iloc[0])
+    number, others = names["own"].sum(), names["others"].sum()
+    return bool(others > 0 and abs(number - others) <= _MAX_KERNELS_APART * others)
 
 
 def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
@@ -110,7 +112,7 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
     how long they take in a mean step), `own`, `others` (float64: how many there are). The largest difference comes
     first. Empty of phases in which nothing computes: of all but passes, `kernels` and `same_kernels`.
     """
-    if phase not in _COMPUTING or len(run.traces) < 2:
+    if phase not in (*PASSES, "kernels", "same_kernels") or len(run.traces) < 2:
         return empty_table(_NAMES)
     by_rank = {trace.rank: _computed_by_name(trace, phase) for trace in run.traces}
     took = pd.DataFrame({each: table["took_ns"] for each, table in by_rank.items()}).fillna(0)

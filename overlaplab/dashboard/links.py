@@ -88,11 +88,12 @@ def _spot_query(spot: Spot) -> dict[str, str]:
     return query if dragged is None else query | {RANGE: f"{dragged[0]},{dragged[1]}"}
 
 
-def go_to_timeline(query: dict[str, str]) -> NoReturn:
-    """Turn to the Timeline page at the spot of `timeline_link`; its rank joins those that were chosen, if any were."""
+def go_to_timeline(query: dict[str, str], *others: int | None) -> NoReturn:
+    """Turn to the Timeline page at the spot of `timeline_link`; its rank and others join the chosen ones, if any."""
     chosen, rank = numbers(choice(RANKS)), number(query.get(RANK))
-    if chosen and rank is not None and rank not in chosen:
-        query = query | {RANKS: ",".join(map(str, sorted((*chosen, rank))))}
+    if chosen:
+        ranks = {*chosen, *(each for each in (rank, *others) if each is not None)}
+        query = query | {RANKS: ",".join(map(str, sorted(ranks)))}
     turn_to(_TIMELINE, query)
 
 

@@ -75,7 +75,7 @@ def show_spot(
     hosts = _places(opened, shown) if cause in _HOST_CAUSES else late
     unfolded = tuple(place for place in hosts if place in opened.timeline.hosts)
     spot = Spot((start - beside, end + beside), event, unfolded)
-    go_to_timeline(timeline_link(opened.name, spot, shown))
+    go_to_timeline(timeline_link(opened.name, spot, shown), *(opened.run.traces[place].rank for place in unfolded))
 
 
 def _places(opened: Opened, rank: int | None) -> list[int]:

@@ -10,7 +10,7 @@ from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.costs import attained_steps, link_attained
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, missing_ranks, rule_of
+from overlaplab.events import Run, missing_ranks, once_per_run, rule_of
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.pipelines import find_plan
 from overlaplab.findings.runs import PREDICTED, link_missed
@@ -48,10 +48,11 @@ def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
         raise OverlaplabError(disturbance[0], path=run.path, remedy=disturbance[1])
 
 
+@once_per_run
 def find_disturbance(run: Run) -> tuple[str, str] | None:
     """What kept a recording from telling anything of other settings, and what to do about it; None where nothing did.
 
-    One undisturbed step is enough, and so is a busy machine that left computation half of the step.
+    Some undisturbed steps are enough; where there are none, so is a machine that left computation half of the step.
     """
     manifest = run.manifest
     attained = attained_steps(manifest) if manifest else ()

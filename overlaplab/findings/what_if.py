@@ -185,10 +185,11 @@ def depths_advice(
     )
 
 
-def device_folded(option: str | None, why: str = "", *, first: bool = True, link: bool = True) -> list[str]:
+def device_folded(option: str | None, why: str, *, first: bool, link: bool, ranks: bool) -> list[str]:
     """What is not predicted of a run on GPUs on this page, and why; `option` is what is, or else there is a reason.
 
-    `first`, `link`: whether `overlaplab predict` takes another cap of the first bucket, and another link.
+    `first`, `link`, `ranks`: whether `overlaplab predict` takes another cap of the first bucket, another link, other
+    numbers of ranks.
     """
     folded = {
         None: f"bucket_cap_mb, prefetch: {why}",
@@ -200,10 +201,9 @@ def device_folded(option: str | None, why: str = "", *, first: bool = True, link
         notes.append("First bucket: overlaplab predict RUN --bucket-cap-mb 25 --first-bucket-mb 1 predicts it.")
     if link:
         notes.append("Link: overlaplab predict RUN --link 100Gbps,20us predicts another one.")
-    of_ddp = link and option == "bucket_cap_mb"
-    if of_ddp:
+    if ranks:
         notes.append("Ranks: overlaplab predict RUN --ranks 64 --link 100Gbps,20us predicts others, behind that link.")
-    unknown = "Strategy, microbatches" if of_ddp else "Strategy, ranks, microbatches"
+    unknown = "Strategy, microbatches" if ranks else "Strategy, ranks, microbatches"
     return [*notes, f"{unknown}: a trace does not show what the training loop would do then."]
 
 

@@ -30,9 +30,10 @@ def write_run(out: Path, manifest: Mapping[str, Any], ranks: Sequence[Sequence[E
     """
     if out.exists() or out.is_symlink():
         raise OverlaplabError("exists already", path=out, remedy="Name a new folder.")
+    size = int(manifest["world_size"])
     with whole_folder(out) as part:
         for rank, events in enumerate(ranks):
-            groups = [_WORLD | {"pg_size": len(ranks), "ranks": list(range(len(ranks)))}, *_groups(rank, manifest)]
+            groups = [_WORLD | {"pg_size": size, "ranks": list(range(size))}, *_groups(rank, manifest)]
             text = "".join(_lines(rank, groups, events, manifest.get("predicted")))
             (part / f"rank{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text.encode(), 6, mtime=0))
         (part / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))

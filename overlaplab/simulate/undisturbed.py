@@ -28,17 +28,19 @@ _MAX_LAG_SHARE = 0.02
 def undisturbed_steps(run: Run) -> npt.NDArray[np.bool_]:
     """The first trace's steps that neither a busy machine nor a late link disturbed, none of the traces has damaged or
     cut short, and are not the only one of `outlier_steps` of their kind: how often that comes is not known. Of a kind
-    of which none is left, all.
+    of which none is left, those that the machine alone disturbed, else all.
     """
     numbers = [window.step for window in step_windows(run.traces[0])]
     damaged = {step.step for trace in run.traces for step in step_windows(trace) if step.damaged}
-    bad = disturbed_steps(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
+    worse = _late_steps(run.manifest) | damaged | (set(map(_cut_short, run.traces)) - {None})
+    bad = worse | disturbed_steps(run.manifest)
     outliers, kind_of_step = outlier_steps(summary(run)), step_kinds(run)
     of_kind = Counter(kind_of_step.get(step) for step in outliers)
     unlike = {step for step in outliers if of_kind[kind_of_step.get(step)] == 1}
     usual = np.array([number not in bad | unlike for number in numbers], dtype=np.bool_)
     left = usual if usual.any() else np.array([number not in bad for number in numbers], dtype=np.bool_)
     kinds = _kinds(run)
+    left |= ~np.isin(kinds, kinds[left]) & np.array([number not in worse for number in numbers], dtype=np.bool_)
     return left | ~np.isin(kinds, kinds[left])
 
 
@@ -105,7 +107,10 @@ def undisturbed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
 
 def disturbed_steps(manifest: Manifest | None) -> set[int]:
     """The numbers of the steps in which the machine was busy, or the emulated link not attained."""
-    if manifest is None:
-        return set()
-    late = {step.step for step in attained_steps(manifest) if not step.attained}
-    return late | {row.step for row in manifest.machine or () if row.busy}
+    busy = manifest.machine if manifest else None
+    return _late_steps(manifest) | {row.step for row in busy or () if row.busy}
+
+
+def _late_steps(manifest: Manifest | None) -> set[int]:
+    """The numbers of the steps in which the emulated link was not attained."""
+    return {step.step for step in (attained_steps(manifest) if manifest else ()) if not step.attained}

@@ -10,9 +10,9 @@ import pytest
 
 TRACES = Path(__file__).parents[2] / "traces"
 RUN = TRACES / "sweep" / "cap-25"
+"""2 ranks, 2 layers of width 256, sequences of 64, 16 in a microbatch."""
 BUSY = [{"rank": 0, "step": step, "took_ns": 9, "cores": 2, "busy": True, "delayed_ns": 6} for step in range(20)]
 """Of run.json's `machine`: a machine on which computation waited for a core for most of each step."""
-"""2 ranks, 2 layers of width 256, sequences of 64, 16 in a microbatch."""
 MODEL = (
     *("--layers", "32", "--width", "4096", "--seq", "4k", "--microbatch", "2", "--tokens", "4M"),
     *("--gpus", "128", "--gpu-memory", "80GB"),

@@ -63,7 +63,7 @@ ANSWERS = {
     "11-fsdp2-tiny-units": Answer(advice="larger units: fully_shard on", gained_ms=202),
     "12n-naive-bound-beaten": Answer(advice="strategy bucketed with bucket_cap_mb", gained_ms=286),
     # the machine was busy: a third of the computation waited for a core
-    "13-per-param-latency": Answer(advice="strategy bucketed with bucket_cap_mb 0.48", gained_ms=129, misses_ms=43.7),
+    "13-per-param-latency": Answer(advice="strategy bucketed with bucket_cap_mb 0.47", gained_ms=129, misses_ms=29.8),
     "16e-engine-straggler-bound": Answer(advice="making rank 1 as fast as the others", gained_ms=120),
     "17-dataloader-of-all": Answer(advice="loading data in the background", gained_ms=40, misses_ms=9.0),
     "registration-order": Answer(advice="find_unused_parameters=False, or static_graph=True", gained_ms=34.1),

@@ -27,7 +27,7 @@ from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.answer import DEPTHS, Question
-from overlaplab.simulate.predictions.device import require_device
+from overlaplab.simulate.predictions.device import require_device, why_no_other_ranks
 from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.predictions.what_if import message_without_path
@@ -115,7 +115,8 @@ def _ask_on_gpus(opened: Opened) -> Question:
     with st.expander("Not predicted here"):
         option, why = (None, message_without_path(run, what)) if isinstance(what, OverlaplabError) else (what, "")
         link = bool(require_device(run).members)
-        for line in findings.device_folded(option, why, first=not is_of_one_size(run), link=link):
+        ranks = link and why_no_other_ranks(run) is None
+        for line in findings.device_folded(option, why, first=not is_of_one_size(run), link=link, ranks=ranks):
             st.text(line)
     return Question(setting=setting)
 

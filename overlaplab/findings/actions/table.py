@@ -39,7 +39,9 @@ class Action:
     """Whether it answers the compute gaps between any two operators, too."""
 
     of: Literal["", "gradients", "buffers", "barriers", "others"] = ""
-    """What alone it is about, if anything: others move neither gradients nor parameters, and synchronise nobody."""
+    """What alone it is about, if anything: others move neither gradients nor parameters, but for averages of these, and
+    synchronise nobody.
+    """
     of_transfers: bool = False
     """Whether it shortens every transfer, also where the loop waits by design."""
 
@@ -62,7 +64,8 @@ class Action:
             case "barriers":
                 return barriers
             case "others":
-                return ~has_name & ~barriers
+                averages = rows["what"].str.startswith("parameters ").eq(True) & (rows["kind"] == "all_reduce")
+                return (~has_name | averages) & ~barriers
         return pd.Series(True, index=rows.index)
 
 

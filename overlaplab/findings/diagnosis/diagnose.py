@@ -267,7 +267,7 @@ def _advice(
 
 
 _UNKNOWN_GAIN = "Its gain cannot be predicted from this recording."
-NOTHING_GAINS = f"No change that can be predicted gains more than {percent(LITTLE_GAIN, 1)} of the step."
+NOTHING_GAINS = f"Nothing that was tried gains more than {percent(LITTLE_GAIN, 1)} of the step."
 """The advice where no action is worth an effort."""
 
 

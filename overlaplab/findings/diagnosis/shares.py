@@ -73,7 +73,8 @@ def cause_shares(
         tried = _played_actions(gains, rank)
         case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
         action = _answer(actions, case, unseen, overhead=overhead, named=named)
-        played = action is not None or (not unseen.ranks_missing and not _is_beyond_plays(case) and _is_played(case))
+        is_tried = _is_tried(case, overhead=overhead, named=named)
+        played = action is not None or (not unseen.ranks_missing and not _is_beyond_plays(case) and is_tried)
         much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
         unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
         untold = not played and unseen.waits is not None and unexplained
@@ -115,10 +116,12 @@ def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozen
     return frozenset(gains.loc[~other, "remedy"])
 
 
-def _is_played(case: Case) -> bool:
+def _is_tried(case: Case, *, overhead: bool, named: bool) -> bool:
     """Whether an action that answers this cause was played; what dividing a model of one unit gains cannot be."""
-    answers = any(action.name in case.tried and case.cause in action.causes for action in ACTIONS)
-    return answers and not is_undivided(case.loop, case.cause)
+    if case.cause is None or is_undivided(case.loop, case.cause):
+        return False
+    tried = [action for action in ACTIONS if action.name in case.tried]
+    return any(action.answers(case.cause, case.rows, overhead=overhead, named=named) for action in tried)
 
 
 def _is_beyond_plays(case: Case) -> bool:

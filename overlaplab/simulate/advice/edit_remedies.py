@@ -23,7 +23,7 @@ def edit_remedies(
         rank = run.traces[late].rank or 0
         if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
             yield "balance", {"setting": float(rank)}, ("balance", str(rank))
-            if computes_longer(run, rank):  # as its inputs are larger, or its processor is slower: which is not known
+            if computes_longer(run, rank):  # which of its two reasons, is not known
                 yield "even_work", {"setting": float(rank)}, ("even-work", None)
         else:
             yield "even_work", {}, ("even-work", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
 
 import numpy as np
@@ -18,6 +18,7 @@ from overlaplab.costs import transfer_ns
 from overlaplab.costs.link import ROUNDS
 from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_run, step_windows
 from overlaplab.evidence.dependencies import device_events
+from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
 from overlaplab.manifest import Link, Manifest, played_phantoms
 from overlaplab.simulate.fill_buckets import MIB
@@ -33,12 +34,13 @@ from overlaplab.simulate.gpus.streams import (
     note_places,
 )
 from overlaplab.simulate.play_errors import play_or_refuse, refusal
-from overlaplab.simulate.player import Launch, Move, Played, change_launches
+from overlaplab.simulate.player import Launch, Move, Played, change_launches, find_launches
 from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_text
+from overlaplab.words import count
 
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
@@ -127,14 +129,38 @@ def _setting_link(run: Run, setting: Setting) -> Link | None:
         return setting.link
     if setting.ranks < 1:
         raise refusal(run, f"ranks must be above 0, not {setting.ranks}")
+    if (why := why_no_other_ranks(run)) is not None:
+        raise refusal(run, f"on GPUs other numbers of ranks are predicted of all-reduces of all ranks, and {why}")
     link = setting.link or (run.manifest.link if run.manifest else None)
     if link is None:
         raise refusal(
             run,
-            f"how long collectives of {setting.ranks} ranks take is not known",
+            f"how long collectives of {count(setting.ranks, 'rank')} take is not known",
             "Name a link, as in --link 100Gbps,10us.",
         )
     return link
+
+
+@once_per_run
+def why_no_other_ranks(run: Run) -> str | None:
+    """Why no other number of ranks is predicted of a run on GPUs, as a clause; None where one is, behind a link.
+
+    What ranks share out, such as optimizer states or layers, would be another part of each.
+    """
+    manifest, programs = run.manifest, device_programs(run)
+    if manifest is not None and (manifest.pipeline is not None or not manifest.axes.is_one_axis):
+        return f"its ranks share the model ({manifest.axes})"
+    phantoms = played_phantoms(manifest)
+    world = len(run.traces) + phantoms + missing_ranks(run)
+    for launch in find_launches(chain.from_iterable(programs.programs)) if programs else ():
+        kind = launch.kind or "a collective of unknown kind"
+        if programs is None or not is_played_together(launch):
+            return f"when all ranks had come to one ({kind}) is not known"
+        if (members := programs.members[launch.key] + phantoms) != world or kind != "all_reduce":
+            return f"one is {kind} of {members} of {world} ranks"
+    if any((purposes(trace)["role"] == Role.ACTIVATIONS.value).any() for trace in run.traces):
+        return "some are of activations"
+    return None
 
 
 def require_device(run: Run) -> DevicePrograms:
@@ -193,7 +219,6 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
 def _retime_programs(run: Run, programs: DevicePrograms, link: Link, ranks: int | None) -> Iterator[tuple[Move, ...]]:
     """With T by the link's formula, as of a ring of so many `ranks`; None: of as many as each collective has."""
     phantoms = played_phantoms(run.manifest)
-    world = len(run.traces) + phantoms + missing_ranks(run)
 
     def retime(move: Launch) -> Launch:
         if not is_played_together(move):
@@ -201,11 +226,7 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link, ranks: int 
         if move.kind not in ROUNDS or move.bytes <= 0:
             what = f"how long {move.kind or 'a collective of unknown kind'} would take is not known"
             raise refusal(run, f"{what}: no size is recorded", "Record with record_shapes=True.")
-        members = programs.members[move.key] + phantoms
-        if ranks is not None and (members, move.kind) != (world, "all_reduce"):
-            what = f"of all-reduces of all {world} ranks alone, and one is {move.kind} of {members} ranks"
-            raise refusal(run, f"other numbers of ranks are predicted on GPUs {what}")
-        ring = replace(link, world_size=ranks or members)
+        ring = replace(link, world_size=ranks or programs.members[move.key] + phantoms)
         return replace(move, transfer_ns=transfer_ns(move.kind, move.bytes, ring))
 
     for program in programs.programs:

@@ -11,6 +11,7 @@ from overlaplab.events import Run
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.predictions.predict import caps_beside
 from overlaplab.simulate.programs.setting import Setting
@@ -39,7 +40,7 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
         raise refusal(run, f"no more than {_MAX_RANKS:,} ranks are predicted")
     recorded_accumulate = (run.manifest.accumulate if run.manifest else None) or 1
     setting = Setting(
-        ranks=None if batch.ranks == len(run.traces) else batch.ranks,
+        ranks=None if batch.ranks == device_manifest(run).world_size else batch.ranks,
         accumulate=None if batch.accumulate == recorded_accumulate else batch.accumulate,
     )
     answer = what_if.answer(run, Question(setting=setting))

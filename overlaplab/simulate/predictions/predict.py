@@ -19,7 +19,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
 from overlaplab.load import load_manifest
-from overlaplab.manifest import Manifest, played_phantoms
+from overlaplab.manifest import Manifest
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Launch, Move, Program
@@ -125,22 +125,23 @@ def _play_on_cpus(run: Run, setting: Setting) -> _Play:
 
 
 def _play_on_gpus(run: Run, setting: Setting) -> _Play:
-    """Anybody's run behind another link, with other buckets of torch's DDP, or other prefetching of its FSDP2."""
+    """Anybody's run behind another link, on other ranks, with other buckets of torch's DDP, or FSDP2's prefetching."""
     prediction = predict_device(run, setting)
     raw = {} if run.manifest is None else run.manifest.raw
-    fields: dict[str, Any] = {"format_version": 1, "world_size": len(run.traces)}
+    fields: dict[str, Any] = {"format_version": 1, "world_size": device_manifest(run).world_size}
     fields |= {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
     if setting.bucket_cap_mb is not None:
         fields.pop("buckets", None)
         fields["bucket_cap_mb"] = setting.bucket_cap_mb
-    world = setting.ranks or len(run.traces) + played_phantoms(run.manifest)
+    world = setting.ranks or device_manifest(run).world_size
     if setting.ranks:
         fields |= {"world_size": world, "phantom_ranks": [*range(len(run.traces), world)], "mesh": _only_dp(world)}
-    if link := setting.link or (run.manifest.link if run.manifest else None):
+    link = setting.link or (run.manifest.link if run.manifest else None)
+    if link and (setting.link or setting.ranks):
         fields["link"] = asdict(replace(link, world_size=world))
     return _Play(
         manifest=fields | {"device": "cpu"},
-        ranks=[prediction.events(rank) for rank in range(len(run.traces))],
+        ranks=[prediction.events(rank) for rank in range(min(len(run.traces), world))],
         predicted_ns=prediction.predicted_ns,
         replayed_ns=prediction.recorded_ns,
         moves=prediction.moves,

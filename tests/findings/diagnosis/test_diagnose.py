@@ -142,8 +142,11 @@ def test_no_cap_is_advised_where_a_server_averages(cause: str) -> None:
 def test_averages_of_parameters_are_advised_to_be_made_in_the_background() -> None:
     loop = Loop(traits=TRAITS["local-sgd"], framework="engine")
     words = "averaging in the background (--background), waited for a step later"
-    assert first_words(("background", None, 9), loop=loop) == words
-    assert diagnosed(exposed_rows((0, 1, "blocking", 30, None)), loop=loop).advice.startswith(f"Try {words}")
+    averages = exposed_rows((0, 1, "blocking", 30, None)).assign(what="parameters of bucket 0", kind="all_reduce")
+    assert first_words(("background", None, 9), loop=loop, causes=averages) == words
+    assert diagnosed(averages, loop=loop).advice.startswith(f"Try {words}")
+    gradients = averages.assign(what="layers.0.weight")
+    assert "cannot be predicted" in diagnosed(gradients, gains=gains(("background", None, 9))).advice
 
 
 def test_short_pauses_of_the_host_are_not_the_aim() -> None:
@@ -186,7 +189,7 @@ def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_sa
 
 def test_where_nothing_gains_no_cause_gets_a_remedy() -> None:
     found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 1), ("half_the_bytes", 0.5, -1)))
-    assert found.advice == "No change that can be predicted gains more than 2\u00a0% of the step."
+    assert found.advice == "Nothing that was tried gains more than 2\u00a0% of the step."
     assert [share.remedy for share in found.causes] == [""]
 
 
@@ -366,7 +369,7 @@ def test_a_pipelines_idle_time_always_has_something_left_to_try() -> None:
     causes = exposed_rows((0, 1, "pipeline bubble", 30, None))
     found = diagnosed(causes, gains=gains(("microbatches", None, 1)))
     assert found.advice.replace("\u00a0", " ") == (
-        "No change that can be predicted gains more than 2 % of the step. Left to try: a schedule with several stages"
+        "Nothing that was tried gains more than 2 % of the step. Left to try: a schedule with several stages"
         " on each rank."
     )
 

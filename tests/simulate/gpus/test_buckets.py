@@ -161,7 +161,7 @@ def test_what_does_not_tell_is_refused(made: Make, how: dict[str, Any], reason: 
 
 def test_settings_that_make_no_sense_are_refused(made: Make) -> None:
     for asked, reason in (
-        (Setting(ranks=4), "nothing but the link, DDP's caps"),
+        (Setting(accumulate=4), "nothing but the link, the ranks, DDP's caps"),
         (Setting(bucket_cap_mb=0.0), "bucket_cap_mb must be above 0"),
         (Setting(first_bucket_mb=1.0), "the cap of its other buckets is not known"),
     ):

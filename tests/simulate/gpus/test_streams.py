@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from made.traces import event, launched, op, run_of, step
 import overlaplab
 from overlaplab import OverlaplabError, load_run, summary
 from overlaplab.evidence.dependencies import blocking_calls, device_events, full_queues
-from overlaplab.manifest import Link
+from overlaplab.manifest import Link, Manifest, Mesh
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.gpus.streams import device_programs
 from overlaplab.simulate.player import End, Note, Wait, Work, play
@@ -203,8 +204,28 @@ def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(OverlaplabError, match=why):
             predict(run, setting)
-    with pytest.raises(OverlaplabError, match="all-reduces of all 8 ranks alone, and one is all_gather of 8 ranks"):
+    with pytest.raises(OverlaplabError, match="of all-reduces of all ranks, and one is all_gather of 8 of 8 ranks"):
         predict(load_run(SAMPLES / "h100" / "zero3"), Setting(ranks=4))
+    assert run.manifest is None
+    shared = replace(run, manifest=Manifest(format_version=1, world_size=2, mesh=Mesh(dp=1, tp=2)))
+    with pytest.raises(OverlaplabError, match="its ranks share the model"):
+        predict(shared, Setting(ranks=4, link=slow))
+    alone = predict(run, Setting(ranks=1, link=slow))
+    write_run(tmp_path / "alone", alone.manifest, alone.ranks)
+    assert len(load_run(tmp_path / "alone", cache=False).traces) == 1
+
+
+def test_messages_are_not_those_of_other_ranks(tmp_path: Path) -> None:
+    """Of which nobody knows when its sender had come to them."""
+    rank = [
+        step(3, 0, 90),
+        *launched("gemm", 1, 10, 20, correlation=1),
+        *launched("ncclDevKernel_SendRecv", 3, 21, 61, stream=9, correlation=2),
+    ]
+    run = run_of(tmp_path / "run", rank, rank, backend="nccl")
+    link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=0.0, world_size=2)
+    with pytest.raises(OverlaplabError, match="of no collective when all ranks had come to it"):
+        predict(run, Setting(ranks=4, link=link))
 
 
 def test_as_many_ranks_as_were_emulated_take_as_long() -> None:
