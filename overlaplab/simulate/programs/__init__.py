@@ -23,6 +23,7 @@ from overlaplab.simulate.player import Mark, Program, StuckError, find_launches,
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
+from overlaplab.simulate.programs.models import find_models
 from overlaplab.simulate.programs.options import Options, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import is_pipelined, pipeline_programs
@@ -112,6 +113,8 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     if after != before:
         _require_strategy(run, manifest)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
+        if replace(after, caps=before.caps, ranks=before.ranks) == before and find_models(programs[0]):
+            transfer_times(run, programs, link)("all_reduce", 0)  # raises where caps need another link to be known
         _require_plain_steps(run, programs)
     served = is_served(run, Setting())
     parted = served or _traits(manifest).sharded
@@ -156,6 +159,8 @@ def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[
     """The recorded moves with other buckets, where the caps change or a parameter is left out, if that can be."""
     name, cut = setting.without_parameter, find_recutting(run)
     other_caps = after.caps != before.caps
+    if cut is None and setting.link is not None:
+        cut = find_recutting(run, setting.link)
     if replace(after, caps=before.caps, ranks=before.ranks) != before:
         cut = None
     if name is None:
@@ -263,5 +268,5 @@ def _require_plain_steps(run: Run, programs: Sequence[Program]) -> None:
                 reason = "its steps have collectives beside those of gradients"
             else:
                 continue
-            what = f"{reason}, so that only another link or cap is predicted"
-            raise refusal(run, what, "overlaplab predict takes --link and --bucket-cap-mb of it")
+            takes = "--link, --ranks and --bucket-cap-mb" if find_recutting(run) else "--link and --ranks"
+            raise refusal(run, f"{reason}: its strategy is not made anew", f"overlaplab predict takes {takes} of it")

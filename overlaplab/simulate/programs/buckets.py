@@ -118,15 +118,23 @@ class Recutting:
         )
 
 
-def find_recutting(run: Run) -> Recutting | None:
-    """None unless all-reduces average known gradients of one model, no rank is missing, and the run can be played."""
-    models = recuttings(run)
+def find_recutting(run: Run, link: Link | None = None) -> Recutting | None:
+    """None unless all-reduces average known gradients of one model, no rank is missing, and the run can be played.
+
+    `link`: one whose formula says how long all-reduces of other sizes take, in place of the recorded one or what was
+    measured.
+    """
+    models = recuttings(run, link)
     return models[0] if len(models) == 1 else None
 
 
-@once_per_run
-def recuttings(run: Run) -> tuple[Recutting, ...]:
+def recuttings(run: Run, link: Link | None = None) -> tuple[Recutting, ...]:
     """Each model's, in which the others' buckets stay as recorded; see `find_recutting`."""
+    return _recuttings(run, link or (run.manifest.link if run.manifest else None))
+
+
+@once_per_run
+def _recuttings(run: Run, link: Link | None) -> tuple[Recutting, ...]:
     if missing_ranks(run):
         return ()
     recorded, traits = plain_programs(run), strategy_traits(run.manifest) or _traits_seen(run)
@@ -136,14 +144,13 @@ def recuttings(run: Run) -> tuple[Recutting, ...]:
         return ()
     models = find_models(recorded.programs[0])
     apart = [recorded] if len(models) == 1 else [keep_model(recorded, names) for names in models]
-    cuts = [_find_model_recutting(run, each, traits) for each in apart]
+    cuts = [_find_model_recutting(run, each, traits, link) for each in apart]
     return () if None in cuts else tuple(cut for cut in cuts if cut is not None)
 
 
-def _find_model_recutting(run: Run, recorded: Recorded, traits: Traits) -> Recutting | None:
+def _find_model_recutting(run: Run, recorded: Recorded, traits: Traits, link: Link | None) -> Recutting | None:
     if (order := _order(run, recorded)) is None:
         return None
-    link = run.manifest.link if run.manifest else None
     takes = takes_behind(run, recorded, link)
     try:
         play(recorded.programs)

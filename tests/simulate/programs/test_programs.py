@@ -19,7 +19,7 @@ import overlaplab
 from overlaplab.costs import hops_ns, transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Manifest, Parameter
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, play
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches, play
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.model import RecordedModel, owned_elements
@@ -346,5 +346,19 @@ def test_a_recorders_loop_is_made_anew_where_its_steps_are_plain(
     if reason is None:
         assert all_programs(run, Setting(accumulate=2))
         return
-    with pytest.raises(OverlaplabError, match=f"{reason}, so that only another link or cap is predicted"):
+    with pytest.raises(OverlaplabError, match=f"{reason}: its strategy is not made anew"):
         all_programs(run, Setting(accumulate=2))
+
+
+def test_caps_are_played_behind_a_link_where_no_other_sizes_were_recorded() -> None:
+    """Over plain gloo; the run has broadcasts of buffers beside its buckets, so that no other strategy is made."""
+    run = sample_run("ddp-lessons/buffers")
+    assert run.manifest is not None
+    run = replace(run, manifest=replace(run.manifest, accumulate=None))
+    link = Link(emulated=True, bandwidth_gbps=1.0, latency_us=10.0, world_size=2)
+    with pytest.raises(OverlaplabError, match="how long its all_reduce of other sizes take is not known"):
+        all_programs(run, Setting(bucket_cap_mb=0.01))
+    programs = all_programs(run, Setting(bucket_cap_mb=0.01, link=link))
+    buckets = find_launches(programs[0], "bucket")
+    assert len(buckets) > 1
+    assert all(launch.transfer_ns == transfer_ns("all_reduce", launch.bytes, link) for launch in buckets)
