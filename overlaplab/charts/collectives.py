@@ -25,7 +25,8 @@ _KIND, _BUS, _WAIT, _TRANSFER = columns("each_collective", "kind", "bus_gb_per_s
 LEAST_MS = 0.001  # shorter times are drawn here: a logarithmic axis has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
 _SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
-ALONE, SHARED = "saved if this rank were as late as the second-latest", "saved only if others came earlier as well"
+ALONE = "waited less if this rank were as late as the second-latest"
+SHARED = "waited less only if others came earlier as well"
 _HEIGHT_PX = 320
 _CELLS_PER_DECADE = 40  # cells per decade; collectives in one cell share a point
 

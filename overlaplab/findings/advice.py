@@ -33,6 +33,10 @@ _CHANGES_LEAST = ("first_bucket", "cap", "prefetch", "cap_and_first_bucket")
 """What can be set by options: of those that gain as much the first is advised. A list of buckets is named beside it."""
 
 
+_COLUMNS_OF = {"first_bucket": "first_bucket_mb", "cap": "bucket_cap_mb", "prefetch": "prefetch"}
+"""By action the column of `simulate.advise` that has its setting."""
+
+
 def advice_refused(run: Run) -> tuple[str, str] | None:
     """Why nothing can be said of other settings, and what to do about it; None where it can."""
     manifest = run.manifest
@@ -50,10 +54,16 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     return None
 
 
-def advised(table: pd.DataFrame) -> Row | None:
-    """The setting to try, of rows of `simulate.advise`: what changes least of those that gain as much, or None."""
+def advised(table: pd.DataFrame, diagnosis: Diagnosis | None) -> Row | None:
+    """The setting to try, of rows of `simulate.advise`, or None: the one that the run's diagnosis advises, if any, else
+    what changes least of those that gain as much.
+    """
     rows = [row for row in table[table["best"]].to_dict("records") if row["option"] in _CHANGES_LEAST]
     worth = [row for row in rows if not _is_little(row)]
+    for action in diagnosis.actions[:1] if diagnosis else ():
+        column = _COLUMNS_OF.get(action.action.name, "option")
+        same = [row for row in worth if (row["option"], row[column]) == (action.action.name, action.setting)]
+        worth = same or worth
     most = max((row["gain_ns"] for row in worth), default=0)
     enough = [row for row in worth if row["gain_ns"] >= most - LITTLE_GAIN * (row["step_ns"] + row["gain_ns"])]
     return min(enough, key=lambda row: _CHANGES_LEAST.index(row["option"]), default=None)
@@ -100,7 +110,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         else:
             yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."
         return
-    chosen = advised(table)
+    chosen = advised(table, diagnosis)
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
@@ -191,7 +201,7 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
     if any(each.is_certain and each.action.name not in _BY_LINES for each in diagnosis.actions[:1]):
         return
     worth = {row["option"]: row for row in table[table["best"]].to_dict("records") if not _is_little(row)}
-    if loop.framework == "engine" and (chosen := advised(table)) is not None:
+    if loop.framework == "engine" and (chosen := advised(table, diagnosis)) is not None:
         yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"
     if loop.swept is not None and "cap" in worth and "bucket_cap_mb" in loop.swept.settings:
         yield shlex.join(loop.swept.words(bucket_cap_mb=f"{worth['cap']['bucket_cap_mb']:.12g}"))

@@ -87,7 +87,7 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
         if gained is not None:
             marks["best buckets found" if played else "best buckets possible"] = span - gained
         if launched < span and not played:
-            marks["this schedule, no pauses" if gained is None else "these buckets, no pauses"] = launched
+            marks["no delays or late ranks" if gained is None else "these buckets, no delays or late ranks"] = launched
     if exposed and diagnosis.ahead is not None:
         marks[f"prefetch {diagnosis.ahead[0]}"] = diagnosis.ahead[1]
     rows = pd.DataFrame(list(marks.items()), columns=["word", "ns"]).astype({"ns": "int64"})

@@ -144,7 +144,7 @@ def test_wait_against_transfer() -> None:
 def test_late_ranks_name_who_how_often_and_what_it_cost() -> None:
     chart = charts.late_ranks(stragglers_of(late()))
     assert [(bar["rank"], bar["part"], bar["begin"], bar["end"]) for bar in rows(chart, 0)] == [
-        ("1", "saved if this rank were as late as the second-latest", 0.0, 6.0),
+        ("1", "waited less if this rank were as late as the second-latest", 0.0, 6.0),
     ]
     assert [word["text"] for word in rows(chart, 1)] == [
         "6.0 ms; last in 1 of 2",

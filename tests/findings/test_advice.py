@@ -64,8 +64,19 @@ SWEPT = Swept(
 def test_of_settings_that_gain_as_much_the_smaller_change_is_advised(
     made: list[dict[str, Any]], chosen: str | None
 ) -> None:
-    found = findings.advised(rows(*(dict(own) for own in made)))
+    found = findings.advised(rows(*(dict(own) for own in made)), None)
     assert (None if found is None else found["option"]) == chosen
+
+
+def test_the_setting_that_the_diagnosis_advises_comes_first() -> None:
+    table, diagnosis = rows(FIRST | {"gain": 9}, CAP | {"gain": 10}), sample_tables("sweep/cap-25").diagnosis
+    assert diagnosis is not None
+    (action,) = diagnosis.actions[:1]
+    assert action.action.name == "cap"
+    for setting, option in ((float(table["bucket_cap_mb"].iloc[1]), "cap"), (77.0, "first_bucket")):
+        found = findings.advised(table, replace(diagnosis, actions=(replace(action, setting=setting),)))
+        assert found is not None
+        assert found["option"] == option
 
 
 def said(table: pd.DataFrame) -> list[str]:
@@ -138,7 +149,7 @@ def test_fsdp2_is_told_how_to_gather_ahead() -> None:
 @pytest.mark.parametrize("name", ["bucketed", "sweep/cap-25", "sweep/cap-0.25", "naive", "per-param", "zero3-serial"])
 def test_advise_and_summary_say_the_same_setting(name: str) -> None:
     tables = sample_tables(name)
-    chosen, diagnosis = findings.advised(tables.advice), tables.diagnosis
+    chosen, diagnosis = findings.advised(tables.advice, tables.diagnosis), tables.diagnosis
     assert chosen is not None
     assert diagnosis is not None
     assert findings.option_words(chosen) in diagnosis.advice
@@ -148,7 +159,7 @@ def test_advise_and_summary_say_the_same_setting(name: str) -> None:
 
 def test_the_neighbour_has_a_bucket_fewer() -> None:
     table = simulate.advise(sample_run("sweep/cap-25"))
-    chosen = findings.advised(table)
+    chosen = findings.advised(table, None)
     assert chosen is not None
     other = findings.neighbour(table, chosen)
     assert other is not None

@@ -64,12 +64,12 @@ def test_marks_keep_the_recorded_idle_time() -> None:
     assert marks(bound=bound()) == {
         "no communication": 70,
         "best buckets possible": 75,
-        "these buckets, no pauses": 90,
+        "these buckets, no delays or late ranks": 90,
         "measured": 100,
     }
     assert marks(bound=bound(any_cap_ns=pd.NA)) == {
         "no communication": 70,
-        "this schedule, no pauses": 90,
+        "no delays or late ranks": 90,
         "measured": 100,
     }
     assert marks(bound=bound(bound_ns=91 * MS)) == {

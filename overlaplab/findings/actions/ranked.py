@@ -160,8 +160,9 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])
-    delays = Cause(largest["cause"]) is Cause.STRAGGLER and gain_ns > rows["exposed_ns"].sum()
-    return f"{label}, {ms(int(largest['exposed_ns']))}{_AND_DELAYS if delays else ''}"
+    more = gain_ns > rows["exposed_ns"].sum()
+    beside = _AND_DELAYS if Cause(largest["cause"]) is Cause.STRAGGLER else " in this step"
+    return f"{label}, {ms(int(largest['exposed_ns']))}{beside if more else ''}"
 
 
 _NO_TRANSFERS = (Cause.STRAGGLER, Cause.GAP, Cause.BUBBLE, Cause.IMBALANCE, Cause.LATE)
