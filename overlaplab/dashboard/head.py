@@ -44,7 +44,7 @@ class PageHead:
         with self.below.container(key="verdict", gap="xxsmall"):
             st.text(lead + diagnosis.headline)
             with st.container(key="advice_line", horizontal=True, gap="small"):
-                st.text(diagnosis.advice, width="stretch")
+                st.text(lead + diagnosis.advice, width="stretch")
                 st.page_link(_SUMMARY, label="Summary ›")
 
     def show_whole(self, diagnosis: Diagnosis) -> None:

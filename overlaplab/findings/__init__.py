@@ -108,7 +108,6 @@ from overlaplab.findings.runs import (
     describe_ranks,
     describe_settings,
     link_note,
-    links_note,
     note,
     run_title,
 )
@@ -145,7 +144,7 @@ from overlaplab.findings.systems.plan import (
     require_planned,
     require_told,
 )
-from overlaplab.findings.warnings import busy_note, not_recorded, run_warnings, unmatched_notes
+from overlaplab.findings.warnings import busy_note, comparison_note, not_recorded, run_warnings, unmatched_notes
 from overlaplab.findings.watched import (
     kind_word_of_steps,
     watched_about,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead
-from overlaplab.findings.runs import PREDICTED, link_missed, steps_named
+from overlaplab.findings.runs import PREDICTED, link_missed, links_note, steps_named
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
@@ -320,6 +321,14 @@ def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | N
     busy = {run.path: sorted(busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs}
     named = [f"{steps_named(numbers)} of {path}" for path, numbers in busy.items() if numbers]
     return f"the machine was busy in {join_names(named)}: record again before you rely on it" if named else None
+
+
+def comparison_note(runs: Sequence[Run]) -> str | None:
+    """The emulated links of runs side by side, and in which of their steps the machine was busy; None without any."""
+    busy = ((PurePath(run.path).name, sorted(busy_steps(run))) for run in runs)
+    named = [f"{steps_named(numbers)} of {shorten(name, 40)}" for name, numbers in busy if numbers]
+    machine = f"machine busy in {join_names(named)}" if named else None
+    return "; ".join(filter(None, (links_note([run.manifest for run in runs]), machine))) or None
 
 
 def _clock_warnings(run: Run) -> Iterator[str]:

@@ -63,7 +63,7 @@ def comparison(reported: Sequence[RunTables]) -> Comparison:
     if len(good) < 2:
         return Comparison()
     runs, selection = [tables.run for tables in good], good[0].selection
-    note = findings.links_note([run.manifest for run in runs])
+    note = findings.comparison_note(runs)
     table = analyses.compare(runs, selection)
     costs = costs_section(table, note)
     if not analyses.is_sweep(runs):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from made.traces import op, run_of
+from samples import sample_run
 
 from overlaplab.costs import attained_steps, link_attained
-from overlaplab.findings import describe_link, describe_settings, link_note, links_note, note, run_title
-from overlaplab.findings.runs import link_missed
-from overlaplab.manifest import Link, LinkStep, Manifest
+from overlaplab.findings import comparison_note, describe_link, describe_settings, link_note, note, run_title
+from overlaplab.findings.runs import link_missed, links_note
+from overlaplab.manifest import Link, LinkStep, MachineStep, Manifest
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)
 
@@ -137,3 +139,14 @@ def test_a_sleeping_device_is_always_named(tmp_path: Path) -> None:
     assert link_note(awake) == "emulated link 1Gbps,200us"
     run = run_of(tmp_path, [op("mm", 0, 9)], manifest={"strategy": "zero3", "compute": "sleep"})
     assert run_title(run).endswith(": zero3, 1 rank, sleeping device")
+
+
+def test_runs_side_by_side_name_the_steps_of_a_busy_machine() -> None:
+    run = sample_run("bucketed")
+    assert run.manifest is not None
+    busy = (MachineStep(rank=0, step=2, took_ns=100, cores=2, busy=True, delayed_ns=30),)
+    loaded = replace(run, path="runs/loaded", manifest=replace(run.manifest, machine=busy))
+    note = comparison_note([run, loaded])
+    assert note is not None
+    assert note.endswith("; machine busy in step 2 of loaded")
+    assert comparison_note([replace(run, manifest=None)]) is None

@@ -178,8 +178,7 @@ def _sort_out(
 
 
 def _note(runs: list[Opened]) -> str | None:
-    """The emulated links among the runs."""
-    return findings.links_note([opened.run.manifest for opened in runs])
+    return findings.comparison_note([opened.run for opened in runs])
 
 
 page()

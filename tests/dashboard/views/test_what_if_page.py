@@ -111,7 +111,7 @@ def test_of_the_recorded_setting_the_page_advises_what_every_page_advises(
     said = RunTables(run=sample_run(run)).diagnosis
     assert said is not None
     app = on(run)
-    assert head_texts(app)[2:] == [f"As recorded: {said.headline}", said.advice]
+    assert head_texts(app)[2:] == [f"As recorded: {said.headline}", f"As recorded: {said.advice}"]
     assert "What to do about it" not in [header.value for header in app.header]  # the head has said it
 
 
