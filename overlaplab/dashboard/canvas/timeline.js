@@ -1255,7 +1255,7 @@ class TimelineView {
       const lane = laneOf(run, event);
       const name = brief(run.names[run.code[event]]).slice(0, 80);
       const when = `${lasting(run.length[event])} from ${axisTime(run.base_ns + run.start[event], 1e3)}`;
-      text = `Selected: ${name}, ${rankName(lane)}, ${lane.label}, ${when}`;
+      text = `${this.range === null ? "Selected" : "Selected mark"}: ${name}, ${rankName(lane)}, ${lane.label}, ${when}`;
     }
     if (place.textContent !== text) place.textContent = text;
   }

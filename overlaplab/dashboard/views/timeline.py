@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -178,9 +179,9 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
         predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
     )
     event = None if state.mark is None else _find_event(opened, state.mark)
-    _keep(opened, state, event, spot)
-    visible = timeline_window(opened.timeline, *state.window, ranks)
     selected, what = _selection(opened.timeline, state, event)
+    _keep(opened, replace(state, selected=selected), event, spot)
+    visible = timeline_window(opened.timeline, *state.window, ranks)
     chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
     section = window_section(
         visible, chosen, what, opened.diagnosis, whole=state.window == _whole_window(opened, ranks, None)
