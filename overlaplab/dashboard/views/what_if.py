@@ -231,8 +231,10 @@ class _Controls:
         return self._note(label, chosen, recorded)
 
     def slide_cap(self, label: str, opened: Opened, recorded: Any) -> Any:
-        """A slider for a cap of buckets."""
-        return self.slide(label, "{:g} MiB", caps_tried(opened.run), recorded)
+        """A slider for a cap of buckets, the advised one among them."""
+        actions = opened.diagnosis.actions if opened.diagnosis else ()
+        advised = [each.setting for each in actions if each.action.name == "cap" and each.what is None]
+        return self.slide(label, "{:g} MiB", {*caps_tried(opened.run), *filter(None, advised)}, recorded)
 
     def select(self, label: str, words: Mapping[Any, str], recorded: str | None) -> Any:
         """One of the options, at first the recorded one; None while it is that."""

@@ -111,6 +111,9 @@ def test_of_the_recorded_setting_the_page_advises_what_every_page_advises(
     said = RunTables(run=sample_run(run)).diagnosis
     assert said is not None
     app = on(run)
+    caps = [option for slider in app.select_slider if slider.label == "bucket_cap_mb" for option in slider.options]
+    advised = [each.setting for each in said.actions if each.action.name == "cap"]
+    assert all(any(cap.startswith(f"{setting:g} MiB") for cap in caps) for setting in advised if caps), "can be asked"
     assert head_texts(app)[2:] == [f"As recorded: {said.headline}", f"As recorded: {said.advice}"]
     assert "What to do about it" not in [header.value for header in app.header]  # the head has said it
 
