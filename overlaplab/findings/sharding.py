@@ -271,10 +271,11 @@ def _few_names(units: list[str]) -> str:
     return f"{len(units)} units" if len(units) > MOST_UNITS_LISTED else join_names(units)
 
 
-def held_limit(limit: HeldLimit) -> str:
-    """What the line at what a prefetch may hold says, for the chart's subtitle."""
+def held_limit(limit: HeldLimit, peak_bytes: int) -> str:
+    """What the line at what a prefetch may hold says, and whether more was held at most, for the chart's subtitle."""
+    passed = " More was held: gathers began further ahead." if peak_bytes > limit.bytes else ""
     staying = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
-    return f"Dashed: prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}."
+    return f"Dashed: prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}.{passed}"
 
 
 def gather_waits_title(steps: pd.DataFrame) -> str:

@@ -69,7 +69,7 @@ def gathered(
         *([] if unknown else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
     ]
     in_part = _IN_PART if (curve["resharded_bytes"] > 0).any() else ""
-    subtitle = [_HELD + in_part + (f" {held_limit(limit)}" if limit else ""), note]
+    subtitle = [_HELD + in_part + (f" {held_limit(limit, int(held.max()))}" if limit else ""), note]
     description = f"A step curve of what is gathered over time. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=118, line=line)
 

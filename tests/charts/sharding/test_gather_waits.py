@@ -53,7 +53,8 @@ def test_a_prefetch_holds_one_unit_more() -> None:
     assert [(one.units, one.staying, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
     assert held_limit(table.assign(bytes=pd.array([5, 7, None, 5], dtype="Int64")).head(3), 1) is None
     limit = HeldLimit(prefetch=1, units=2, staying=0, bytes=6_320_000)
-    assert findings.held_limit(limit) == "Dashed: prefetch 1 may hold 2 units."
+    assert findings.held_limit(limit, limit.bytes) == "Dashed: prefetch 1 may hold 2 units."
+    assert findings.held_limit(limit, limit.bytes + 1).endswith(" More was held: gathers began further ahead.")
 
 
 def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
@@ -67,7 +68,8 @@ def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
     with_root = held_limit(gathers(("root", 4, "forward", "backward", 0, 14), *passing, *again), 0)
     assert with_root == HeldLimit(prefetch=0, units=2, staying=1, bytes=10)
     assert (
-        findings.held_limit(with_root) == "Dashed: prefetch 0 may hold 2 units, 1 of them kept from the forward pass."
+        findings.held_limit(with_root, 0)
+        == "Dashed: prefetch 0 may hold 2 units, 1 of them kept from the forward pass."
     )
     everything = [(name, 5, "forward", "backward", 0, 9) for name in "abc"]
     assert held_limit(gathers(*everything), 1) == HeldLimit(prefetch=1, units=3, staying=3, bytes=15)
