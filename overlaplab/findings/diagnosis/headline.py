@@ -92,5 +92,5 @@ def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advise
     gain_ns = shares[0].gain_ns
     if gain_ns is not None and best is not None and gain_ns > best.gain_ns:
         return sentence(f"{clause}; {short_words(shares[0].remedy)} would gain {ms(gain_ns)}")
-    why = "what shortens that gains less" if shares[0].remedy else "no change that can be predicted gains enough"
+    why = "what shortens that gains less" if shares[0].remedy else "nothing that was tried gains enough"
     return sentence(f"{clause}; {why}")
