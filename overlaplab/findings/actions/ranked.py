@@ -160,9 +160,12 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])
-    more = gain_ns > rows["exposed_ns"].sum()
-    beside = _AND_DELAYS if Cause(largest["cause"]) is Cause.STRAGGLER else " in this step"
-    return f"{label}, {ms(int(largest['exposed_ns']))}{beside if more else ''}"
+    beside = ""
+    if gain_ns > rows["exposed_ns"].sum():
+        beside = _AND_DELAYS if Cause(largest["cause"]) is Cause.STRAGGLER else " in this step"
+    elif gain_ns > largest["exposed_ns"]:
+        beside = ", and smaller causes"
+    return f"{label}, {ms(int(largest['exposed_ns']))}{beside}"
 
 
 _NO_TRANSFERS = (Cause.STRAGGLER, Cause.GAP, Cause.BUBBLE, Cause.IMBALANCE, Cause.LATE)
