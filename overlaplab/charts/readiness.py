@@ -35,7 +35,7 @@ _PARTS = {
 """What is drawn where causes are unknown; each with its colour of the palette."""
 _SHARED = {
     "held": "ready, not launched yet",
-    "queued": QUEUED,
+    "queued": f"{QUEUED}: before it starts, or exposed",
     "starting": "launched, not started, or unknown",
     "gap": "host paused, long or short",
     "waiting": Cause.STRAGGLER.label,

@@ -44,7 +44,7 @@ MEANINGS = {
     "memory": {"memory only", "activations"},
     "idle": {"idle", "gradients arriving", "parameters live"},
     "held": {"ready, waits for an earlier bucket", "ready, not launched yet"},
-    "queued": {"launched, link busy"},
+    "queued": {"launched, link busy", "launched, link busy: before it starts, or exposed"},
     "starting": {"launched, not started", charts.collectives.SHARED},
     "gap": {"host paused, long or short"},
     "bound": {"cannot be hidden by any bucketing"},
