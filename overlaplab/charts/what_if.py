@@ -19,6 +19,8 @@ _HEIGHT_PX = 190
 _LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
 _WORD_PX = 22  # pixels below a dot in which a line would go through the dot's word
 _DASHES = [5, 4]
+_OUTLINED_SHARE = 0.005
+"""Predicted stretches are outlined that take more of the longest step."""
 _PALE_OPACITY = 0.35
 _WORD_SHARE = 0.15  # of a curve's height: as much as a word needs
 _PARTS = ("works", "communication, hidden", "communication, exposed")
@@ -248,14 +250,16 @@ def step_lanes(
     fills = zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True)
     pairs = fills_drawn(fills, pd.concat([solid, pale])["part"])
     tinted = colours(pairs, left=labels_width(_ROWS))
-    dashed = {"strokeDash": [3, 2], "strokeWidth": 1, "fillOpacity": _PALE_OPACITY}
+    dashed = {"strokeDash": [3, 2], "fillOpacity": _PALE_OPACITY}
+    wide = alt.when(f"datum.end - datum.begin > {_OUTLINED_SHARE * longest}")
+    width = wide.then(alt.value(1)).otherwise(alt.value(0))  # an outline would make the others several times as wide
     outlines = alt.Scale(domain=[part for part, _ in pairs], range=[tone for _, tone in pairs])
     outline = alt.Stroke("part:N", scale=outlines, legend=None)
     words_of_ends = [ms(measured_ns), f"{ms(step_ns)} predicted"]
     ends = pd.DataFrame({"row": [*_ROWS[::2]], "begin": [to_ms(float(ns)) for ns in spans_ns], "word": words_of_ends})
     layers = [
         bars(_inline(solid), x, y, tinted, lines, 0.72),
-        bars(_inline(pale), x, y, tinted, lines, 0.72, **dashed).encode(stroke=outline),
+        bars(_inline(pale), x, y, tinted, lines, 0.72, **dashed).encode(stroke=outline, strokeWidth=width),
         Layer(_inline(ends)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]
