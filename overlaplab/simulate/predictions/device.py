@@ -130,7 +130,8 @@ def _setting_link(run: Run, setting: Setting) -> Link | None:
     if setting.ranks < 1:
         raise refusal(run, f"ranks must be above 0, not {setting.ranks}")
     if (why := why_no_other_ranks(run)) is not None:
-        raise refusal(run, f"on GPUs other numbers of ranks are predicted of all-reduces of all ranks, and {why}")
+        what = "on GPUs other numbers of ranks are predicted where every collective is an all-reduce of all ranks"
+        raise refusal(run, f"{what}, and {why}")
     link = setting.link or (run.manifest.link if run.manifest else None)
     if link is None:
         raise refusal(

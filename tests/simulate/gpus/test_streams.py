@@ -204,7 +204,7 @@ def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(OverlaplabError, match=why):
             predict(run, setting)
-    with pytest.raises(OverlaplabError, match="of all-reduces of all ranks, and one is all_gather of 8 of 8 ranks"):
+    with pytest.raises(OverlaplabError, match="is an all-reduce of all ranks, and one is all_gather of 8 of 8 ranks"):
         predict(load_run(SAMPLES / "h100" / "zero3"), Setting(ranks=4))
     assert run.manifest is None
     shared = replace(run, manifest=Manifest(format_version=1, world_size=2, mesh=Mesh(dp=1, tp=2)))
