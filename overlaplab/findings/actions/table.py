@@ -64,7 +64,7 @@ class Action:
             case "barriers":
                 return barriers
             case "others":
-                averages = rows["what"].str.startswith("parameters ").eq(True) & (rows["kind"] == "all_reduce")
+                averages = rows["what"].astype(str).str.startswith("parameters ") & (rows["kind"] == "all_reduce")
                 return (~has_name | averages) & ~barriers
         return pd.Series(True, index=rows.index)
 
