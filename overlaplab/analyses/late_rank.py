@@ -27,8 +27,8 @@ from overlaplab.vocabulary import Rule
 MIN_LATE_SHARE = 0.8
 """A rank that is the latest in fewer than 80 % of steps is not late as such."""
 
-_MAX_KERNELS_APART = 0.01
-"""Ranks whose numbers of kernels differ by at most 1 % run the same ones."""
+_MAX_APART = 0.01
+"""Ranks whose numbers of kernels or operators differ by at most 1 % run the same ones."""
 _MUCH_LONGER = 1.1
 """Passes whose times on two ranks differ by less have inputs of equal length."""
 _NAMES = {"name": "object", "own_ns": "int64", "others_ns": "int64", "own": "float64", "others": "float64"}
@@ -101,8 +101,13 @@ def computes_longer(run: Run, rank: int) -> bool:
     if phases.empty or phases["own_ns"].iloc[0] < _MUCH_LONGER * phases["others_ns"].iloc[0]:
         return False
     names = late_rank_names(run, rank, phases["phase"].iloc[0])
-    number, others = names["own"].sum(), names["others"].sum()
-    return bool(others > 0 and abs(number - others) <= _MAX_KERNELS_APART * others)
+    number, others = float(names["own"].sum()), float(names["others"].sum())
+    return others > 0 and are_as_many(number, others)
+
+
+def are_as_many(number: float, others: float) -> bool:
+    """Whether a rank runs as many kernels or operators as the others, but for one in a hundred."""
+    return abs(number - others) <= _MAX_APART * others
 
 
 def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
@@ -150,7 +155,7 @@ def _mean_times(trace: Trace) -> dict[tuple[str, str | None], int]:
 
 
 def _has_as_many_kernels(run: Run, rank: int) -> bool:
-    """Whether a rank computes in as many kernels as the others do in the median, but for one in a hundred."""
+    """Whether a rank computes in as many kernels as the others do in the median."""
     counts = {trace.rank: int(counting_as(trace, WorkKind.COMPUTE).sum()) for trace in run.traces}
     others = float(np.median([number for other, number in counts.items() if other != rank]))
-    return abs(counts[rank] - others) <= _MAX_KERNELS_APART * others
+    return are_as_many(counts[rank], others)

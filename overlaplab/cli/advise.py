@@ -89,7 +89,7 @@ def _verify_advice(tables: RunTables, out: Path, repeats: int, command: list[str
     from overlaplab import findings
     from overlaplab.analyses.across_runs.tiers import verify_gain
 
-    run, row = tables.run, findings.advised(tables.advice, tables.diagnosis)
+    run, row = tables.run, findings.choose_setting(tables.advice, tables.diagnosis)
     if row is None or not row["replayed"]:
         raise OverlaplabError("there is nothing to verify: no option is known to gain enough", path=run.path)
     other = findings.neighbour(tables.advice, row)

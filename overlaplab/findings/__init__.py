@@ -31,7 +31,7 @@ from overlaplab.findings.advice import (
     advice_lines,
     advice_refused,
     advice_sentences,
-    advised,
+    choose_setting,
     cutting_limit_ns,
     neighbour,
     option_words,

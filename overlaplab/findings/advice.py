@@ -54,16 +54,15 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     return None
 
 
-def advised(table: pd.DataFrame, diagnosis: Diagnosis | None) -> Row | None:
+def choose_setting(table: pd.DataFrame, diagnosis: Diagnosis | None) -> Row | None:
     """The setting to try, of rows of `simulate.advise`, or None: the one that the run's diagnosis advises, if any, else
     what changes least of those that gain as much.
     """
     rows = [row for row in table[table["best"]].to_dict("records") if row["option"] in _CHANGES_LEAST]
     worth = [row for row in rows if not _is_little(row)]
-    for action in diagnosis.actions[:1] if diagnosis else ():
-        column = _COLUMNS_OF.get(action.action.name, "option")
-        same = [row for row in worth if (row["option"], row[column]) == (action.action.name, action.setting)]
-        worth = same or worth
+    for first in diagnosis.actions[:1] if diagnosis else ():
+        name = first.action.name
+        worth = [r for r in worth if r["option"] == name and r[_COLUMNS_OF[name]] == first.setting] or worth
     most = max((row["gain_ns"] for row in worth), default=0)
     enough = [row for row in worth if row["gain_ns"] >= most - LITTLE_GAIN * (row["step_ns"] + row["gain_ns"])]
     return min(enough, key=lambda row: _CHANGES_LEAST.index(row["option"]), default=None)
@@ -110,7 +109,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         else:
             yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."
         return
-    chosen = advised(table, diagnosis)
+    chosen = choose_setting(table, diagnosis)
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
@@ -201,7 +200,7 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
     if any(each.is_certain and each.action.name not in _BY_LINES for each in diagnosis.actions[:1]):
         return
     worth = {row["option"]: row for row in table[table["best"]].to_dict("records") if not _is_little(row)}
-    if loop.framework == "engine" and (chosen := advised(table, diagnosis)) is not None:
+    if loop.framework == "engine" and (chosen := choose_setting(table, diagnosis)) is not None:
         yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"
     if loop.swept is not None and "cap" in worth and "bucket_cap_mb" in loop.swept.settings:
         yield shlex.join(loop.swept.words(bucket_cap_mb=f"{worth['cap']['bucket_cap_mb']:.12g}"))

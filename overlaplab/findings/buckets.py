@@ -201,9 +201,6 @@ def counted_once_note(causes: pd.DataFrame, buckets: pd.DataFrame) -> str | None
     )
 
 
-_BEFORE = "waited before the step"
-
-
 def gather_cause_words(diagnosis: Diagnosis | None, schedule: pd.DataFrame) -> Iterator[str | None]:
     """For each row of `schedule` of a step why compute waited for it, the longest cause first; None where nothing did.
 
@@ -216,7 +213,7 @@ def gather_cause_words(diagnosis: Diagnosis | None, schedule: pd.DataFrame) -> I
             yield None
             continue
         if end_ns <= 0:
-            yield _BEFORE
+            yield "waited before the step"
             continue
         begun, ended = moments["start_ns"].clip(lower=end_ns - wait_ns), moments["end_ns"].clip(upper=end_ns)
         within = moments.assign(exposed_ns=(ended - begun).clip(lower=0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 import numpy as np
@@ -318,17 +318,20 @@ def _damaged_warnings(run: Run) -> Iterator[str]:
 def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | None:
     """That some of these steps were recorded on a busy machine, for checks that judge them all the same."""
     steps = selection.steps
-    busy = {run.path: sorted(busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs}
-    named = [f"{steps_named(numbers)} of {path}" for path, numbers in busy.items() if numbers]
-    return f"the machine was busy in {join_names(named)}: record again before you rely on it" if named else None
+    named = _busy_words((run.path, busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs)
+    return f"the machine was busy in {named}: record again before you rely on it" if named else None
 
 
 def comparison_note(runs: Sequence[Run]) -> str | None:
     """The emulated links of runs side by side, and in which of their steps the machine was busy; None without any."""
-    busy = ((PurePath(run.path).name, sorted(busy_steps(run))) for run in runs)
-    named = [f"{steps_named(numbers)} of {shorten(name, 40)}" for name, numbers in busy if numbers]
-    machine = f"machine busy in {join_names(named)}" if named else None
+    named = _busy_words((shorten(PurePath(run.path).name, 40), busy_steps(run)) for run in runs)
+    machine = f"machine busy in {named}" if named else None
     return "; ".join(filter(None, (links_note([run.manifest for run in runs]), machine))) or None
+
+
+def _busy_words(busy: Iterable[tuple[str, set[int]]]) -> str:
+    """`steps 3 and 4 of zero3`, of names of runs and their busy steps; empty where there are none."""
+    return join_names([f"{steps_named(sorted(numbers))} of {name}" for name, numbers in busy if numbers])
 
 
 def _clock_warnings(run: Run) -> Iterator[str]:

@@ -117,7 +117,7 @@ def pipeline_document(of: RunTables) -> Document:
 def advice_document(of: RunTables, verified: Document | None = None) -> Document:
     """The run's advice, the best setting of each kind, what every cap gains, the lines to change, what was verified."""
     diagnosis, table = of.diagnosis, of.advice
-    chosen = findings.advised(table, diagnosis)
+    chosen = findings.choose_setting(table, diagnosis)
     return {
         "advice": "" if diagnosis is None else diagnosis.advice,
         "actions": _actions(diagnosis),

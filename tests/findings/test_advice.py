@@ -64,8 +64,8 @@ SWEPT = Swept(
 def test_of_settings_that_gain_as_much_the_smaller_change_is_advised(
     made: list[dict[str, Any]], chosen: str | None
 ) -> None:
-    found = findings.advised(rows(*(dict(own) for own in made)), None)
-    assert (None if found is None else found["option"]) == chosen
+    row = findings.choose_setting(rows(*(dict(setting) for setting in made)), None)
+    assert (None if row is None else row["option"]) == chosen
 
 
 def test_the_setting_that_the_diagnosis_advises_comes_first() -> None:
@@ -74,9 +74,9 @@ def test_the_setting_that_the_diagnosis_advises_comes_first() -> None:
     (action,) = diagnosis.actions[:1]
     assert action.action.name == "cap"
     for setting, option in ((float(table["bucket_cap_mb"].iloc[1]), "cap"), (77.0, "first_bucket")):
-        found = findings.advised(table, replace(diagnosis, actions=(replace(action, setting=setting),)))
-        assert found is not None
-        assert found["option"] == option
+        row = findings.choose_setting(table, replace(diagnosis, actions=(replace(action, setting=setting),)))
+        assert row is not None
+        assert row["option"] == option
 
 
 def said(table: pd.DataFrame) -> list[str]:
@@ -149,7 +149,7 @@ def test_fsdp2_is_told_how_to_gather_ahead() -> None:
 @pytest.mark.parametrize("name", ["bucketed", "sweep/cap-25", "sweep/cap-0.25", "naive", "per-param", "zero3-serial"])
 def test_advise_and_summary_say_the_same_setting(name: str) -> None:
     tables = sample_tables(name)
-    chosen, diagnosis = findings.advised(tables.advice, tables.diagnosis), tables.diagnosis
+    chosen, diagnosis = findings.choose_setting(tables.advice, tables.diagnosis), tables.diagnosis
     assert chosen is not None
     assert diagnosis is not None
     assert findings.option_words(chosen) in diagnosis.advice
@@ -159,7 +159,7 @@ def test_advise_and_summary_say_the_same_setting(name: str) -> None:
 
 def test_the_neighbour_has_a_bucket_fewer() -> None:
     table = simulate.advise(sample_run("sweep/cap-25"))
-    chosen = findings.advised(table, None)
+    chosen = findings.choose_setting(table, None)
     assert chosen is not None
     other = findings.neighbour(table, chosen)
     assert other is not None
@@ -190,7 +190,7 @@ def test_runs_that_cannot_be_trusted_are_refused() -> None:
         assert words in refused[0]
         assert refused[1].endswith(".")
     assert findings.advice_refused(replace(run, manifest=replace(run.manifest, machine=less_busy))) is None
-    some_late = tuple(replace(own, occupied_ns=own.modelled_ns) if own.step == 5 else own for own in late)
+    some_late = tuple(replace(each, occupied_ns=each.modelled_ns) if each.step == 5 else each for each in late)
     assert findings.advice_refused(replace(run, manifest=replace(run.manifest, link_steps=some_late))) is None
     for by_recorder, option in ((False, "more steps (--steps 12)"), (True, "more steps (Recorder(…, steps=12))")):
         raw = run.manifest.raw | ({"command": "python train.py"} if by_recorder else {})

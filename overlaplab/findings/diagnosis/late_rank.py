@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses.late_rank import is_chronic, latest_rank
+from overlaplab.analyses.late_rank import are_as_many, is_chronic, latest_rank
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import count, join_names, ms, shorten
 
@@ -20,9 +20,6 @@ _PHASES = {
     "pause": "its device is idle while its host does nothing that is recorded, for",
     "launching": "its device is idle while its host launches, for",
 }
-
-_APART = 0.01
-"""Numbers of operators that differ by at most 1 % count as equal."""
 
 
 def late_reason(
@@ -65,7 +62,7 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
     if first["own_ns"] - first["others_ns"] >= MAJORITY * longer_ns:
         if not first["others"]:
             return f". Only it runs {shorten(str(first['name']), 60)}: {ms(first['own_ns'])}"
-        alike = _is_equal(first["own"], first["others"])
+        alike = are_as_many(first["own"], first["others"])
         calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
         return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
@@ -73,10 +70,6 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
     number, others = longer["own"].sum(), longer["others"].sum()
     if (longer["own_ns"] - longer["others_ns"]).sum() < MAJORITY * longer_ns:
         return ". For most of it no operator runs: see on the timeline what its host does"
-    if _is_equal(number, others):
+    if are_as_many(number, others):
         return ". It runs the same operators, and most take longer: its inputs are larger, or its processor is slower"
     return f". It computes in {number:,.0f} calls, the others in {others:,.0f}"
-
-
-def _is_equal(number: float, others: float) -> bool:
-    return abs(number - others) <= _APART * others

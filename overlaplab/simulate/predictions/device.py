@@ -146,19 +146,18 @@ def _setting_link(run: Run, setting: Setting) -> Link | None:
 def why_no_other_ranks(run: Run) -> str | None:
     """Why no other number of ranks is predicted of a run on GPUs, as a clause; None where one is, behind a link.
 
-    What ranks share out, such as optimizer states or layers, would be another part of each.
+    What ranks share out, such as optimizer states or layers, would be another part of each. Raises as `require_device`.
     """
-    manifest, programs = run.manifest, device_programs(run)
-    if manifest is not None and (manifest.pipeline is not None or not manifest.axes.is_one_axis):
+    manifest, programs = device_manifest(run), require_device(run)
+    if manifest.pipeline is not None or not manifest.axes.is_one_axis:
         return f"its ranks share the model ({manifest.axes})"
-    phantoms = played_phantoms(manifest)
-    world = len(run.traces) + phantoms + missing_ranks(run)
-    for launch in find_launches(chain.from_iterable(programs.programs)) if programs else ():
+    for launch in find_launches(chain.from_iterable(programs.programs)):
         kind = launch.kind or "a collective of unknown kind"
-        if programs is None or not is_played_together(launch):
+        if not is_played_together(launch):
             return f"when all ranks had come to one ({kind}) is not known"
-        if (members := programs.members[launch.key] + phantoms) != world or kind != "all_reduce":
-            return f"one is {kind} of {members} of {world} ranks"
+        members = programs.members[launch.key] + played_phantoms(manifest)
+        if members != manifest.world_size or kind != "all_reduce":
+            return f"one is {kind} of {members} of {manifest.world_size} ranks"
     if any((purposes(trace)["role"] == Role.ACTIVATIONS.value).any() for trace in run.traces):
         return "some are of activations"
     return None

@@ -113,7 +113,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     if after != before:
         _require_strategy(run, manifest)
     if replace(after, ranks=before.ranks) != before and manifest.accumulate is None:
-        if replace(after, caps=before.caps, ranks=before.ranks) == before and find_models(programs[0]):
+        if _changes_caps_alone(before, after) and find_models(programs[0]):
             transfer_times(run, programs, link)("all_reduce", 0)  # raises where caps need another link to be known
         _require_plain_steps(run, programs)
     served = is_served(run, Setting())
@@ -155,13 +155,18 @@ def _unnamed_programs(run: Run, setting: Setting, manifest: Manifest, programs: 
     return tuple(retime_program(each, manifest.link, link) for each in programs)
 
 
+def _changes_caps_alone(before: Options, after: Options) -> bool:
+    """Whether nothing but caps and ranks differs."""
+    return replace(after, caps=before.caps, ranks=before.ranks) == before
+
+
 def _recut(run: Run, setting: Setting, before: Options, after: Options) -> list[Program] | None:
     """The recorded moves with other buckets, where the caps change or a parameter is left out, if that can be."""
     name, cut = setting.without_parameter, find_recutting(run)
     other_caps = after.caps != before.caps
     if cut is None and setting.link is not None:
         cut = find_recutting(run, setting.link)
-    if replace(after, caps=before.caps, ranks=before.ranks) != before:
+    if not _changes_caps_alone(before, after):
         cut = None
     if name is None:
         return cut.programs(cut.cut(*after.caps)) if cut is not None and other_caps else None

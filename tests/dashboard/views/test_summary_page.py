@@ -142,7 +142,7 @@ def test_a_bar_leads_to_its_collectives_on_the_timeline(opened, tmp_path: Path) 
 
 
 def test_a_wait_leads_to_the_late_ranks_host(opened, tmp_path: Path) -> None:
-    """Which is what may have made it late."""
+    """What made it late may be there."""
     early, late = (
         [
             event("ProfilerStep#0", 0, 100, cat="user_annotation"),

@@ -264,8 +264,8 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
     assert said.startswith(f"With {label} {value:g} a step is predicted to take {step} ± {half} ({measured} measured).")
     assert app.query_params["setting"] == f"{label}:{value:g}"
     for text in others:
-        asked = text.partition("overlaplab ")[2].partition(" predicts")[0].replace("RUN", str(strangers / run))
-        assert command(*asked.split())[0] == 0, "what the page names can be asked"
+        words = text.partition("overlaplab ")[2].partition(" predicts")[0].replace("RUN", str(strangers / run))
+        assert command(*words.split())[0] == 0, "what the page names can be asked"
 
 
 def test_of_a_run_on_gpus_without_known_buckets_actions_are_played(opened: Open, strangers: Path) -> None:

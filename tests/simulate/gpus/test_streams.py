@@ -216,7 +216,7 @@ def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
 
 
 def test_messages_are_not_those_of_other_ranks(tmp_path: Path) -> None:
-    """Of which nobody knows when its sender had come to them."""
+    """Nobody knows when a message's sender had come to it."""
     rank = [
         step(3, 0, 90),
         *launched("gemm", 1, 10, 20, correlation=1),
