@@ -28,7 +28,7 @@ _ALGORITHMS: dict[Algorithm, str] = {
 
 _WITH_WAITING = "Collectives take as long as recorded, waiting for the missing ranks included"
 SMALLER_MICROBATCHES = "The page Pipeline says what smaller microbatches of the same samples gain."
-_BY_RANK = "Collectives and messages take as long as recorded, but for another link"
+_BY_RANK = "Collectives and messages take as long as recorded, unless another link is asked for"
 _RECORDED = "Collectives take as long as those of their size did, measured from when the last rank arrived"
 
 

@@ -90,7 +90,7 @@ def test_a_pipeline_has_microbatches_and_schedules(opened: Open) -> None:
     begin = f"With 8 microbatches per step and the schedule 1F1B a step is predicted to take {ms(step_ns)} ± "
     headline = next(text for text in body_texts(app) if text.startswith(begin))
     assert "A step works on 8 microbatches, not 2, each of as many samples" in headline
-    assert "Collectives and messages take as long as recorded, but for another link." in body_texts(app)
+    assert "Collectives and messages take as long as recorded, unless another link is asked for." in body_texts(app)
     assert any("smaller microbatches of the same samples" in text for text in body_texts(app))
     slide(app, "microbatches", "few-microbatches", 2)  # fewer than stages
     assert app.selectbox(key="asked_schedule of few-microbatches").value == "gpipe"
