@@ -30,7 +30,7 @@ _COMMANDS = (
     (
         "schedule",
         "runs/zero3 --rank 0 --step 4",
-        "When each layer's parameters were gathered, used and freed; with --rank and --step every gather.",
+        "When each layer's parameters were gathered, used and freed; with --rank and --step each gather and its waits.",
     ),
     (
         "pipeline",

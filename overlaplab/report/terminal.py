@@ -14,6 +14,7 @@ from rich.text import Text
 from overlaplab import analyses, findings
 from overlaplab.columns import Column
 from overlaplab.events import Run
+from overlaplab.evidence.arrays import int_or_none
 from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
@@ -117,7 +118,7 @@ def buckets(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
 
 
 def schedule(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
-    """The gathers of each rank's steps; of one rank and step, every gather."""
+    """The gathers of each rank's steps; of one rank and step, every gather and why compute waited for it."""
     table = of.schedule
     steps = analyses.schedule_steps(table)
     if len(steps) > 1:
@@ -126,7 +127,8 @@ def schedule(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
         yield findings.run_title(of.run)
     if len(steps) == 1:
         yield findings.schedule_line(steps.iloc[0], table["layer"].nunique())
-        yield from _tables(tables.gathers_rows(table), "", every=every)
+        rank, step = (int_or_none(table[name].iloc[0]) for name in ("rank", "step"))
+        yield from _tables(tables.gathers_rows(table, of.find_diagnosis(rank, step)), "", every=every)
     yield from warnings((*of.warnings, *findings.schedule_notes(table)))
 
 

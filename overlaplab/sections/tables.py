@@ -285,7 +285,7 @@ def gathers_rows(table: pd.DataFrame, diagnosis: findings.Diagnosis | None = Non
         narrow=columns(
             "schedule",
             *("unit", "gathered_for", "gather_launch_ns", "gather_start_ns", "gather_end_ns", "wait_ns"),
-            *("first_use_ns", "free_ns", "bytes"),
+            *("first_use_ns", "free_ns", "bytes", "cause"),
         ),
         legend="ms from the step's start; for: the pass, and the microbatch; wait: ms until the gather ended",
         notes=findings.schedule_notes(table),

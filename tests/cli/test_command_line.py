@@ -183,6 +183,7 @@ def test_schedule_in_words(command: Any, sharded: Path, monkeypatch: pytest.Monk
         ["layers.0", "bwd", "0"],
         ["embedding", "fwd", "0"],
     ]
+    assert out.count("0.002 ms") == out.count("longer than") == 3  # why each was waited for
 
 
 def test_a_run_that_gathers_nothing_says_so(command: Any, folder: Path) -> None:
