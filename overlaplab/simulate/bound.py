@@ -20,6 +20,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
 from overlaplab.manifest import Link, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.simulate.buckets.best_rows import best_rows
 from overlaplab.simulate.buckets.cutting import best_cutting
 from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.issued import Issued, issued_by_step, progress
@@ -83,7 +84,7 @@ def _played_bounds(run: Run, link: Link | None) -> dict[tuple[int | None, int | 
 
 def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank, step and bucket of the best buckets found, in order of launch, as they were played (see
-    `BucketSearch.best_rows`); else of the best cutting for the rank alone (see [Note: any cap]). Empty where neither is
+    `best_rows`); else of the best cutting for the rank alone (see [Note: any cap]). Empty where neither is
     known.
 
     Columns, in Int64: `rank`, `step`, `index`, `gradients` (how many), `bytes`, `ready_ns`, `start_ns`, `end_ns`: from
@@ -106,7 +107,7 @@ def _played_rows(run: Run, search: BucketSearch, selection: Selection) -> pd.Dat
     }
     windows = [step_windows(trace) for trace in run.traces]
     rows: list[dict[str, int | None]] = []
-    for row in search.best_rows():
+    for row in best_rows(search):
         named = run.traces[row["rank"]].rank, windows[row["rank"]][row["step"]].step
         if named in chosen:
             rows.append({**row, "rank": named[0], "step": named[1]})

@@ -10,21 +10,17 @@ from hypothesis import strategies as st
 from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
 
 from overlaplab.simulate.edits.collectives import (
-    halve_bytes,
-    keep_gathered,
-    last_pass_only,
     launch_early,
     left_out,
     merge_collectives,
     name_collectives,
     other_collectives,
-    update_whole,
     wait_a_step_later,
-    wait_at_pass_end,
     wait_at_step_end,
     without_launches,
 )
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
+from overlaplab.simulate.edits.model import halve_bytes, keep_gathered, last_pass_only, update_whole, wait_at_pass_end
 from overlaplab.simulate.edits.unused import unused_parameters, without_unused
 from overlaplab.simulate.fill_buckets import assign
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play

@@ -20,12 +20,12 @@ from overlaplab.events import Run
 from overlaplab.findings import Advised
 from overlaplab.manifest import strategy_traits
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.simulate.advice.edit_remedies import edit_of_action
 from overlaplab.simulate.player import find_launches
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
-from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
 from overlaplab.simulate.replayed import replay_steps

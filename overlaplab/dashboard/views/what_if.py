@@ -23,6 +23,7 @@ from overlaplab.events import is_on_gpus, missing_ranks
 from overlaplab.findings.actions.words import SCHEDULES
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.sections.what_if import caps_tried, what_if_parts
+from overlaplab.simulate.advice.edit_remedies import edit_of_action
 from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
@@ -33,7 +34,6 @@ from overlaplab.simulate.predictions.rank_answers import playable_plan, playable
 from overlaplab.simulate.predictions.what_if import message_without_path
 from overlaplab.simulate.predictions.wide_answers import is_wide
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
-from overlaplab.simulate.programs.edits import edit_of_action
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS, Traits

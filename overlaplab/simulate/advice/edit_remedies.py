@@ -43,6 +43,24 @@ def edit_remedies(
             yield edit.remedy, about.get(edit.remedy, {}), (name, None)
 
 
+def edit_of_action(remedy: str, setting: float | None, what: str | None) -> EditChoice | None:
+    """The edit that a row of `simulate.gains` plays; None of remedies that are another cap, depth or strategy."""
+    match remedy:
+        case "balance":
+            return "balance", f"{setting:g}"
+        case "even_work":
+            return "even-work", None
+        case "barriers":
+            return "leave-out", BARRIER
+        case "host_work":
+            return "without-host-work", what
+        case "larger_units":
+            return "larger-units", f"{setting:g}"
+        case "cap" if what is not None:
+            return "model-cap", f"{what}:{setting:g}"
+    return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
+
+
 def _other_collectives(programs: Sequence[Program]) -> Iterator[tuple[str, str]]:
     """For each remedy of collectives of neither gradients nor parameters the names of those that it is about."""
     every, between, after = set[Hashable](), set[Hashable](), set[Hashable]()

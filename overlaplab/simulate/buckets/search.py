@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from overlaplab.manifest import Link
 from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, least_steps
 from overlaplab.simulate.fill_buckets import MIB
-from overlaplab.simulate.player import End, Launch, Mark, Played, StuckError, play
+from overlaplab.simulate.player import StuckError
 from overlaplab.simulate.programs.buckets import (
     Recutting,
     find_recutting,
@@ -145,45 +145,6 @@ class BucketSearch:
             self._play_shortest(self._candidates(map(self._list, others))),
         )
         return min((each for each in played if each is not None), key=lambda each: each.mean_ns, default=None)
-
-    def best_rows(self) -> Iterator[dict[str, int]]:
-        """The best buckets found as they were played: a row for each rank (its place), step (too) and bucket.
-
-        Of one backward pass: `index`, `gradients` (how many), `bytes`, and from the step's start `ready_ns` (when the
-        rank had its last gradient), `start_ns`, `end_ns`, and `last_ns` (when the rank had the pass's last gradient).
-        Steps with several passes that send gradients have no rows.
-        """
-        if self.best_found is None:
-            return
-        programs = self.cut.programs(self.best_found.buckets)
-        played = play(programs)
-        for rank, (program, over_ns) in enumerate(zip(programs, played.over_ns, strict=True)):
-            arrived: dict[str, int] = {}
-            launches: list[Launch] = []
-            step, passes = -1, 0
-            for move, at_ns in zip(program, over_ns, strict=True):
-                if isinstance(move, Mark) and move.word == "gradient":
-                    arrived[move.name] = at_ns
-                elif isinstance(move, Mark) and move.word == "backward_end":
-                    passes += 1
-                elif isinstance(move, Launch) and move.role == "bucket" and move.parameters:
-                    launches.append(move)
-                elif isinstance(move, End):
-                    if passes == 1:
-                        yield from self._rows_of_step(rank, step, launches, arrived, played)
-                    arrived, launches, step, passes = {}, [], step + 1, 0
-
-    def _rows_of_step(
-        self, rank: int, step: int, launches: Sequence[Launch], arrived: Mapping[str, int], played: Played
-    ) -> Iterator[dict[str, int]]:
-        begun = played.ends_ns[rank][step]
-        last_ns = max(arrived.values(), default=begun)
-        for index, launch in enumerate(launches):
-            start, end = played.carried[launch.key]
-            ready_ns = max((arrived[name] for name in launch.parameters if name in arrived), default=begun)
-            times = {"ready_ns": ready_ns, "start_ns": start, "end_ns": end, "last_ns": last_ns}
-            row = {"rank": rank, "step": step, "index": index, "gradients": len(launch.parameters)}
-            yield row | {"bytes": launch.bytes} | {name: at_ns - begun for name, at_ns in times.items()}
 
     def best_first_cap(self, cap_mb: float, below_mb: float | None = None) -> BucketsPlayed | None:
         """The best first bucket with this cap for the others, chosen as `best_cap`; perhaps of those below a size."""

@@ -1,18 +1,17 @@
-"""Collectives left out, merged, waited for later, launched earlier, or of fewer bytes.
+"""*Other* collectives, such as of metrics or flags: left out, merged, launched earlier, waited for later.
 
-Those of gradients and parameters have a role. *Others*, such as of metrics, flags or normalisation, have none. What a
-loop launches between its passes it does not need at once, or so it is assumed; what is launched within a forward or a
-backward pass, as by SyncBatchNorm, the next layer needs.
+Those of gradients and parameters have a role (see `model`), others have none. What a loop launches between its passes
+it does not need at once, or so it is assumed; what is launched within a forward or a backward pass, as by
+SyncBatchNorm, the next layer needs.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from overlaplab.evidence.purposes import BUFFERS, OF_GRADIENTS, Role
+from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.simulate.edits.hosts import mean_work_ns
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
 from overlaplab.words import count, kind_word, size_exact
@@ -43,7 +42,8 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
     return moves
 
 
-def _drop_launches(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
+def drop_launches(programs: Sequence[Program], keys: Collection[Hashable]) -> list[list[Move]] | None:
+    """All programs without these; None where there are none."""
     return [without_launches(program, keys) for program in programs] if keys else None
 
 
@@ -116,46 +116,7 @@ def left_out(programs: Sequence[Program], kind: str | None = None) -> list[list[
     if kind is not None:
         unnamed = (launch for program in programs for launch in find_launches(program, ""))
         launches += (launch for launch in unnamed if launch.kind == BARRIER or launch.carries == BUFFERS)
-    return _drop_launches(programs, {launch.key for launch in launches if kind in (None, launch.kind)})
-
-
-def without_buffers(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """DDP broadcasts no buffers; None where it broadcasts none."""
-    launches = (launch for program in programs for launch in find_launches(program))
-    return _drop_launches(programs, {launch.key for launch in launches if launch.carries == BUFFERS})
-
-
-def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
-    launches = [launch for program in programs for launch in find_launches(program)]
-    keys = {launch.key for launch in launches if launch.carries == Role.PARAMETERS}
-    return None if any(launch.carries == OF_GRADIENTS for launch in launches) else _drop_launches(programs, keys)
-
-
-def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Buckets that the host waits for before it launches the next one, waited for when their backward pass ends; None
-    where it waits for none so.
-    """
-    changed: list[list[Move]] = []
-    for program in programs:
-        moves: list[Move] = []
-        late: list[Move] = []
-        last: Launch | None = None
-        waited: int | None = None  # the place of the wait for the last bucket
-        inside = False
-        for move in program:
-            if isinstance(move, Mark) and move.word in ("backward", "backward_end", "kept_end"):
-                moves += late
-                late, last, waited, inside = [], None, None, move.word == "backward"
-            if inside and isinstance(move, Launch) and move.role == "bucket":
-                late += [] if waited is None else [moves.pop(waited)]
-                last, waited = move, None
-            elif isinstance(move, Wait) and last is not None:
-                waited = len(moves) if move.key == last.key else None
-                last = None
-            moves.append(move)
-        changed.append([*moves, *late])
-    return changed if changed != [list(program) for program in programs] else None
+    return drop_launches(programs, {launch.key for launch in launches if kind in (None, launch.kind)})
 
 
 Takes = Callable[[str, int], int | None]
@@ -250,62 +211,6 @@ def after_the_update(program: Program) -> set[Hashable]:
             averages = move.role == "parameters" and move.kind == "all_reduce"  # the next pass needs what gathers them
             keys |= {move.key} if averages or _is_other(move) else set()
     return keys
-
-
-GRADIENTS = ("bucket", "scatter", "replicas")
-"""Roles of collectives that average gradients."""
-
-
-def last_pass_only(programs: Sequence[Program], roles: Collection[str] = GRADIENTS) -> list[list[Move]] | None:
-    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are.
-
-    `roles`: which of their collectives that concerns; of HSDP the all-reduces between replicas alone are `replicas`.
-    """
-    keys: set[Hashable] = set()
-    for program in programs:
-        alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
-        for move in program:
-            if isinstance(move, Launch) and move.role in roles and move.what is not None:
-                alike[move.role, move.what, move.bytes].append(move.key)
-            elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
-                keys.update(key for same in alike.values() for key in same[:-1])
-                alike.clear()
-    return _drop_launches(programs, keys)
-
-
-def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """A unit that a forward pass gathered stays so for its backward pass; None where none is gathered again."""
-    keys: set[Hashable] = set()
-    for program in programs:
-        gathered: set[str] = set()  # for a forward pass
-        for move in program:
-            if isinstance(move, End):
-                gathered.clear()
-            elif isinstance(move, Launch) and move.what is not None and move.role in ("gather", "scatter"):
-                unit = move.what.split(" ")[0]
-                if move.role == "gather" and unit not in gathered:
-                    gathered.add(unit)
-                else:
-                    gathered.discard(unit)
-                    keys |= {move.key} if move.role == "gather" else set()
-    return _drop_launches(programs, keys)
-
-
-def halve_bytes(
-    programs: Sequence[Program],
-    takes_by_kind: Mapping[str, Callable[[int], int]],
-    applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
-) -> list[Program] | None:
-    """What `applies` tells sends half as much; None where T of other sizes, `takes_by_kind`, is known of no kind."""
-
-    def half(launch: Launch) -> Launch:
-        if launch.kind not in takes_by_kind or not applies(launch):
-            return launch
-        takes = takes_by_kind[launch.kind]
-        gained_ns = takes(launch.bytes) - takes(launch.bytes // 2)
-        return replace(launch, transfer_ns=max(launch.transfer_ns - gained_ns, 0), bytes=launch.bytes // 2)
-
-    return [change_launches(program, half) for program in programs] if takes_by_kind else None
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:

@@ -12,8 +12,8 @@ from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import pass_labels, update_labels
 from overlaplab.evidence.purposes import BUFFERS, UPDATED, Role
 from overlaplab.evidence.sending import gatherings
-from overlaplab.simulate.edits.collectives import GRADIENTS, halve_bytes
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
+from overlaplab.simulate.edits.model import GRADIENTS, halve_bytes
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, find_launches

@@ -21,7 +21,8 @@ from overlaplab.evidence.by_hand import averaged_by_hand
 from overlaplab.evidence.passes import ddp_gradients
 from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.displaced import with_displaced, without_displaced
-from overlaplab.simulate.edits.collectives import wait_at_pass_end, without_launches
+from overlaplab.simulate.edits.collectives import without_launches
+from overlaplab.simulate.edits.model import wait_at_pass_end
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.player import Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.programs.models import find_models, keep_model, named_buckets

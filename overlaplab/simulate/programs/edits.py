@@ -10,8 +10,7 @@ from typing import TypeAlias
 from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import Link
-from overlaplab.simulate.edits import collectives
-from overlaplab.simulate.edits.collectives import BARRIER
+from overlaplab.simulate.edits import collectives, model
 from overlaplab.simulate.edits.hosts import (
     balance_rank,
     even_out_work,
@@ -22,14 +21,12 @@ from overlaplab.simulate.edits.hosts import (
     without_pauses,
 )
 from overlaplab.simulate.edits.unused import without_unused
-from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Move, Program, Work, find_launches
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings, takes_behind, without_buckets
+from overlaplab.simulate.programs.bucket_edits import cut_by_arrival, cut_model
 from overlaplab.simulate.programs.larger_units import join_units
-from overlaplab.simulate.programs.models import keep_model, model_name, named_buckets
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
 from overlaplab.words import known_names
@@ -59,24 +56,6 @@ class Edit:
     """Whether it moves time from a step into the next one."""
     nothing: str = ""
     """Why it changes nothing."""
-
-
-def edit_of_action(remedy: str, setting: float | None, what: str | None) -> EditChoice | None:
-    """The edit that a row of `simulate.gains` plays; None of remedies that are another cap, depth or strategy."""
-    match remedy:
-        case "balance":
-            return "balance", f"{setting:g}"
-        case "even_work":
-            return "even-work", None
-        case "barriers":
-            return "leave-out", BARRIER
-        case "host_work":
-            return "without-host-work", what
-        case "larger_units":
-            return "larger-units", f"{setting:g}"
-        case "cap" if what is not None:
-            return "model-cap", f"{what}:{setting:g}"
-    return next(((name, None) for name, edit in EDITS.items() if edit.remedy == remedy), None)
 
 
 def move_into_the_next(edits: Sequence[EditChoice]) -> bool:
@@ -191,53 +170,13 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
     return join_units(run, programs, together, link)
 
 
-def _cut_by_arrival(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
-    if (cut := find_recutting(run)) is None or (buckets := cut.cut_by_arrival()) is None:
-        return None
-    return _cut_behind(run, cut, programs, link).programs(buckets)
-
-
-def _cut_behind(run: Run, cut: Recutting, programs: Programs, link: Link | None) -> Recutting:
-    """The model's cutting of these programs, behind this link. Raises `OverlaplabError` where its buckets are others
-    than those recorded, as an edit before has changed them.
-    """
-    before, after = (
-        [(launch.parameters, launch.bytes) for program in each for launch in named_buckets(program)]
-        for each in (cut.recorded.programs[: len(programs)], programs)
-    )
-    if before != after:
-        what = "its buckets are no longer as recorded"
-        raise refusal(run, what, "Ask for this edit before others of the buckets, and for the cap of one model")
-    takes = cut.takes if link is None else takes_behind(run, cut.recorded, link)
-    recorded = replace(cut.recorded, programs=tuple(map(tuple, programs)))
-    return replace(cut, recorded=recorded, takes=takes, alone=without_buckets(programs))
-
-
-def _cut_model(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
-    name, _, text = (value or "").rpartition(":")
-    cuts = {model_name(cut.order): cut for cut in recuttings(run)}
-    if name not in cuts:
-        raise refusal(
-            run, f"no model whose buckets are known is called {name}", known_names(name, cuts) if cuts else None
-        )
-    try:
-        cap_bytes = int(float(text) * MIB)
-    except (ValueError, OverflowError):
-        cap_bytes = 0
-    if cap_bytes <= 0:
-        raise refusal(run, f"{text} is no cap in MiB", f"As in --edit model-cap={name}:25")
-    cut = cuts[name]
-    recorded = keep_model(replace(cut.recorded, programs=tuple(map(tuple, programs))), set(cut.order))
-    return _cut_behind(run, cut, recorded.programs, link).programs(cut.cut(cap_bytes))
-
-
 def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if missing_ranks(run):
         return None
     took = transfers(run, run.traces[0], link)
     kinds = {launch.kind for program in programs for launch in find_launches(program) if launch.role}
     takes_by_kind = {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
-    return collectives.halve_bytes(programs, takes_by_kind)
+    return model.halve_bytes(programs, takes_by_kind)
 
 
 def _programs_alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
@@ -275,22 +214,22 @@ EDITS = {
     ),
     "last-pass": Edit(
         remedy="last_pass",
-        apply=_programs_alone(collectives.last_pass_only),
+        apply=_programs_alone(model.last_pass_only),
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs),
         nothing="no step sends its gradients in several backward passes",
     ),
     "last-all-reduce": Edit(
         remedy="last_all_reduce",
-        apply=lambda _run, programs, _value, _link: collectives.last_pass_only(programs, ("replicas",)),
+        apply=lambda _run, programs, _value, _link: model.last_pass_only(programs, ("replicas",)),
         on_devices=lambda run, programs, _value: devices.last_pass(run, programs, replicas=True),
         nothing="no step all-reduces its scattered gradients in several backward passes",
     ),
     "arrival-order": Edit(
         remedy="arrival_order",
-        apply=_cut_by_arrival,
+        apply=cut_by_arrival,
         nothing="its buckets are those of DDP that hold gradients in their order of arrival, or unknown",
     ),
-    "model-cap": Edit(value="MODEL:MB", required=True, apply=_cut_model),
+    "model-cap": Edit(value="MODEL:MB", required=True, apply=cut_model),
     "merge": Edit(remedy="merge", apply=_merge, nothing="no such collectives follow each other between the passes"),
     "async": Edit(
         remedy="asynchronous",
@@ -314,7 +253,7 @@ EDITS = {
     ),
     "wait-at-pass-end": Edit(
         remedy="asynchronous_hook",
-        apply=_programs_alone(collectives.wait_at_pass_end),
+        apply=_programs_alone(model.wait_at_pass_end),
         nothing="no bucket is waited for within its backward pass",
     ),
     "without-unused": Edit(
@@ -324,19 +263,19 @@ EDITS = {
     ),
     "without-buffers": Edit(
         remedy="buffers",
-        apply=_programs_alone(collectives.without_buffers),
+        apply=_programs_alone(model.without_buffers),
         on_devices=lambda _run, programs, _value: devices.without_buffers(programs),
         nothing="DDP broadcasts no buffers",
     ),
     "whole-optimizer": Edit(
         remedy="whole_optimizer",
-        apply=_programs_alone(collectives.update_whole),
+        apply=_programs_alone(model.update_whole),
         on_devices=lambda _run, programs, _value: devices.update_whole(programs),
         nothing="no parameters are sent within an optimizer step",
     ),
     "keep-gathered": Edit(
         remedy="keep_gathered",
-        apply=_programs_alone(collectives.keep_gathered),
+        apply=_programs_alone(model.keep_gathered),
         on_devices=lambda run, programs, _value: devices.keep_gathered(run, programs),
         nothing="no unit of FSDP2 is gathered again for its backward pass",
     ),

@@ -1,0 +1,105 @@
+"""Collectives of a model's gradients, parameters and buffers, left out, waited for later, or of fewer bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from overlaplab.evidence.purposes import BUFFERS, OF_GRADIENTS, Role
+from overlaplab.simulate.edits.collectives import drop_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, change_launches, find_launches
+
+GRADIENTS = ("bucket", "scatter", "replicas")
+"""Roles of collectives that average gradients."""
+
+
+def last_pass_only(programs: Sequence[Program], roles: Collection[str] = GRADIENTS) -> list[list[Move]] | None:
+    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are.
+
+    `roles`: which of their collectives that concerns; of HSDP the all-reduces between replicas alone are `replicas`.
+    """
+    keys: set[Hashable] = set()
+    for program in programs:
+        alike: dict[Hashable, list[Hashable]] = defaultdict(list)  # in order of launch
+        for move in program:
+            if isinstance(move, Launch) and move.role in roles and move.what is not None:
+                alike[move.role, move.what, move.bytes].append(move.key)
+            elif isinstance(move, End) or (isinstance(move, Mark) and move.word == "optimizer"):
+                keys.update(key for same in alike.values() for key in same[:-1])
+                alike.clear()
+    return drop_launches(programs, keys)
+
+
+def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """A unit that a forward pass gathered stays so for its backward pass; None where none is gathered again."""
+    keys: set[Hashable] = set()
+    for program in programs:
+        gathered: set[str] = set()  # for a forward pass
+        for move in program:
+            if isinstance(move, End):
+                gathered.clear()
+            elif isinstance(move, Launch) and move.what is not None and move.role in ("gather", "scatter"):
+                unit = move.what.split(" ")[0]
+                if move.role == "gather" and unit not in gathered:
+                    gathered.add(unit)
+                else:
+                    gathered.discard(unit)
+                    keys |= {move.key} if move.role == "gather" else set()
+    return drop_launches(programs, keys)
+
+
+def halve_bytes(
+    programs: Sequence[Program],
+    takes_by_kind: Mapping[str, Callable[[int], int]],
+    applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
+) -> list[Program] | None:
+    """What `applies` tells sends half as much; None where T of other sizes, `takes_by_kind`, is known of no kind."""
+
+    def half(launch: Launch) -> Launch:
+        if launch.kind not in takes_by_kind or not applies(launch):
+            return launch
+        takes = takes_by_kind[launch.kind]
+        gained_ns = takes(launch.bytes) - takes(launch.bytes // 2)
+        return replace(launch, transfer_ns=max(launch.transfer_ns - gained_ns, 0), bytes=launch.bytes // 2)
+
+    return [change_launches(program, half) for program in programs] if takes_by_kind else None
+
+
+def wait_at_pass_end(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Buckets that the host waits for before it launches the next one, waited for when their backward pass ends; None
+    where it waits for none so.
+    """
+    changed: list[list[Move]] = []
+    for program in programs:
+        moves: list[Move] = []
+        late: list[Move] = []
+        last: Launch | None = None
+        waited: int | None = None  # the place of the wait for the last bucket
+        inside = False
+        for move in program:
+            if isinstance(move, Mark) and move.word in ("backward", "backward_end", "kept_end"):
+                moves += late
+                late, last, waited, inside = [], None, None, move.word == "backward"
+            if inside and isinstance(move, Launch) and move.role == "bucket":
+                late += [] if waited is None else [moves.pop(waited)]
+                last, waited = move, None
+            elif isinstance(move, Wait) and last is not None:
+                waited = len(moves) if move.key == last.key else None
+                last = None
+            moves.append(move)
+        changed.append([*moves, *late])
+    return changed if changed != [list(program) for program in programs] else None
+
+
+def without_buffers(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """DDP broadcasts no buffers; None where it broadcasts none."""
+    launches = (launch for program in programs for launch in find_launches(program))
+    return drop_launches(programs, {launch.key for launch in launches if launch.carries == BUFFERS})
+
+
+def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
+    """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
+    launches = [launch for program in programs for launch in find_launches(program)]
+    keys = {launch.key for launch in launches if launch.carries == Role.PARAMETERS}
+    return None if any(launch.carries == OF_GRADIENTS for launch in launches) else drop_launches(programs, keys)
