@@ -36,6 +36,11 @@ class Gather:
     regathered: Span | None = None
     """The range that gathers it next, until which such a part is held."""
 
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether ranges of its name contradict it, as several units share the name."""
+        return self.shards is None and self.free_ns is None
+
     def use(self, phase: str, at_ns: int, *, begins: bool) -> None:
         """Record a use: the first begin and the last end of each phase count."""
         prefix = "backward_" if phase == "backward" and self.phase == "forward" else ""

@@ -24,7 +24,7 @@ from overlaplab.vocabulary import FSDP2_ROOT, root_number
 
 
 def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
-    """The edit of each trace that gathers so many units ahead; none where it did. Raises `OverlaplabError`."""
+    """One edit for each trace, which gathers so many units ahead; empty if all did so. Raises `OverlaplabError`."""
     if ahead < 1:
         what = f"prefetch must be 1 or more, not {ahead}: without a list FSDP2 gathers a unit ahead by itself"
         raise refusal(run, what)
@@ -34,7 +34,7 @@ def prefetch_edits(run: Run, ahead: int) -> tuple[RankEdit, ...]:
     if any(root_number(gather.unit) is not None for editor in editors for gather in editor.gathers):
         what = "its modules are FSDP2 roots of their own, and FSDP2 gathers nothing ahead for another root"
         raise refusal(run, what, "Call fully_shard on the module that contains them")
-    if any(gather.shards is None and gather.free_ns is None for editor in editors for gather in editor.gathers):
+    if any(gather.is_contradictory for editor in editors for gather in editor.gathers):
         raise refusal(run, "its units share names, and cannot be told apart")
     edits = tuple(editor.edit(ahead) for editor in editors)
     return edits if any(edit.moved for edit in edits) else ()
@@ -45,52 +45,58 @@ class _GatherEditor:
 
     def __init__(self, trace: Trace) -> None:
         self._ranges = fsdp2_ranges(trace)
-        used = fsdp2_gathers(self._ranges, executions(trace)) if self._ranges else []
-        self.gathers = [gather for gather in used if gather.first_use_ns is not None]
-        self._events, main = device_events(trace), main_stream(trace)
-        called = sorted((event.called_ns, place) for place, event in enumerate(self._events))
-        self._called = [each for each in called if each[0] != UNKNOWN_NS]
-        self._computed = [each for each in self._called if self._events[each[1]].stream == main]
-        self._main = main
-        self._copies: dict[int, list[Label]] = defaultdict(list)  # by their ends
+        every = fsdp2_gathers(self._ranges, executions(trace)) if self._ranges else []
+        self.gathers = [gather for gather in every if gather.first_use_ns is not None]
+        self._events, self._main = device_events(trace), main_stream(trace)
+        launches = sorted((event.called_ns, place) for place, event in enumerate(self._events))
+        self._launches = [(called_ns, place) for called_ns, place in launches if called_ns != UNKNOWN_NS]
+        """When the host launched each event, and the event's place, in order."""
+        self._compute_launches_ns = [at_ns for at_ns, place in self._launches if self._is_of_main(place)]
+        self._copy_outs: dict[int, list[Label]] = defaultdict(list)
+        """By their ends, which are the gathers' first uses."""
         for label in self._ranges:
             if label.word == "all_gather_copy_out":
-                self._copies[label.end_ns].append(label)
+                self._copy_outs[label.end_ns].append(label)
         begun = [label for label in self._ranges if label.word == "pre_backward"]
-        self._roots = [label.start_ns for label in begun if label.fields["unit"] == FSDP2_ROOT]
+        self._root_begins_ns = [label.start_ns for label in begun if label.fields["unit"] == FSDP2_ROOT]
 
     def edit(self, ahead: int) -> RankEdit:
+        """A gather is launched where the copying out `ahead` units earlier ends, but after the gathers before it.
+
+        The first gather of a pass stays where it was.
+        """
         moved: list[Moved] = []
         freed: set[int] = set()
         waits: dict[int, list[int]] = defaultdict(list)
-        wakes: list[int] = []
+        wakes_ns: list[int] = []
         for gathers in self._passes():
-            root = self._root(gathers[0])
-            anchors = [*([root] if root is not None else []), *(gather.first_use_ns or 0 for gather in gathers)]
-            first = len(anchors) - len(gathers)
-            launched_ns = 0  # by when those before are, of which none may be overtaken
-            for number, gather in enumerate(gathers, start=first):
-                places = self._launched_events(gather.launch.start_ns, gather.launch.end_ns)
-                copied = self._copying_events(gather)
-                if copied and places:
-                    waits[copied[0]].append(places[-1])
-                    if self._events[copied[0]].after == places[-1]:
-                        by, late_ns = last_dependency(self._events, self._events[copied[0]])
-                        wakes += [late_ns] if by == "event" else []
-                at = max(number - ahead, 0)
-                if not number or not places or self._is_there(anchors[at], gather.launch.start_ns):
-                    launched_ns = gather.launch.end_ns
+            root_ns = self._kept_root_ns(gathers[0])
+            anchors_ns = [*([] if root_ns is None else [root_ns]), *(gather.first_use_ns or 0 for gather in gathers)]
+            offset = len(anchors_ns) - len(gathers)  # 1 where the root is the first anchor
+            earliest_ns = 0  # no gather overtakes those before it
+            for number, gather in enumerate(gathers, start=offset):
+                events = self._launched_events(gather.launch.start_ns, gather.launch.end_ns)
+                copies = self._copying_events(gather)
+                if copies and events:
+                    waits[copies[0]].append(events[-1])
+                    wakes_ns += self._wakes_ns(copies[0], events[-1])
+                anchor = max(number - ahead, 0)
+                if not number or not events or self._is_at(anchors_ns[anchor], gather.launch.start_ns):
+                    earliest_ns = gather.launch.end_ns
                     continue
-                at_ns = max(anchors[at], launched_ns)
+                at_ns = max(anchors_ns[anchor], earliest_ns)
                 moved.append(Moved(start_ns=gather.launch.start_ns, end_ns=gather.launch.end_ns, at_ns=at_ns))
-                freed |= {each for each in places if self._waits_for_main(each)}
-                before = at - first - (gather.phase == "forward")
-                if before >= 0:
-                    waits[places[0]] += self._copying_events(gathers[before])[-1:]
-                for earlier, each in pairwise(places):
-                    if self._events[earlier].stream != self._events[each].stream:
-                        waits[each].append(earlier)
-        wake_ns = median_low(wakes) if wakes else 0
+                # What these waited for of computation was of where they were; `waits` has what they wait for now.
+                freed |= {event for event in events if self._waits_for_main(event)}
+                copied_out = (
+                    anchor - offset - (gather.phase == "forward")
+                )  # the memory of this unit's copy is used again
+                if copied_out >= 0:
+                    waits[events[0]] += self._copying_events(gathers[copied_out])[-1:]
+                for before, after in pairwise(events):  # the copying in and the collective lie on two streams
+                    if self._events[before].stream != self._events[after].stream:
+                        waits[after].append(before)
+        wake_ns = median_low(wakes_ns) if wakes_ns else 0
         return RankEdit(moved=moved, freed=frozenset(freed), waits=waits, wake_ns=wake_ns, late_ns={"stream": wake_ns})
 
     def _passes(self) -> Iterator[list[Gather]]:
@@ -99,27 +105,38 @@ class _GatherEditor:
         for _, pass_gathers in groupby(in_order, key=lambda gather: (gather.microbatch, gather.phase)):
             yield list(pass_gathers)
 
-    def _root(self, first: Gather) -> int | None:
-        """Where the root's backward pass begins, if it is still there and so gathered by none of them."""
+    def _kept_root_ns(self, first: Gather) -> int | None:
+        """When the root's backward pass began, if the root stayed gathered, so that no gather of the pass is its."""
         if first.phase == "forward" or first.unit == FSDP2_ROOT:
             return None
-        begun = bisect_left(self._roots, (first.first_use_ns or 0) + 1)
-        return self._roots[begun - 1] if begun else None
+        begun = bisect_left(self._root_begins_ns, (first.first_use_ns or 0) + 1)
+        return self._root_begins_ns[begun - 1] if begun else None
 
     def _copying_events(self, gather: Gather) -> list[int]:
-        copies = self._copies.get(gather.first_use_ns or 0, [])
+        copies = self._copy_outs.get(gather.first_use_ns or 0, [])
         return [place for label in copies for place in self._launched_events(label.start_ns, label.end_ns)]
 
     def _launched_events(self, start_ns: int, end_ns: int) -> list[int]:
-        """The events launched meanwhile, in order."""
-        first, last = (bisect_left(self._called, (at_ns, -1)) for at_ns in (start_ns, end_ns + 1))
-        return [place for _, place in self._called[first:last]]
+        """The places of the events launched meanwhile, in order."""
+        first, last = (bisect_left(self._launches, (at_ns, -1)) for at_ns in (start_ns, end_ns + 1))
+        return [place for _, place in self._launches[first:last]]
 
-    def _is_there(self, anchor_ns: int, launch_ns: int) -> bool:
+    def _wakes_ns(self, copy: int, gathered: int) -> list[int]:
+        """How long after the gather that it waited for last a copy began; empty where it waited for another event."""
+        if self._events[copy].after != gathered:
+            return []
+        by, late_ns = last_dependency(self._events, self._events[copy])
+        return [late_ns] if by == "event" else []
+
+    def _is_at(self, anchor_ns: int, launch_ns: int) -> bool:
         """Whether nothing was computed between the two, so that the gather is where it should be."""
-        at = bisect_left(self._computed, (anchor_ns, -1))
-        return launch_ns >= anchor_ns and (at == len(self._computed) or self._computed[at][0] >= launch_ns)
+        place = bisect_left(self._compute_launches_ns, anchor_ns)
+        computed = place < len(self._compute_launches_ns) and self._compute_launches_ns[place] < launch_ns
+        return launch_ns >= anchor_ns and not computed
+
+    def _is_of_main(self, place: int) -> bool:
+        return self._events[place].stream == self._main
 
     def _waits_for_main(self, place: int) -> bool:
         after = self._events[place].after
-        return after is not None and self._events[after].stream == self._main
+        return after is not None and self._is_of_main(after)

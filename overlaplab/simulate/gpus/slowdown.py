@@ -1,7 +1,7 @@
 """How long kernels of a run on GPUs take once they run beside more, or less, communication than was recorded.
 
-Each kernel's own slowdown counts, as measured within the run (`analyses.slowdowns`): beside communication it gets on
-1 ÷ (1 + slowdown) as fast as alone. Kernels that did not run both ways, or not slower, keep what they took.
+A kernel runs 1 + slowdown times as long beside communication as alone, by its own slowdown, as measured within the run
+(`analyses.slowdowns`). One whose slowdown is not measured, or is not above 0, keeps its recorded time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _MAX_ROUNDS = 20
 
 
 def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
-    """Edited programs, with every kernel as long as beside what it runs then. Raises `StuckError`."""
+    """Edited programs, each kernel's time fitted to the communication that it runs beside then. Raises `StuckError`.
+
+    Programs that were not edited return as they are.
+    """
     if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
         return edited
     took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
@@ -53,7 +56,8 @@ class _Kernel:
 def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
     """The kernels of each rank, by place."""
     table, programs = slowdowns(run), device_programs(run)
-    factors = {name: 1 + slow for name, slow in zip(table["name"], table["slowdown"], strict=True) if slow > 0}
+    slowed = table[table["slowdown"] > 0]
+    factors = dict(zip(slowed["name"], 1 + slowed["slowdown"], strict=True))
     if programs is None or not factors:
         return ()
     recorded = play(programs.programs)
@@ -78,6 +82,7 @@ class _Device:
         self._notes, self._over_ns = notes, played.over_ns
         events = device_events(run.traces[rank])
         begun = (place for word, place in notes if word == "begun")
+        # Places beyond the recorded events are those of added collectives.
         communicates = [place for place in begun if place >= len(events) or events[place].communicates]
         begins, ends = ([self.at_ns(word, place) for place in communicates] for word in ("begun", "done"))
         self.busy: Intervals = union(begins, ends)
@@ -103,23 +108,23 @@ def _times_beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, 
 
 def _duration_beside(start_ns: int, alone_ns: float, factor: float, starts: list[int], ends: list[int]) -> float:
     """How long a kernel takes that begins then, beside communication from `starts` to `ends`."""
-    now, left = float(start_ns), alone_ns
+    now, left_ns = float(start_ns), alone_ns  # `left_ns` as it would take alone
     for number in range(max(bisect_right(starts, start_ns) - 1, 0), len(starts)):
-        free = max(starts[number] - now, 0.0)
-        if left <= free:
+        gap_ns = max(starts[number] - now, 0.0)
+        if left_ns <= gap_ns:
             break
-        left, now = left - free, now + free
-        slow = max(ends[number] - now, 0.0)
-        if left * factor <= slow:
-            return now + left * factor - start_ns
-        left, now = left - slow / factor, now + slow
-    return now + left - start_ns
+        left_ns, now = left_ns - gap_ns, now + gap_ns
+        beside_ns = max(ends[number] - now, 0.0)
+        if left_ns * factor <= beside_ns:
+            return now + left_ns * factor - start_ns
+        left_ns, now = left_ns - beside_ns / factor, now + beside_ns
+    return now + left_ns - start_ns
 
 
 def _with_kernel_times(
     edited: DevicePrograms, notes: Sequence[NotePlaces], took_ns: Sequence[Mapping[int, int]]
 ) -> DevicePrograms:
-    """With kernels that take so long: the work after they have begun."""
+    """The programs with the kernels' new times: that of the work that follows a kernel's note `begun`."""
     programs = [list(program) for program in edited.programs]
     for rank_notes, rank_took in zip(notes, took_ns, strict=True):
         for place, ns in rank_took.items():
