@@ -33,7 +33,7 @@ from overlaplab_engine.recording import processor
 from overlaplab_engine.recording.attained import attained_steps, link_step
 from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.calibration import idle_collectives, probe_ns, unit_passes
-from overlaplab_engine.recording.device_events import nothing_seen
+from overlaplab_engine.recording.device_events import nothing_seen_message
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.machine import Reading, machine_step, usable_cores
 from overlaplab_engine.recording.manifest import Before, Outcome, Recorded, manifest, sleeps_on_schedule
@@ -293,7 +293,7 @@ def _record_steps(
                 recorder.write()
                 if recorder.saw_no_device:
                     recorder.discard()  # without kernels and run.json it would look like a recording on a CPU
-                    raise EngineError(nothing_seen(str(comm.device)))
+                    raise EngineError(nothing_seen_message(str(comm.device)))
         link = comm.link
         if good == config.steps or not again or link is None:
             break

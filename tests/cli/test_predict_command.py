@@ -104,7 +104,7 @@ def test_every_option_changes_the_prediction(
         ),
         ((SWEEP.parent / "tensor", "--strategy", "zero3"), "its ranks share the model (tp 2): of such a run another"),
         ((SWEEP / "cap-1", "--strategy", "pipeline"), "is predicted from recordings of pipelines alone"),
-        ((SWEEP / "cap-1", "--strategy", "tensor"), "tensor cuts layers, of which another link is predicted"),
+        ((SWEEP / "cap-1", "--strategy", "tensor"), "tensor cuts layers: from its recording only another link"),
         ((SWEEP / "cap-1", "--schedule", "1f1b"), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--microbatches", 2), "bucketed is no pipeline"),
         ((SWEEP / "cap-1", "--stages", "2,x"), "--stages 2,x are not the layers of each stage"),

@@ -19,9 +19,9 @@ LATENCIES_US = (500, 1000, 2000, 5000, 10_000, 20_000)
 ROUNDS = 20
 """Each round has two collectives."""
 MAX_STALLED_SHARE = 0.1
-"""This share of the collectives may be stalled by something that happens once; recordings repeat such steps."""
+"""So many collectives may be stalled by what happens once: a recording repeats steps that are."""
 MAX_RATIO = 1.025
-"""The largest ratio of occupied to modelled time; a step does more than this measurement, and may have more."""
+"""The largest ratio of occupied to modelled time; that of a step, which does more, may be larger."""
 ELEMENTS = 256
 """Each side of the matrices that are multiplied meanwhile."""
 
@@ -36,11 +36,14 @@ def choose_link(comm: Communicator) -> int:
     if comm.world_size == 1:  # nothing is sent
         return 0
     comm.set_link(replace(link, latency_us=0))
-    floor = int(max(comm.gather_objects(floor_ns(_carry(comm)))))
-    link = next_slower(link, at_least_us=floor / 1000 / max(comm.world_size - 1, 1))
+    floor = int(max(comm.gather_objects(floor_ns(_measure_small_collectives(comm)))))
+    link = next_slower(link, at_least_us=floor / 1000 / (comm.world_size - 1))  # an all-gather has as many latencies
     while True:
         comm.set_link(link)
-        if all(comm.gather_objects(keeps(_carry(comm)))) or link.latency_us == LATENCIES_US[-1]:
+        if (
+            all(comm.gather_objects(keeps_model(_measure_small_collectives(comm))))
+            or link.latency_us == LATENCIES_US[-1]
+        ):
             break
         link = next_slower(link)
     comm.say(f"the link is {link}; a small collective takes {floor / 1e6:.2f} ms on this machine")
@@ -62,7 +65,7 @@ def floor_ns(carried: Sequence[Carried]) -> int:
     return max((c.occupied_ns - c.modelled_ns for c in _without_stalls(carried)), default=0)
 
 
-def keeps(carried: Sequence[Carried]) -> bool:
+def keeps_model(carried: Sequence[Carried]) -> bool:
     """Whether the collectives, but for the stalled ones, took the time that is modelled."""
     usual = _without_stalls(carried)
     return sum(c.occupied_ns for c in usual) <= MAX_RATIO * sum(c.modelled_ns for c in usual)
@@ -73,8 +76,8 @@ def _without_stalls(carried: Sequence[Carried]) -> list[Carried]:
     return by_delay[: len(by_delay) - int(MAX_STALLED_SHARE * len(by_delay))]
 
 
-def _carry(comm: Communicator) -> list[Carried]:
-    """Small collectives, one after the other, while this rank computes."""
+def _measure_small_collectives(comm: Communicator) -> list[Carried]:
+    """How long small collectives took, one after the other, while this rank computed."""
     a = b = torch.ones(ELEMENTS, ELEMENTS)
     full, shard = torch.ones(64 * comm.world_size), torch.ones(64)
     comm.barrier()

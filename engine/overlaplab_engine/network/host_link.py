@@ -4,13 +4,13 @@ It carries both directions at once, and the copies of a direction one after anot
 + bytes ÷ bandwidth, or as long as it really takes. On a GPU pinned memory is copied, on a stream for each direction.
 
 [Note: copies to the host]
-A copy waits for everything queued on the computation's stream so far, and runs beside what is queued later. Who waits
-for a copy to the device is the current stream. Who waits for one to the host is the host itself, which is about to read
-what came: this is the only place where the host waits for the device in a pass. Sources are kept until then (see [Note:
+A copy waits for everything queued on the computation's stream so far, and runs beside what is queued later. The current
+stream waits for a copy to the device. The host waits for a copy to the host, because it reads the data next: this is
+the only place where the host waits for the device in a pass. Sources are kept until the copy is waited for (see [Note:
 buffers kept alive] in `overlaplab_engine.network.streams`).
 
-What the host updates must no longer be on its way up. It is not: a part of the parameters is updated only where it got
-a gradient; that came down after a pass that read these parameters, which had waited for their copy.
+The host may write to a parameter only once the parameter's copy to the device is over. It is: the host updates what got
+a gradient, and that gradient came after a pass that had waited for this copy.
 """
 
 import threading
@@ -29,23 +29,23 @@ from overlaplab_engine.labels import Word
 from overlaplab_engine.network.carrier import local_ns, urgent_threads
 from overlaplab_engine.network.link import Kind, Link
 
-_depth = 0
+_host_allocation_depth = 0
 
 
 @contextmanager
 def host_allocation() -> Iterator[None]:
-    """Let this rank allocate the host's memory, where the device is a CPU itself."""
-    global _depth
-    _depth += 1
+    """Count what this rank allocates meanwhile as the host's, where the device is a CPU (see `recording.peak`)."""
+    global _host_allocation_depth
+    _host_allocation_depth += 1
     try:
         yield
     finally:
-        _depth -= 1
+        _host_allocation_depth -= 1
 
 
 def allocates_on_host() -> bool:
     """Whether memory that is allocated now is the host's."""
-    return _depth > 0
+    return _host_allocation_depth > 0
 
 
 def host_memory(like: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Copy:
     def carry(self, link: Link, way: Way, alarm: Alarm) -> None:
         """Copy, and take the time that it takes on the link."""
         nbytes = self._source.nbytes
-        modelled_ns = link.modelled_ns(Kind.SEND_RECV, nbytes, 2)
+        modelled_ns = link.modelled_ns(Kind.SEND_RECV, nbytes, world_size=2)
         span = labels.span(Word.COPY, way=way, bytes=nbytes, link=str(link), modelled_ns=modelled_ns)
         with span:
             end_ns = local_ns() + modelled_ns
@@ -93,7 +93,7 @@ class Copy:
 
 
 class HostLink:
-    """One rank's link to its host's memory, a thread for each direction."""
+    """One rank's emulated link to its host's memory, a thread for each direction."""
 
     def __init__(self, link: Link) -> None:
         """Start the threads; they end when this is garbage-collected."""
@@ -147,7 +147,7 @@ class StreamCopy:
 
 
 class HostStreams:
-    """One rank's link to its host's memory; see [Note: copies to the host]."""
+    """A GPU's link to its host's memory, a stream for each direction; see [Note: copies to the host]."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         """`cuda` is torch.cuda, or a stand-in for tests."""

@@ -52,7 +52,7 @@ def holds_device_events(lines: Iterable[bytes]) -> bool:
     return any(_DEVICE_EVENT.search(line) for line in lines)
 
 
-def nothing_seen(device: str) -> str:
+def nothing_seen_message(device: str) -> str:
     """A message that the profiler saw nothing on the device, with cause and remedy; takes some seconds."""
     return f"the profiler saw nothing run on {device}: {cause(probe(device))}"
 
@@ -82,7 +82,7 @@ def probe(device: str) -> Probe:
     """Profile one small operation on the device, such as `cuda:0`, in a separate process."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", __file__, device],
+            [sys.executable, "-P", __file__, device],  # -P: or this folder's modules would hide the library's
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -101,7 +101,7 @@ def probe(device: str) -> Probe:
 
 
 def _error_line(stderr: str) -> str | None:
-    """The line of a traceback that names the error; others may follow it, such as CUDA's hints."""
+    """The line of a traceback that names the error; other lines may follow it, such as CUDA's hints."""
     errors = re.findall(r"^[\w.]+(?:Error|Exception)\b.*", stderr, re.MULTILINE)
     return errors[-1].strip() if errors else None
 

@@ -28,18 +28,16 @@ TRACE = "rank{rank}.pt.trace.json.gz"
 MANIFEST = "run.json"
 NO_STEP = "overlaplab::next_step"
 """The name of a range that only ends the step before it, as in what `overlaplab slice` writes."""
-MEANWHILE = "another profiler was started meanwhile, and torch allows only one"
+OTHER_PROFILER_STARTED = "another profiler was started meanwhile, and torch allows only one"
 _RANGE = re.compile(rb"(?<=\"name\": \")ProfilerStep#(overlaplab)?(\d+)(?=\")")
-"""The name of a step's range, before it is numbered; without the middle word another profiler's, which idles now."""
-
-
+"""The name of a step's range, before it is numbered. Without `overlaplab` it is that of another, idle profiler."""
 _TS = re.compile(rb'^    "ts": ([\d.]+)', re.MULTILINE)
-_UNTIMED = re.compile(rb'"ph": "M"|"cat": "(?:kernel|gpu_mem\w+)"')
-"""Names of threads; and what runs on a GPU, which may be later than the step that launched it."""
+_ALWAYS_KEPT = re.compile(rb'"ph": "M"|"cat": "(?:kernel|gpu_mem\w+)"')
+"""Names of threads, and what runs on a GPU: that may be later than the step that launched it."""
 
 
 def experimental_config(all_threads: bool, gpu: bool) -> Any:
-    """What the profiler does not record by default: threads such as the emulated link's, and whom streams wait for."""
+    """What the profiler does not record by default: all threads (the emulated link's), waits between streams."""
     return torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads, enable_cuda_sync_events=gpu)
 
 
@@ -66,11 +64,11 @@ class TraceFile:
         """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
 
         Without `steps` the recording ends with the context. The first recorded step has the number `first`, or else
-        that of the warm-up steps. With `hold` the file is written by `write`, which may be left out, or after an error.
+        that of the warm-up steps. With `hold` only `write` writes the file, unless an error ends the recording.
 
         `gpu` is this rank's GPU, if it computes on one; it need not be torch's current device. `shapes` records the
-        shapes of operators' inputs, which give the size of collectives without a label. Of a text of more than
-        `most_bytes`, before it is compressed, the first steps are written, as many as fit if all are alike.
+        shapes of operators' inputs, which give the size of collectives without a label. If the trace has more than
+        `most_bytes` before it is compressed, only its first steps are written: as many as fit if all are equally large.
         """
         self._path = out / TRACE.format(rank=rank)
         self._gpu, self._warmup, self._steps, self._ended, self._hold = gpu, warmup, steps, 0, hold
@@ -98,11 +96,12 @@ class TraceFile:
         if self._range is not None:
             self._stop()
         elif self._prepared and not self.numbers and not torch._C._autograd._profiler_enabled():
-            # the profiler has no other way back
+            # a prepared profiler can only be started and stopped
             self._profiler.start_trace()
             self._profiler.stop_trace()
 
     def step(self) -> None:
+        """A step is over."""
         self._ended += 1
         self._advance()
 
@@ -115,6 +114,7 @@ class TraceFile:
         self._range.__enter__()  # type: ignore[no-untyped-call]
 
     def write(self) -> None:
+        """Write the trace that was held."""
         self._export(self._profiler)
 
     def discard(self) -> None:
@@ -140,7 +140,7 @@ class TraceFile:
             self.cut(self._first + recorded)
 
     def _prepare(self) -> None:
-        with warnings.catch_warnings():  # before torch 2.13 of every first cycle, though there is no other
+        with warnings.catch_warnings():  # torch before 2.13 warns in the first cycle, without cause
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             self._profiler.prepare_trace()
         self._prepared = True
@@ -149,10 +149,12 @@ class TraceFile:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
-        # torch crashes if it is stopped again; of a profiler of all threads this thread does not know
+        # Torch crashes if it is stopped twice. With `all_threads` this thread cannot ask whether it still runs.
         if not self._all_threads and not torch._C._autograd._profiler_enabled():
-            raise EngineError(MEANWHILE)
-        with torch.cuda.device(self._gpu) if self._gpu else nullcontext():  # for which torch's profiler waits
+            raise EngineError(OTHER_PROFILER_STARTED)
+        with (
+            torch.cuda.device(self._gpu) if self._gpu else nullcontext()
+        ):  # the current device is the one that torch waits for
             self._profiler.stop_trace()
         if not self._hold:
             self._export(self._profiler)
@@ -176,10 +178,10 @@ class TraceFile:
                             _RANGE.sub(partial(self._final_name, written), piece.replace(temporary_name, name))
                         )
                 if any(number is not None and place not in written for place, number in enumerate(self.numbers)):
-                    raise EngineError(MEANWHILE)
+                    raise EngineError(OTHER_PROFILER_STARTED)
             finally:
                 plain.unlink(missing_ok=True)
-                plain.with_name(plain.name + ".tmp").unlink(missing_ok=True)  # what it could write
+                plain.with_name(plain.name + ".tmp").unlink(missing_ok=True)  # torch's partial file
 
     @contextmanager
     def _text(self, plain: Path) -> Iterator[Iterable[bytes]]:
@@ -215,7 +217,7 @@ def _shorten_trace(trace: Path, end: bytes) -> Iterator[bytes]:
         for piece, is_event in _pieces(lines):
             if not is_event:
                 yield (b"\n" if between else b"") + piece
-            elif _UNTIMED.search(piece) or _start_us(piece) < cut_us or name in piece:
+            elif _ALWAYS_KEPT.search(piece) or _start_us(piece) < cut_us or name in piece:
                 yield between + piece
                 between = b",\n"
 
@@ -249,8 +251,8 @@ def label_gradients(
     """Put an `engine::gradient_ready` into the trace whenever autograd has accumulated the gradient of one of these
     named parameters, then call `call` with its name.
 
-    With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). What torch is to
-    call is what `hook` makes of it. To stop, remove the handles.
+    With `unit_of`, each parameter's unit, the thread's counts go with it (see `recording.processor`). `hook` wraps each
+    callback before torch gets it. To stop, remove the handles.
     """
     handles = []
     for name, parameter in parameters.items():

@@ -12,7 +12,7 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Strategy, register
-from overlaplab_engine.strategies.gradients.buckets import InOrder, Marks
+from overlaplab_engine.strategies.gradients.buckets import Marks, OrderedLauncher
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 
@@ -43,7 +43,7 @@ class PerParam(Strategy):
         self._order = order
         self._number = {i: number for number, i in enumerate(order)}
         self._marks = [Marks.for_bucket(number, nbytes, names) for number, (nbytes, names) in enumerate(self.buckets)]
-        self._launcher: InOrder[Work] = InOrder(len(order), self._launch)
+        self._launcher: OrderedLauncher[Work] = OrderedLauncher(len(order), self._launch)
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
         self.gradients.place(parameter, None, self.comm.prescale if self._sync else 1.0)
@@ -86,7 +86,7 @@ class PerParam(Strategy):
         self._arrivals = None
 
     def _count_missing_ready(self) -> None:
-        for number in self._launcher.waiting:
+        for number in self._launcher.not_ready:
             i = self._order[number]
             parameter = self.parameters[i]
             grad = self.gradients.get(parameter)
@@ -97,7 +97,7 @@ class PerParam(Strategy):
             self._mark_ready(i)
 
     def _match_others(self) -> None:
-        for number in self._launcher.waiting:
+        for number in self._launcher.not_ready:
             i = self._order[number]
             parameter = self.parameters[i]
             self._zeros[i] = torch.full_like(parameter, torch.nan, dtype=self.gradients.dtype(parameter))

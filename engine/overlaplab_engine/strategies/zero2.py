@@ -8,7 +8,7 @@ from torch import nn
 
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.gradients.buckets import InOrder
+from overlaplab_engine.strategies.gradients.buckets import OrderedLauncher
 from overlaplab_engine.strategies.sharding.partitioned import Partitioned, ShardedBucket
 
 IN_FLIGHT = 2
@@ -30,7 +30,7 @@ class Zero2(Partitioned):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._launcher: InOrder[None] = InOrder(len(self._buckets), self._launch)
+        self._launcher: OrderedLauncher[None] = OrderedLauncher(len(self._buckets), self._launch)
 
     def _open(self, bucket: ShardedBucket) -> None:
         self._make_room(bucket)

@@ -38,14 +38,16 @@ def gathered(
     nothing where both are.
     `window_ns` is the time axis: that of the schedule drawn above, or by default the curve's own.
     The other axis goes up to `top_bytes` at least. `limit`: how many units the prefetch may hold at once, and their
-    bytes at most, which a dashed line shows. `line` is how many characters of a subtitle fit on a line.
+    bytes at most, which a dashed line shows. `note` is the subtitle's last line, and `line` how many characters fit on
+    one.
     """
     tones = palette(dark)
     curve = curve.sort_values("time_ns", kind="stable")
     window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))
     in_bytes = bool(curve["bytes"].notna().all())
     held = curve["bytes" if in_bytes else "layers"].fillna(0).astype("int64")
-    highest = max(int(held.max()), *((top_bytes, limit.bytes if limit else 0) if in_bytes else ()), 1)
+    limit = limit if in_bytes else None
+    highest = max(int(held.max()), top_bytes if in_bytes else 0, limit.bytes if limit else 0, 1)
     unit, scale = byte_unit(highest) if in_bytes else ("layers", 1.0)
     rows = pd.DataFrame({"begin": to_ms(curve["time_ns"].astype("float64")), "held": held / scale})
     rows = pd.concat([rows, rows.tail(1).assign(begin=to_ms(window[1]))]).sort_values("begin", kind="stable")
@@ -60,13 +62,13 @@ def gathered(
     steps = Layer(rows).encode(x=x, y=y)
     area: alt.Chart = steps.mark_area(interpolate="step-after", color=tones.gather, opacity=0.25, clip=True)
     edge: alt.Chart = steps.mark_line(interpolate="step-after", color=tones.gather, strokeWidth=1.5, clip=True)
-    limit = limit if in_bytes else None
-    title, unknown = gathered_title(curve), not in_bytes and curve["layers"].isna().any()
+    title = gathered_title(curve)
+    nothing_known = not in_bytes and curve["layers"].isna().any()
     layers = [
         area,
         edge,
         *_limit(limit, scale, tones.ink),
-        *([] if unknown else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
+        *([] if nothing_known else _peak(curve, held / scale, gathered_peak(curve), window, dark)),
     ]
     in_part = _IN_PART if (curve["resharded_bytes"] > 0).any() else ""
     subtitle = [_HELD + in_part + (f" {held_limit(limit, int(held.max()))}" if limit else ""), note]

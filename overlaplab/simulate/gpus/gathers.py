@@ -81,7 +81,7 @@ class _GatherEditor:
                     waits[copies[0]].append(events[-1])
                     wakes_ns += self._wakes_ns(copies[0], events[-1])
                 anchor = max(number - ahead, 0)
-                if not number or not events or self._is_at(anchors_ns[anchor], gather.launch.start_ns):
+                if not number or not events or self._stays(anchors_ns[anchor], gather.launch.start_ns):
                     earliest_ns = gather.launch.end_ns
                     continue
                 at_ns = max(anchors_ns[anchor], earliest_ns)
@@ -128,7 +128,7 @@ class _GatherEditor:
         by, late_ns = last_dependency(self._events, self._events[copy])
         return [late_ns] if by == "event" else []
 
-    def _is_at(self, anchor_ns: int, launch_ns: int) -> bool:
+    def _stays(self, anchor_ns: int, launch_ns: int) -> bool:
         """Whether nothing was computed between the two, so that the gather is where it should be."""
         place = bisect_left(self._compute_launches_ns, anchor_ns)
         computed = place < len(self._compute_launches_ns) and self._compute_launches_ns[place] < launch_ns

@@ -51,7 +51,7 @@ def strategy_options(run: Run, manifest: Manifest, setting: Setting) -> Options:
     traits = TRAITS.get(strategy) or (strategy_traits(manifest) if strategy == manifest.strategy else None)
     if traits is None:
         raise refusal(run, f"no strategy {strategy} is known", known_names(strategy, TRAITS))
-    _require(run, setting, strategy, traits)
+    _check_setting(run, setting, strategy, traits)
     options: dict[str, Any] = {"strategy": strategy}
     if traits.buckets:
         options["caps"] = _caps(manifest, setting, strategy)
@@ -72,12 +72,12 @@ def _clips(manifest: Manifest | None) -> bool:
     return manifest is not None and "--clip-norm" in str(manifest.raw.get("command"))
 
 
-def _require(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
+def _check_setting(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
     def refuse(problem: str) -> None:
         raise refusal(run, f"{strategy} {problem}")
 
     if traits.cuts_layers:
-        refuse("cuts layers, of which another link is predicted from a recording of it, and nothing else: record it")
+        refuse("cuts layers: from its recording only another link is predicted. Record it anew")
     if traits.gradients == "server" and _clips(run.manifest):
         refuse("also sends the norm by which gradients are clipped, which is not predicted")
     if traits.averages_parameters and setting.strategy not in (None, run.manifest and run.manifest.strategy):

@@ -17,6 +17,9 @@ from overlaplab.simulate.programs.profile import Profile, StepProfile
 from overlaplab.simulate.programs.times import Transfer
 
 Lane: TypeAlias = tuple[int, int] | None
+"""A message's sender and receiver; None: the collectives of all ranks."""
+FLAG_BYTES = 4
+"""The bytes of what says of one parameter whether it has a gradient."""
 NORM_BYTES = 4
 """The bytes of the norm of all gradients (`Strategy.clip` in engine/overlaplab_engine/strategies/base.py)."""
 
@@ -27,10 +30,10 @@ class Strategy:
     sends_every_microbatch = False
     """Else only the last one's gradients are sent."""
     hops: str | None = None
-    """By which messages buckets are added up by hand; None: by the library."""
+    """`ring` or `tree`: how its own messages add up buckets; None: the library's collectives do."""
 
     def __init__(self, options: Options, model: RecordedModel, profile: Profile, transfer: Transfer, rank: int) -> None:
-        """All ranks' programs must be made of the same but for `rank`."""
+        """All ranks must get the same arguments, except `rank`."""
         self.options, self.model, self.profile, self.rank = options, model, profile, rank
         self.moves: list[Move] = []
         self.step = self.microbatch = 0
@@ -71,7 +74,7 @@ class Strategy:
         """The last recorded step ends: nothing may be left in flight."""
 
     def share(self, unit: str) -> float:
-        """The part of a unit that this rank updates; of all units for ""."""
+        """The part of a unit's elements that this rank updates; for "", of all parameters."""
         return 1.0
 
     # Moves
@@ -79,7 +82,10 @@ class Strategy:
     def launch(
         self, kind: str, size: int, role: str = "", what: str | None = None, names: Sequence[str] = (), on: Lane = None
     ) -> Hashable:
-        """Launch a collective, or a message `on` a lane, perhaps of the gradients with these names; returns its key."""
+        """Launch a collective, or a message `on` a lane, perhaps of the gradients with these names; returns its key.
+
+        `role` and `what`: see `player.Launch`.
+        """
         self._launched[on] += 1  # all ranks launch in the same order
         key, host_ns = (*(on or ()), self._launched[on]), self.profile.host_ns
         hops = self.hops if names else None
@@ -98,7 +104,7 @@ class Strategy:
             group=tuple(sorted(on)) if on else None,
             lane=on,
         )
-        self.moves += [Work(host_ns), launch, Work(host_ns)]
+        self.moves += [Work(host_ns), launch, Work(host_ns)]  # a launch costs the host as much again after it
         return key
 
     def wait(self, *keys: Hashable) -> None:
@@ -106,7 +112,7 @@ class Strategy:
 
     def usage(self) -> Hashable:
         """Ask which parameters have gradients somewhere: a number for each."""
-        return self.launch("all_reduce", 4 * len(self.model.parameters))
+        return self.launch("all_reduce", FLAG_BYTES * len(self.model.parameters))
 
     # The walk
 
@@ -117,9 +123,10 @@ class Strategy:
             last = self.options.accumulate - 1
             for self.microbatch in range(last + 1):
                 self._sends = self.sends_every_microbatch or self.microbatch == last
-                recorded = -1 if self.microbatch == last else self.microbatch % max(len(step.passes) - 1, 1)
-                for move in step.passes[recorded]:  # the last for the last, the others in turn
-                    self._meet(move)
+                # The last microbatch replays the last recorded pass, the others the earlier ones in turn.
+                pass_index = -1 if self.microbatch == last else self.microbatch % max(len(step.passes) - 1, 1)
+                for move in step.passes[pass_index]:
+                    self._add_move(move)
             if self.options.clips:
                 self.wait(self.launch("all_reduce", NORM_BYTES))
             self._update(step.updates_ns, step.overhead_ns)
@@ -130,7 +137,8 @@ class Strategy:
             self.moves.append(End())
         return with_displaced(self.moves)
 
-    def _meet(self, move: Move) -> None:
+    def _add_move(self, move: Move) -> None:
+        """Add a recorded move, and call its hook; marks of a unit are named `UNIT MICROBATCH PHASE`."""
         match move:
             case Mark("use" | "last_use" as word, name):
                 unit, _, phase = name.rsplit(" ", 2)
@@ -146,7 +154,7 @@ class Strategy:
                 self.moves.append(Mark("backward", str(self.microbatch)))
                 self.begin_backward()
             case Mark("gradient", name):
-                self.moves.append(move if self._sends else Mark("kept_gradient", name))
+                self.moves.append(move if self._sends else Mark("kept_gradient", name))  # accumulated, not sent
                 if self._sends:
                     self.after_gradient(name)
             case Mark("backward_end", name):
@@ -159,7 +167,7 @@ class Strategy:
     def _update(self, updates_ns: Mapping[str, int], overhead_ns: int) -> None:
         self.moves += [Mark("optimizer"), Work(overhead_ns)]
         for unit, ns in updates_ns.items():
-            own_ns = round(ns * self.share(unit))
-            if own_ns:
-                self.moves += [Mark("update", unit), Work(own_ns), Mark("update_end", unit)]
+            share_ns = round(ns * self.share(unit))
+            if share_ns:
+                self.moves += [Mark("update", unit), Work(share_ns), Mark("update_end", unit)]
         self.moves.append(Mark("optimizer_end"))

@@ -33,7 +33,7 @@ from overlaplab_engine.network.process_group import _gloo, _gloo_device
 from overlaplab_engine.optimizer import AdamW
 from overlaplab_engine.recording.facts import hardware_of_rank
 from overlaplab_engine.recording.trace_file import atomic_path, clear
-from overlaplab_engine.strategies.gradients.buckets import InOrder, assign
+from overlaplab_engine.strategies.gradients.buckets import OrderedLauncher, assign
 from overlaplab_engine.strategies.sharding.absent import mark_absent, mark_present
 from overlaplab_engine.strategies.sharding.shards import Layout
 from overlaplab_engine.strategy_names import StrategyName
@@ -167,14 +167,14 @@ def test_buckets_are_cut_as_torch_cuts_them(sizes: list, first: int, cap: int, r
 @given(st.permutations(range(7)))
 def test_launches_are_in_order_and_as_early_as_can_be(arrival: list[int]) -> None:
     launched: list[int] = []
-    launcher = InOrder(7, lambda number: launched.append(number) or number)
+    launcher = OrderedLauncher(7, lambda number: launched.append(number) or number)
     for seen, number in enumerate(arrival, start=1):
         launcher.mark_ready(number)
         ready = set(arrival[:seen])
         assert launched == [n for n in range(7) if all(m in ready for m in range(n + 1))]
     assert launcher.handles == list(range(7))
     launcher.reset()
-    assert launcher.waiting == list(range(7))
+    assert launcher.not_ready == list(range(7))
     assert launcher.handles == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from overlaplab_engine.cli import main
-from overlaplab_engine.network.calibration import LATENCIES_US, floor_ns, keeps, next_slower
+from overlaplab_engine.network.calibration import LATENCIES_US, floor_ns, keeps_model, next_slower
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained, link_step
@@ -77,9 +77,9 @@ def test_three_steps_make_a_run_attained() -> None:
 def test_the_floor_and_the_verdict_leave_stalls_out() -> None:
     measured = carried(*[1_010_000] * 18, 9_000_000, 1_020_000)
     assert floor_ns(measured) == 10_000
-    assert keeps(measured)
-    assert not keeps(carried(*[1_030_000] * 20))
-    assert not keeps(carried(*[1_010_000] * 17, *[9_000_000] * 3))
+    assert keeps_model(measured)
+    assert not keeps_model(carried(*[1_030_000] * 20))
+    assert not keeps_model(carried(*[1_010_000] * 17, *[9_000_000] * 3))
 
 
 def test_the_next_latency_is_above_the_floor() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from overlaplab_engine.recording import device_events
-from overlaplab_engine.recording.device_events import Probe, cause, holds_device_events, nothing_seen, probe
+from overlaplab_engine.recording.device_events import Probe, cause, holds_device_events, nothing_seen_message, probe
 
 KINETO = (
     "WARNING:2025-11-11 08:00:00 7:7 CuptiCallbackApi.cpp:{line}] function {call} failed with error {error} ({code})\n"
@@ -110,7 +110,7 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_events, "TIMEOUT_S", 0.01)
-    assert nothing_seen("cuda:3") == (
+    assert nothing_seen_message("cuda:3") == (
         "the profiler saw nothing run on cuda:3: the reason is unknown (looking for it failed: no answer within "
         "0.01 s); `overlaplab doctor` checks this machine"
     )
@@ -118,7 +118,7 @@ def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert "the process cannot be started: [Errno 2]" in nothing_seen("cuda:0")
+    assert "the process cannot be started: [Errno 2]" in nothing_seen_message("cuda:0")
 
 
 @pytest.mark.slow

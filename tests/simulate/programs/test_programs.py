@@ -289,7 +289,7 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("bucketed", Setting(accumulate=0), "accumulate must be above 0, not 0"),
         ("bucketed", Setting(ranks=65), "no more than 64 ranks"),
         ("bucketed", Setting(strategy="zero3"), "where units' passes begin and end. Record it anew"),
-        ("naive", Setting(strategy="tensor"), "tensor cuts layers, of which another link is predicted"),
+        ("naive", Setting(strategy="tensor"), "tensor cuts layers: from its recording only another link"),
         ("dp-tp", Setting(ranks=8), "(dp 2 × tp 2): of such a run another link is predicted, nothing else"),
         ("tensor", Setting(straggler=False), "(tp 2): of such a run another link is predicted, nothing else"),
         ("parameter-server", Setting(), "its workers do not wait for each other, which is not predicted. Predict from"),

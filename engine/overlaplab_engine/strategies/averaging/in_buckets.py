@@ -13,7 +13,7 @@ from torch import nn
 from overlaplab_engine import labels
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Strategy
-from overlaplab_engine.strategies.gradients.buckets import InOrder
+from overlaplab_engine.strategies.gradients.buckets import OrderedLauncher
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
 
 
@@ -41,7 +41,7 @@ class InBuckets(Strategy):
             for index, bucket in enumerate(self._buckets)
             for i, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self._launcher: InOrder[Work] = InOrder(len(self._buckets), self._launch)
+        self._launcher: OrderedLauncher[Work] = OrderedLauncher(len(self._buckets), self._launch)
 
     def _rebuild(self) -> None:
         """Form the buckets anew, once, in rank 0's order of arrival, what did not arrive last; gradients move along."""
@@ -129,7 +129,7 @@ class InBuckets(Strategy):
                 self.gradients.set(self.parameters[i], view)
 
     def _match_others(self) -> None:
-        for index in self._launcher.waiting:
+        for index in self._launcher.not_ready:
             self._buckets[index].flat.fill_(torch.nan)
             self._launcher.mark_ready(index)
         for work in self._launcher.handles:

@@ -39,6 +39,7 @@ class Gradients:
     def place(self, parameter: torch.Tensor, view: torch.Tensor | None, scale: float) -> torch.Tensor:
         """Put the gradient that autograd has just accumulated into `view`, times `scale`, and return it.
 
+        What earlier microbatches accumulated is scaled with it: callers scale in the pass that sends it.
         Without a view the gradient gets a tensor of its own: autograd may have given several parameters one storage,
         which must not be scaled, sent or added to twice. A gradient that autograd put elsewhere (after
         `zero_grad(set_to_none=True)`) is copied and scaled in one pass.
@@ -137,7 +138,7 @@ class Bucket:
         return sum(view.nbytes for view in self.views)
 
     def reset(self) -> None:
-        """Expect all gradients again."""
+        """Expect all gradients again; whoever finds one absent sets its flag to 0."""
         self.missing = set(self.members)
         self.flags.fill_(1)
 
@@ -165,7 +166,7 @@ def assign(order: Iterable[int], nbytes: Sequence[int], keys: Sequence[object], 
     return done + [members for members, _ in filling.values()]
 
 
-class InOrder(Generic[Handle]):
+class OrderedLauncher(Generic[Handle]):
     """Launches things by number, none before those with smaller numbers, whatever the order in which they get ready.
 
     So every rank launches its collectives in the same order, as torch.distributed demands (Li et al. 2020, §3.2.3).
@@ -185,7 +186,7 @@ class InOrder(Generic[Handle]):
             self.handles.append(self._launch(len(self.handles)))
 
     @property
-    def waiting(self) -> list[int]:
+    def not_ready(self) -> list[int]:
         """Numbers that have not got ready."""
         return [number for number, ready in enumerate(self._ready) if not ready]
 
