@@ -23,6 +23,8 @@ class Cause(StrEnum):
     """The cause of some exposed time, whose length comes in place of the braces."""
     colour: str
     """The colour in `charts.theme.Palette` that it is drawn in."""
+    origin: str
+    """What takes the time: the `transfer` itself (or it may), the `host`, other `ranks`, or the `schedule`."""
 
     BUBBLE = (
         "pipeline bubble",
@@ -30,6 +32,7 @@ class Cause(StrEnum):
         "the schedule leaves the stage nothing to do",
         "for {} of it, the schedule left the stage idle",
         "bubble",
+        "schedule",
     )
     IMBALANCE = (
         "stage imbalance",
@@ -37,6 +40,7 @@ class Cause(StrEnum):
         "a slower stage is not done",
         "for {} of it, the stage waited for a slower one",
         "uneven",
+        "ranks",
     )
     SEND = (
         "waiting for send",
@@ -44,6 +48,7 @@ class Cause(StrEnum):
         "activations or gradients have not arrived yet",
         "for {} of it, messages had not arrived yet",
         "sending",
+        "transfer",
     )
     STRAGGLER = (
         "straggler wait",
@@ -51,6 +56,7 @@ class Cause(StrEnum):
         "its last rank had not arrived",
         "for {} of it, the rank waited for other ranks",
         "waiting",
+        "ranks",
     )
     LATE = (
         "late launch",
@@ -58,6 +64,7 @@ class Cause(StrEnum):
         "ready, and the link free, but not launched yet",
         "for {} of it, the link was free and the host had not launched yet",
         "held",
+        "host",
     )
     QUEUED = (
         "queued",
@@ -65,6 +72,7 @@ class Cause(StrEnum):
         "launched, but the link was busy with another collective",
         "for {} of it, the link was busy with another collective",
         "queued",
+        "transfer",
     )
     TAIL = (
         "tail",
@@ -72,6 +80,7 @@ class Cause(StrEnum):
         "nothing left to hide it behind",
         "for {} of it, no computation was left to overlap with",
         "exposed",
+        "transfer",
     )
     BLOCKING = (
         "blocking",
@@ -79,6 +88,7 @@ class Cause(StrEnum):
         "waited for at once, or launched after the backward",
         "for {} of it, the rank waited at once instead of computing",
         "blocking",
+        "transfer",
     )
     LINK = (
         "link-bound",
@@ -86,6 +96,7 @@ class Cause(StrEnum):
         "takes longer than the compute there is to hide it behind",
         "for {} of it, the transfer outlasted the computation that could hide it",
         "bound",
+        "transfer",
     )
     GAP = (
         "compute gap",
@@ -93,6 +104,7 @@ class Cause(StrEnum):
         "compute paused, but not to wait for it",
         "for {} of it, the host paused",
         "gap",
+        "host",
     )
     UNKNOWN = (
         "unknown",
@@ -100,6 +112,7 @@ class Cause(StrEnum):
         "waiting for other ranks, or transfer",
         "for {} of it, whether the rank waited or data moved is unknown",
         "starting",
+        "transfer",
     )
     UNHIDEABLE = (
         "cannot be hidden",
@@ -107,12 +120,16 @@ class Cause(StrEnum):
         "takes longer than any schedule can hide",
         "no bucket size can hide {} of it",
         "bound",
+        "transfer",
     )
     """No row of `exposed` has it: `findings.diagnose` takes it from others, by the bound."""
 
-    def __new__(cls, value: str, label: str = "", meaning: str = "", clause: str = "", colour: str = "") -> Cause:
+    def __new__(
+        cls, value: str, label: str = "", meaning: str = "", clause: str = "", colour: str = "", origin: str = ""
+    ) -> Cause:
         """One row of the table."""
         cause = str.__new__(cls, value)
         cause._value_ = value
-        cause.label, cause.meaning, cause.clause, cause.colour = label, meaning, clause, colour
+        cause.label, cause.meaning, cause.clause = label, meaning, clause
+        cause.colour, cause.origin = colour, origin
         return cause

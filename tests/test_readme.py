@@ -49,6 +49,13 @@ def test_the_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_names_in_contributing_exist() -> None:
+    rooms = ("overlaplab", "engine", "tests", "scripts")
+    text = "\n".join(source.read_text() for room in rooms for source in (ROOT / room).rglob("*.py"))
+    for name in set(re.findall(r"`(_?[A-Z][A-Z_]{2,})`", (ROOT / "CONTRIBUTING.md").read_text())):
+        assert re.search(rf"^{name}\b", text, re.MULTILINE), name
+
+
 def test_links_and_pictures_exist() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

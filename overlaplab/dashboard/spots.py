@@ -13,8 +13,7 @@ from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.links import Spot, go_to_timeline, timeline_link
 
 _ROOM_NS = 20_000  # on both sides of what is short
-_HOST_CAUSES = (Cause.GAP, Cause.GAP.label, Cause.LATE, Cause.LATE.label)
-"""Causes of exposed time that the host is, as values and in words."""
+_HOST_CAUSES = [word for cause in Cause if cause.origin == "host" for word in (cause.value, cause.label)]
 
 
 def show_in_step(

@@ -148,7 +148,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
     each transfer also gains where the loop waits by design: then that is all of `told_rows` that moves data.
     """
     if action.of_transfers and gain_ns > rows["exposed_ns"].sum():
-        moved_ns = told_rows.loc[~told_rows["cause"].isin(_NO_TRANSFERS), "exposed_ns"].sum()
+        moved_ns = told_rows.loc[told_rows["cause"].isin(_TRANSFERS), "exposed_ns"].sum()
         return f"all exposed transfers, {ms(int(moved_ns))}" if moved_ns else ""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         waits = rows[rows["cause"] == Cause.STRAGGLER]
@@ -168,7 +168,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame,
     return f"{label}, {ms(int(largest['exposed_ns']))}{beside}"
 
 
-_NO_TRANSFERS = (Cause.STRAGGLER, Cause.GAP, Cause.BUBBLE, Cause.IMBALANCE, Cause.LATE)
+_TRANSFERS = tuple(cause for cause in Cause if cause.origin == "transfer")
 _AND_DELAYS = ", and what that delays"
 """A late rank costs more than the exposed wait for it: it moves what is sent later behind the backward pass."""
 
