@@ -136,7 +136,7 @@ _ANYWHERE = (
     _ns("earlier_ns", "earlier", "How much earlier the bucket could have been launched without its last gradient."),
     _ns("saved_ns", "saved", "How much of the exposed time would then not be there, replayed."),
     _count("held", "buckets held", "The later buckets that were ready and waited for this one."),
-    _ns("link_ns", "link busy", "The time after its launch in which the link was busy with the bucket before it."),
+    _ns("link_ns", "link busy", "The time after its launch in which the link was busy with earlier buckets."),
     # Sharded parameters
     _text("unit", "unit", "The parameters that are gathered and freed together, usually one layer."),
     _count("layer", "layer", "The layer's number, where the unit is a layer."),

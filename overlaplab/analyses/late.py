@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from overlaplab.intervals import length_before, union
 from overlaplab.words import last_arrival
 
 _COLUMNS = (
@@ -32,7 +33,7 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     gradient came last; None where it has no name), `arrival`, `shape` (of that gradient, as in `buckets`), `gap_ns`
     (how long after the bucket's previous gradient; null if it is the only one), `held_ns` (the longest that a later,
     ready bucket waited for this one), `held` (their indices), `link_ns` (how long after its launch the link was busy
-    with the previous bucket), `exposed_ns`, `cost_ns` = exposed + held; `earlier_ns` (how much earlier it could have
+    with earlier buckets), `exposed_ns`, `cost_ns` = exposed + held; `earlier_ns` (how much earlier it could have
     been launched without its last gradient, in bucket order as ever) and `saved_ns` (how much earlier the last bucket
     would then have ended after the backward pass; see [Note: without its last gradient]).
     """
@@ -41,9 +42,12 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     ordered = table.to_dict("records")
     by_design = launched_after_backward(table)
     held = {} if by_design else _held_back(ordered)
+    ran = table.dropna(subset=["start_ns", "end_ns"])
+    busy_before = length_before(union(ran["start_ns"].tolist(), ran["end_ns"].tolist()))
     free_ns = 0  # when the link is done with the previous bucket
     for place, bucket in enumerate(ordered):
-        busy_ns = max(min(_int_or_zero(bucket["start_ns"]), free_ns) - _ready_to_go(bucket), 0)
+        ready_ns, until_ns = _ready_to_go(bucket), min(_int_or_zero(bucket["start_ns"]), free_ns)
+        busy_ns = max(busy_before(until_ns) - busy_before(ready_ns), 0)
         free_ns = max(free_ns, _int_or_zero(bucket["end_ns"]))
         waiting = held.get(place, {})
         exposed = _int_or_zero(bucket["exposed_ns"])

@@ -116,6 +116,12 @@ def test_a_free_link_is_not_waited_for() -> None:
     assert late_buckets(table).set_index("index")["link_ns"].to_dict() == {1: 0.5 * MS, 2: 0}
 
 
+def test_a_link_that_nothing_used_yet_is_not_waited_for() -> None:
+    """On a GPU the host launches ahead; all-reduces of `naive` wait for the whole backward pass, as the link does."""
+    table = pd.DataFrame([bucket(0, [15], -9, 16, 17, 1), bucket(1, [2], -8, 17, 18, 1)])
+    assert late_buckets(table).set_index("index")["link_ns"].to_dict() == {0: 0, 1: 1 * MS}
+
+
 def test_unused_gradients_do_not_count() -> None:
     table = pd.DataFrame([bucket(0, [None, 4, None], 4, 4, 9, 5), bucket(1, [None], 9, 9, 10, 1)])
     late = late_buckets(table)
