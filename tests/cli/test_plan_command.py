@@ -24,7 +24,7 @@ def test_the_first_stage_that_fits_is_advised(command: Any) -> None:
     assert code == 0
     said = " ".join(out.split())
     assert "2 × 4 × 128 GPUs = 1,024 sequences of 4,096" in said
-    assert "Try ZeRO stage 1: 64.3 GB of 80.0 GB per GPU." in said
+    assert "ZeRO stage 1 fits: 64.3 GB of 80.0 GB per GPU." in said
 
 
 def test_json_has_the_arithmetic(command: Any) -> None:
@@ -51,8 +51,8 @@ def test_json_has_the_arithmetic(command: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--params 7B --gpu-memory 100GB --gpus 2", "Try ZeRO stage 1: 70.0 GB of 100 GB per GPU."),
-        ("--params 7B --gpu-memory 120GB --gpus 2", "Try plain data parallelism"),
+        ("--params 7B --gpu-memory 100GB --gpus 2", "ZeRO stage 1 fits: 70.0 GB of 100 GB per GPU."),
+        ("--params 7B --gpu-memory 120GB --gpus 2", "Plain data parallelism fits"),
         ("--params 7B --gpu-memory 1GB --gpus 2", "It fits from 112 GPUs with ZeRO stage 3, not on 2."),
         ("--layers 2 --width 1024 --microbatch 64 --gpu-memory 100MB", "try a smaller microbatch or checkpointing"),
         ("--params 7B", "Name the GPU's memory"),

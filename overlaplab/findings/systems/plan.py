@@ -49,8 +49,8 @@ def plan_advice(plan: Plan) -> str:
     for stage in STAGES:
         fits = plan.fits_from(stage)
         if fits is not None and fits <= plan.batch.ranks:
-            how = f"ZeRO stage {stage}" if stage else "plain data parallelism"
-            return f"Try {how}: {size_exact(plan.held_bytes(stage, plan.batch.ranks).total)} of {gpu} per GPU."
+            how = f"ZeRO stage {stage}" if stage else "Plain data parallelism"
+            return f"{how} fits: {size_exact(plan.held_bytes(stage, plan.batch.ranks).total)} of {gpu} per GPU."
     if (fits := plan.fits_from(max(STAGES))) is not None:
         return f"It fits from {count(fits, 'GPU')} with ZeRO stage {max(STAGES)}, not on {plan.batch.ranks:,}."
     smaller = "checkpointing" if plan.model is not None and not plan.checkpointing else "shorter sequences"

@@ -37,7 +37,7 @@ def said(app: AppTest) -> str:
 def test_it_says_what_fits_and_what_to_try(app: AppTest) -> None:
     text = said(app)
     assert "2 × 4 × 128 GPUs = 1,024 sequences of 4,096" in text
-    assert "Try ZeRO stage 1: 64.3 GB of 80.0 GB per GPU." in text
+    assert "ZeRO stage 1 fits: 64.3 GB of 80.0 GB per GPU." in text
 
 
 def test_what_does_not_divide_says_what_would(app: AppTest) -> None:
@@ -49,7 +49,7 @@ def test_what_does_not_divide_says_what_would(app: AppTest) -> None:
 
 def test_checkpointing_makes_room(app: AppTest) -> None:
     app.toggle[0].set_value(True).run()
-    assert "Try ZeRO stage 1: 3" in said(app)
+    assert "ZeRO stage 1 fits: 3" in said(app)
 
 
 def field(app: AppTest, label: str) -> Any:
