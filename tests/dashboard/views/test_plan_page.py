@@ -105,7 +105,7 @@ def test_page_and_command_say_the_same(
     predicted = next(line for line in lines if line.startswith(f"Predicted from {RUN} ("))
     assert "which cost" in predicted
     assert "Extrapolated beyond" in predicted
-    advice = next(line for line in lines if line.startswith("Try "))
+    advice = next(line for line in lines if " fits: " in line)
     assert printed.startswith(begin)
     assert advice in printed
     assert predicted in printed
