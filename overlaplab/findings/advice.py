@@ -22,7 +22,6 @@ from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.predictions import find_disturbance
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
-from overlaplab.manifest import strategy_traits
 from overlaplab.traits import BUCKETS
 from overlaplab.words import capitalise, count, doubt_clause, duration, join_names, ms, percent, size_exact, to_ms
 
@@ -42,9 +41,6 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
     manifest = run.manifest
     if manifest is None:
         return None
-    if (traits := strategy_traits(manifest)) is not None and traits.hops is not None:
-        what = f"{manifest.strategy} makes its collectives by hand, for which there is no advice"
-        return what, "Ask a run of bucketed, or overlaplab predict for another setting of this one."
     if (disturbance := find_disturbance(run)) is not None:
         return disturbance
     if not simulate.fits(run):

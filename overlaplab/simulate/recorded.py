@@ -67,6 +67,12 @@ def plain_programs(run: Run) -> Recorded | None:
     return None if by_hand or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
 
 
+def editable_programs(run: Run) -> Recorded | None:
+    """`plain_programs`, or those of a ring or a tree, which make the collectives of buckets by hand."""
+    traits = strategy_traits(run.manifest)
+    return recorded_programs(run) if traits is not None and traits.hops is not None else plain_programs(run)
+
+
 @once_per_run
 def recorded_programs(run: Run) -> Recorded | None:
     """The programs; None where the traces do not tell them, as on a GPU.

@@ -94,6 +94,11 @@ ACTIONS = [
     Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap, of="gradients"),
     Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
     Action(
+        "by_library",
+        (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
+        words.by_library,
+    ),
+    Action(
         "unused_parameters",
         (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL, Cause.QUEUED),
         "requires_grad_(False) on what gets no gradient, but is sent: {what}",

@@ -151,6 +151,12 @@ def even_work(case: Case) -> str:
     return f"inputs of equal length on all ranks, if those of rank {int(case.setting)} are longer"
 
 
+def by_library(case: Case) -> str:
+    """The library's all-reduces in place of a server, or of messages by hand."""
+    served = case.loop.traits is not None and case.loop.traits.gradients == "server"
+    return _ALL_REDUCE if served else "the library's all-reduces (strategy bucketed) in place of messages by hand"
+
+
 def asynchronous_launch(case: Case) -> str:
     """What is sent between the passes, beside what follows; data that one rank has are wanted by the forward pass."""
     launched = f"async_op=True for the {case.what}"

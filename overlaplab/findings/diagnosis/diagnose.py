@@ -266,7 +266,7 @@ def _advice(
     return " ".join(filter(None, (late, predicted_words(best)))), best.gain_ns
 
 
-_UNKNOWN_GAIN = "Its gain cannot be predicted from this recording."
+_UNKNOWN_GAIN = "Its gain is not predicted here."
 NOTHING_GAINS = f"Nothing that was tried gains more than {percent(LITTLE_GAIN, 1)} of the step."
 """The advice where no action is worth an effort."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import hypot
 from typing import Any
 
@@ -36,14 +37,23 @@ from overlaplab.simulate.programs.edits import EDITS, apply_edits
 from overlaplab.simulate.programs.models import model_name
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
-from overlaplab.simulate.recorded import Recorded, plain_programs
+from overlaplab.simulate.recorded import Recorded, editable_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 
 _ABOUT = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
 _COLUMNS = {"rank": "Int64", "step": "Int64"} | _ABOUT
 _GAINS = _ABOUT | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
-_NEEDS_MEMORY = {"prefetch", "larger_units", "keep_gathered", "whole_optimizer", "last_pass", "background", "strategy"}
+_NEEDS_MEMORY = {
+    "prefetch",
+    "larger_units",
+    "keep_gathered",
+    "whole_optimizer",
+    "last_pass",
+    "background",
+    "strategy",
+    "by_library",
+}
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
 _MIN_PAUSE_SHARE = 0.02
@@ -121,12 +131,11 @@ def _played_remedies(run: Run) -> list[tuple[str, dict[str, Any], Times, Times]]
 
 def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
     """Each remedy of a run on CPUs: its name, its `setting` or `what`, the steps before and after, (ranks, steps)."""
-    recorded = plain_programs(run)
-    if recorded is None:
-        return
+    recorded = editable_programs(run)
     with suppress(StuckError):  # collectives of several groups, for instance
-        before = play(recorded.programs).all_spans_ns()
-        for name, about, programs in _changed_programs(run, recorded):
+        before = recorded_spans_ns(run) if recorded is None else play(recorded.programs).all_spans_ns()
+        changed = () if recorded is None else _changed_programs(run, recorded)
+        for name, about, programs in chain(changed, _other_strategies(run)):
             with suppress(StuckError):
                 yield name, about, before, play(programs).all_spans_ns()
         for played in (scattered_caps(run), depths_played(run), units_played(run)):
@@ -148,9 +157,18 @@ def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[
         with suppress(OverlaplabError):  # it does not apply
             yield remedy, about, apply_edits(run, programs, [edit], link)
     yield from _cuttings(run)
-    if run.manifest is not None and run.manifest.strategy == "zero1":
+
+
+def _other_strategies(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
+    """Zero2, which sends during the backward pass, for zero1; the library's all-reduces for a server, ring or tree."""
+    manifest, traits = run.manifest, strategy_traits(run.manifest)
+    if manifest is None or traits is None:
+        return
+    by_hand = traits.hops is not None or traits.gradients == "server"
+    name, other = ("by_library", "bucketed") if by_hand else ("strategy", "zero2")
+    if by_hand or manifest.strategy == "zero1":
         with suppress(OverlaplabError):
-            yield "strategy", {"what": "zero2"}, all_programs(run, Setting(strategy="zero2"))
+            yield name, {"what": other}, all_programs(run, Setting(strategy=other))
 
 
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:

@@ -24,7 +24,7 @@ from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import units_apart_ns
-from overlaplab.simulate.recorded import plain_programs
+from overlaplab.simulate.recorded import editable_programs, plain_programs
 from overlaplab.simulate.replayed import replay_steps
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns
 
@@ -108,9 +108,14 @@ def depths_played(run: Run) -> tuple[SettingPlayed, ...]:
 
 @once_per_run
 def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
-    """The caps that were tried, the smallest first; none without a link, since T of other sizes is not known then."""
-    recorded, traits, manifest = plain_programs(run), strategy_traits(run.manifest), run.manifest
-    if recorded is None or traits is None or traits.gradients != "reduce_scatter" or not traits.buckets:
+    """The caps that were tried of reduce-scatters, or of all-reduces by hand, the smallest first.
+
+    None without a link, since T of other sizes is not known then.
+    """
+    recorded, traits, manifest = editable_programs(run), strategy_traits(run.manifest), run.manifest
+    if recorded is None or traits is None or not traits.buckets:
+        return ()
+    if traits.gradients != "reduce_scatter" and traits.hops is None:
         return ()
     if manifest is None or manifest.link is None:
         return ()

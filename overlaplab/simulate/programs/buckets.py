@@ -230,6 +230,18 @@ def without_buckets(programs: Sequence[Program]) -> tuple[WithoutBuckets, ...]:
     return tuple(WithoutBuckets(without_displaced(program)) for program in programs)
 
 
+def without_made_buckets(programs: Sequence[Program]) -> tuple[WithoutBuckets, ...]:
+    """The same of programs that a strategy made: the host's work for a launch comes right before and right after it."""
+    left: list[list[Move]] = []
+    for program in map(without_displaced, programs):
+        launched = {place for place, move in enumerate(program) if isinstance(move, Launch) and move.role == "bucket"}
+        keys = {move.key for move in (program[place] for place in launched) if isinstance(move, Launch)}
+        gone = {place + beside for place in launched for beside in (-1, 0, 1)}
+        moves = (move for place, move in enumerate(program) if place not in gone)
+        left.append([move for move in moves if not (isinstance(move, Wait) and move.key in keys)])
+    return tuple(map(WithoutBuckets, left))
+
+
 class WithoutBuckets:
     """One rank's program without its buckets: what is the same whatever they are."""
 

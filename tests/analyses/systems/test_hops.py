@@ -9,15 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from made.traces import event, op, run_of, step
+from samples import sample_run
 
 import overlaplab
 from overlaplab.analyses import chunks_after_hops, hops, volume
 from overlaplab.costs import hop_count, hops_ns, transfer_ns, tree_until
-from overlaplab.findings import advice_refused, hops_remark, hops_title
+from overlaplab.findings import hops_remark, hops_title
 from overlaplab.manifest import Link
 from overlaplab.sections.blocks import Chart
 from overlaplab.sections.run import collectives_section
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.simulate import advise, gains, remedies
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.traits import TRAITS
 
 
@@ -121,11 +125,22 @@ def test_pages_show_the_hops_where_there_are_any(run: overlaplab.Run) -> None:
             assert "and after hop 1 on all ranks" in (title if isinstance(title, str) else " ".join(title))
 
 
-def test_nothing_is_advised_of_hops(run: overlaplab.Run) -> None:
-    assert advice_refused(run) == (
-        "ring makes its collectives by hand, for which there is no advice",
-        "Ask a run of bucketed, or overlaplab predict for another setting of this one.",
-    )
+@pytest.mark.parametrize("sample", ["ring", "course/tree", "course/server"])
+def test_the_librarys_collectives_gain_what_predict_says(sample: str) -> None:
+    run = sample_run(sample)
+    advised = gains(run).set_index("remedy").loc["by_library"]
+    assert advised["what"] == "bucketed"
+    assert advised["step_ns"] == predict(run, Setting(strategy="bucketed")).step_ns
+
+
+def test_caps_of_a_ring_take_what_predict_says() -> None:
+    run = sample_run("ring")
+    rows = advise(run).to_dict("records")
+    assert len(rows) > 1
+    for row in rows:
+        assert predict(run, Setting(bucket_cap_mb=row["bucket_cap_mb"])).step_ns == row["step_ns"]
+    balanced = remedies(run)["remedy"].isin(["balance", "even_work"])
+    assert balanced.any(), "edits of other moves apply, too"
 
 
 def ring_rows(n: int) -> pd.DataFrame:
