@@ -62,7 +62,7 @@ def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
     return pairs if sequence is None else sequence
 
 
-def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
+def pair_messages(lane: pd.DataFrame) -> pd.DataFrame:
     """Pair the messages of one lane, from one rank to another: both ends number them in the same order."""
     timed = lane[lane["start_ns"] != UNKNOWN_NS]
     by = timed.groupby("sequence")
@@ -75,7 +75,7 @@ def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
     return pairs
 
 
-def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
+def pair_named_messages(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Pair one group's messages whose other ends are named: the n-th that a rank sent to another in a step is the n-th
     that this one received from it, as NCCL carries them (ncclSend and ncclRecv between two ranks keep their order).
 
