@@ -11,7 +11,7 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, table_of
 from overlaplab.evidence.executions import Executions, executions, map_moment
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, unit_sizes
+from overlaplab.evidence.fsdp2 import BackwardPasses, fsdp2_gathers, fsdp2_ranges, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Span, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
@@ -58,7 +58,7 @@ def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]
             for gather in engine_gathers(launched_in(labels, step)):
                 yield _row(gather, step, ran) | {"resharded_bytes": 0, "source": "engine"}
     elif ranges := fsdp2_ranges(trace):
-        gathers, passes, size_of = fsdp2_gathers(ranges, ran), Passes(ranges), unit_sizes(manifest, ranges)
+        gathers, passes, size_of = fsdp2_gathers(ranges, ran), BackwardPasses(ranges), unit_sizes(manifest, ranges)
         launched = [gather.launch.start_ns for gather in gathers]
         for step in steps:
             earlier = passes.count_ended(step.host_start_ns)
