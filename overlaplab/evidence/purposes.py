@@ -22,8 +22,8 @@ from overlaplab.evidence.by_hand import is_of_gradients
 from overlaplab.evidence.ddp import (
     DDPBackward,
     DDPBucket,
-    after_passes,
     autograd_passes,
+    cut_after_passes,
     forward_passes,
     optimizer_steps,
     unlabelled_backwards,
@@ -135,7 +135,7 @@ def _purposes_by_place(
     backwards = [each for each in unit_passes if each.word == "backward"] or autograd_passes(trace)
     unit_forwards = [each for each in unit_passes if each.word == "forward"]
     passes = sorted((*forwards, *unit_forwards, *backwards), key=lambda span: span.start_ns)
-    updates = list(after_passes(optimizer_steps(trace), passes))
+    updates = list(cut_after_passes(optimizer_steps(trace), passes))
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
     gradient_groups = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     steps = [window.host_start_ns for window in step_windows(trace)]
