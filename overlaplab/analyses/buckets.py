@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from typing import Any
@@ -26,6 +27,14 @@ _TIMES = ("ready_ns", "launch_ns", "start_ns", "end_ns", "exposed_ns")
 _GRADIENTS = ("parameters", "gradient_ready_ns", "last_parameter")
 _SOURCE = ("passes", "arrivals", "shapes", "gradients", "told_by", "source")
 _COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_SOURCE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """When a gradient arrived in the pass: its place in the order, from 1, and its time in absolute ns."""
+
+    number: int
+    at_ns: int
 
 
 def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -56,8 +65,10 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     Empty if the trace shows no buckets, or device activity was not recorded. Raises `OverlaplabError` for an unknown
     rank or step.
     """
-    whole = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64") | {"index": "int64", "passes": "int64"}
-    return table_of(rows_by_rank(run, selection, _trace_rows), {name: whole.get(name, "object") for name in _COLUMNS})
+    integer_columns = dict.fromkeys((*_IDENTITY, *_TIMES, "bytes", "gradients"), "Int64")
+    integer_columns |= {"index": "int64", "passes": "int64"}
+    dtypes = {name: integer_columns.get(name, "object") for name in _COLUMNS}
+    return table_of(rows_by_rank(run, selection, _trace_rows), dtypes)
 
 
 def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
@@ -89,17 +100,22 @@ def _synchronising_passes(trace: Trace, labels: Sequence[Label]) -> Sequence[Spa
 def _last_passes(
     labels: Sequence[Label], backwards: Sequence[Span]
 ) -> Iterator[tuple[Sequence[Label], Sequence[Span]]]:
-    """For each model of a step the labels of its last backward pass, and its passes: those that launch its buckets."""
+    """Yield for each model of a step the labels of its last backward pass, and all its passes: those that launch one of
+    that pass's buckets.
+    """
     starts = [label.start_ns for label in labels]
     borders = [label.start_ns for label in labels if label.word == "backward"] or [each.start_ns for each in backwards]
-    by_pass = []
+    labels_of_pass = []
     for backward in backwards:
         end_ns = min((border for border in borders if border > backward.start_ns), default=inf)
-        by_pass.append(labels[bisect_left(starts, backward.start_ns) : bisect_left(starts, end_ns)])
-    launched = [{label.fields["bucket"] for label in each if label.word == "bucket_launch"} for each in by_pass]
-    for place, buckets in enumerate(launched):
-        if buckets and not buckets & set().union(*launched[place + 1 :]):
-            yield by_pass[place], [each for each, sent in zip(backwards, launched, strict=True) if sent & buckets]
+        labels_of_pass.append(labels[bisect_left(starts, backward.start_ns) : bisect_left(starts, end_ns)])
+    buckets_of_pass = [
+        {label.fields["bucket"] for label in each if label.word == "bucket_launch"} for each in labels_of_pass
+    ]
+    for place, buckets in enumerate(buckets_of_pass):
+        if buckets and not buckets & set().union(*buckets_of_pass[place + 1 :]):
+            passes = [each for each, sent in zip(backwards, buckets_of_pass, strict=True) if sent & buckets]
+            yield labels_of_pass[place], passes
 
 
 def _label_rows(
@@ -109,7 +125,7 @@ def _label_rows(
     ran: Executions,
     exposed_before: Callable[[int], int],
 ) -> Iterator[dict[str, Any]]:
-    """The buckets of one pass's labels, which must be in order of time; it is the last of these passes.
+    """The buckets of one pass's labels, which must be in order of time; that pass is the last of `backwards`.
 
     A bucket holds of each of its parameters the last gradient that no bucket took before, and a launch sends the bucket
     that was ready last under its index.
@@ -117,12 +133,12 @@ def _label_rows(
     gradients = sum(len(_arrived_parameters(label)) for label in labels)
     common = _shared_columns(step, backwards, ran) | {"gradients": gradients, "source": "engine"}
     number = 0
-    arrived: dict[str, tuple[int, int]] = {}  # a parameter's gradient that no bucket took: its number, and its time
-    ready: dict[str, tuple[Label, dict[str, tuple[int, int] | None]]] = {}
+    arrived: dict[str, _Arrival] = {}  # by parameter, of a gradient that no bucket took
+    ready: dict[str, tuple[Label, dict[str, _Arrival | None]]] = {}
     for label in labels:
         for name in _arrived_parameters(label):
             number += 1
-            arrived[name] = number, ran.done_ns(label.start_ns)
+            arrived[name] = _Arrival(number, ran.done_ns(label.start_ns))
         if label.word == "bucket_ready":
             names = label_list(label.fields["parameters"])
             ready[label.fields["bucket"]] = label, {name: arrived.pop(name, None) for name in names}
@@ -135,9 +151,9 @@ def _label_rows(
             "index": int(label.fields["bucket"]),
             "bytes": None if completed is None else int(completed.fields["bytes"]),
             "parameters": tuple(held),
-            "gradient_ready_ns": tuple(gradient and gradient[1] - step.start_ns for gradient in held.values()),
+            "gradient_ready_ns": tuple(gradient and gradient.at_ns - step.start_ns for gradient in held.values()),
             "last_parameter": _latest_parameter(held),
-            "arrivals": tuple(gradient and gradient[0] for gradient in held.values()),
+            "arrivals": tuple(gradient and gradient.number for gradient in held.values()),
             "shapes": (None,) * len(held),
             "told_by": None if completed is None else "engine",
             **_times(ready_ns, label, ran.communication_span(label), step, ran, exposed_before),
@@ -200,8 +216,8 @@ def _times(
     }
 
 
-def _latest_parameter(held: dict[str, tuple[int, int] | None]) -> str | None:
-    numbers = [(gradient[0], name) for name, gradient in held.items() if gradient is not None]
+def _latest_parameter(held: dict[str, _Arrival | None]) -> str | None:
+    numbers = [(gradient.number, name) for name, gradient in held.items() if gradient is not None]
     return max(numbers)[1] if numbers else None
 
 

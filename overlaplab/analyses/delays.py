@@ -20,9 +20,9 @@ COLUMNS = {
 }
 """The columns of `delays` and their dtypes."""
 
-MUCH_DELAY = 0.20
-"""Share of a step: if its computation waited longer for a core, the machine was busy; run.json's `machine` knows
-better."""
+BUSY_DELAY_SHARE = 0.20
+"""Share of a step: the machine was busy if its computation waited longer for a core, where run.json's `machine` says
+nothing."""
 
 SHORT_STEP_NS = 250_000_000
 """In a shorter step the machine's ticks of 10 ms tell little: what used the cores is told over all steps."""
@@ -43,10 +43,10 @@ def delays(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         place = windows_at(windows, counts["start_ns"].to_numpy())
         inside = (place >= 0) & (counts["end_ns"].to_numpy() <= window_bounds(windows)[1][place])
         counts = counts.assign(place=place, span_ns=counts["end_ns"] - counts["start_ns"])[inside]
-        by = counts.groupby(["place", "unit", "phase"], sort=False)[["span_ns", "ran_ns", "delayed_ns"]]
-        summed = by.sum().reset_index().sort_values("place", kind="stable")
-        steps = pd.array([window.step for window in windows], dtype="Int64")[summed["place"].to_numpy()]
-        tables.append(summed.assign(rank=trace.rank, step=steps))
+        times = counts.groupby(["place", "unit", "phase"], sort=False)[["span_ns", "ran_ns", "delayed_ns"]]
+        sums = times.sum().reset_index().sort_values("place", kind="stable")
+        steps = pd.array([window.step for window in windows], dtype="Int64")[sums["place"].to_numpy()]
+        tables.append(sums.assign(rank=trace.rank, step=steps))
     table = pd.concat(tables) if tables else pd.DataFrame(columns=list(COLUMNS))
     return table[list(COLUMNS)].astype(COLUMNS).reset_index(drop=True)
 
@@ -59,7 +59,7 @@ def busy_rows(run: Run) -> pd.DataFrame:
     recorded = run.manifest.machine if run.manifest else None
     if recorded is None:
         steps = delays(run).groupby(["rank", "step"], dropna=False, as_index=False)[["span_ns", "delayed_ns"]].sum()
-        return steps[steps["delayed_ns"] > MUCH_DELAY * steps["span_ns"]].assign(own=np.nan, foreign=np.nan)
+        return steps[steps["delayed_ns"] > BUSY_DELAY_SHARE * steps["span_ns"]].assign(own=np.nan, foreign=np.nan)
     of_rank: dict[int | None, list[MachineStep]] = {}
     for row in recorded:
         of_rank.setdefault(row.rank, []).append(row)
@@ -74,10 +74,7 @@ def busy_rows(run: Run) -> pd.DataFrame:
 
 
 def _shares(rows: Sequence[MachineStep]) -> tuple[float, float]:
-    """The shares of the cores' time that the machine's ranks used and that other processes did, NaN where unknown.
-
-    Of a short step ticks of 10 ms tell little: it takes all steps of its rank (docs/design.md, "Machine busy").
-    """
+    """The shares of the cores' time that the machine's ranks used and that other processes did, NaN where unknown."""
     counted = [(row.busy_ns, row.foreign_ns) for row in rows if row.busy_ns is not None and row.foreign_ns is not None]
     if len(counted) < len(rows):
         return np.nan, np.nan
@@ -101,8 +98,8 @@ def busy_share(run: Run, step: int | None) -> float | None:
 
 
 def without_busy_steps(run: Run, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `overlaplab.summary` of this run without the steps in which the machine was busy; of a kind of steps that
-    has no others, all.
+    """Rows of `overlaplab.summary` of this run without the steps in which the machine was busy. A kind of step that was
+    busy in all its steps keeps them.
     """
     quiet = without_steps(table, tuple(busy_steps(run)))
     if "step_kind" not in table:

@@ -76,7 +76,7 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         return empty_table(COLUMNS)
     moments = attribution.moments()
     groups = grouped_by(moments["place"], moments["cause"], moments["row"])
-    table = _added_up(moments, groups)
+    table = _sum_moments(moments, groups)
     order = np.lexsort((table["start_ns"], -table["exposed_ns"], table["place"]))
     return attribution.to_table(take_rows(table, order))
 
@@ -93,10 +93,10 @@ def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame
     moments = take_rows(moments, np.lexsort((moments["start_ns"], moments["place"])))
     keys = np.column_stack([moments[name] for name in _KEYS])
     goes_on = (keys[1:] == keys[:-1]).all(axis=1) & (moments["start_ns"][1:] == moments["end_ns"][:-1])
-    return attribution.to_table(_added_up(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
+    return attribution.to_table(_sum_moments(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
 
 
-def _added_up(moments: Facts, groups: Groups) -> Facts:
+def _sum_moments(moments: Facts, groups: Groups) -> Facts:
     """One row per group of moments: the sum of their times, from the first start to the last end."""
     first = groups.first(np.ones(len(groups.of_row), dtype=bool))
     return {name: moments[name][first] for name in _KEYS} | {
@@ -183,15 +183,17 @@ def _trace_causes(
     scheduled = np.array([step is not None for step in idle], dtype=bool)[moments.step]
     messages = take_values(facts["matched"] & facts["message"], moments.row, False)
     yield from _pipeline_causes(moments.select(scheduled & messages), idle)
-    along = take_values(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
-    yield Cause.SEND, moments.select(along)
+    of_pipeline = take_values(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
+    yield Cause.SEND, moments.select(of_pipeline)
     stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
-    others = moments.select(~along & ~(scheduled & messages))
+    others = moments.select(~of_pipeline & ~(scheduled & messages))
     yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
 
 def _pipeline_causes(moments: Moments, idle: Sequence[IdleBySchedule | None]) -> Iterator[tuple[Cause, Moments]]:
-    """The rules of pipelines: waits are the schedule's, then slow stages', as far as these explain them."""
+    """The rules of pipelines: waits are the schedule's first, then slow stages', up to the time that each explains; the
+    remainder is sending.
+    """
     waits = moments.does == Does.WAITS
     bubble_ns, imbalance_ns = (
         np.array([0 if step is None else getattr(step, name) for step in idle], dtype=np.int64)
@@ -216,7 +218,7 @@ def _decide_causes(
     unattributed = remaining.row < 0
     yield Cause.UNKNOWN, remaining.select(unattributed)
     remaining = remaining.select(~unattributed)
-    elsewhere = _held_up(facts, remaining, blocked, stall_ns)
+    elsewhere = _is_compute_gap(facts, remaining, blocked, stall_ns)
     yield Cause.GAP, remaining.select(elsewhere)
     remaining = remaining.select(~elsewhere)
     blocks = (facts["after_backward"] | facts["at_once"])[remaining.row]
@@ -224,17 +226,18 @@ def _decide_causes(
     yield from _split_delays(facts, remaining.select(~blocks))
 
 
-def _held_up(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
+def _is_compute_gap(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
     """Rule 3: the rank was not waiting for communication, by when it computes again."""
-    over = facts["end_ns"][moments.row]
-    early_ns = over - moments.resumes
+    ends_ns = facts["end_ns"][moments.row]
+    early_ns = ends_ns - moments.resumes
     stalled = (facts["gradients"] & facts["edge"])[moments.row]
     stalled &= (early_ns <= stall_ns) & (early_ns < moments.end - moments.start)
     goes_on = (early_ns > GRAIN_NS) & ~stalled
-    ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
-    ended = ends[np.searchsorted(ends[1:], np.minimum(moments.resumes, NEVER_NS - GRAIN_NS) + GRAIN_NS, side="right")]
+    sorted_ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
+    resumes = np.minimum(moments.resumes, NEVER_NS - GRAIN_NS)  # cannot overflow
+    ended = sorted_ends[np.searchsorted(sorted_ends[1:], resumes + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
-    slept &= lengths_within(blocked, over - 1, over) == 0
+    slept &= lengths_within(blocked, ends_ns - 1, ends_ns) == 0
     return np.asarray(goes_on | (_moves_needlessly(facts, moments) & slept))
 
 
@@ -245,12 +248,12 @@ def _moves_needlessly(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
 
 def _split_delays(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     """Apply rules 5 to 7, then 8 to 11 to the remaining moments."""
-    remaining, behind = _split_queued(facts, moments)
-    yield Cause.QUEUED, behind
+    remaining, queued_behind = _split_queued(facts, moments)
+    yield Cause.QUEUED, queued_behind
     launched = facts["end_ns"] - facts["late_ns"]
     remaining, late = remaining.split(launched[remaining.row])
     yield Cause.LATE, late
-    queued_ns = facts["queued_ns"][remaining.row] - _length_in_step(behind, remaining)
+    queued_ns = facts["queued_ns"][remaining.row] - _length_in_step(queued_behind, remaining)
     remaining, queued = remaining.split(launched[remaining.row] - queued_ns)
     yield Cause.QUEUED, queued
     edge = facts["edge"][remaining.row]
@@ -276,11 +279,11 @@ def _split_queued(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")
     until, earliest = (take_values(facts[name], follows, NEVER_NS) for name in ("end_ns", "asked_ns"))
-    row = moments.row
-    at_once = take_values(starts, follows, NEVER_NS) - ends[row] <= GRAIN_NS
-    for name in ("link", "group"):
-        values = facts[name]
-        at_once |= (np.append(values, values[:1])[follows] == values[row]) & (values[row] != "")
-    waits = _moves_needlessly(facts, moments) & at_once & (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
+    row, group = moments.row, facts["group"]
+    follows_directly = take_values(starts, follows, NEVER_NS) - ends[row] <= GRAIN_NS
+    follows_directly |= take_values(facts["link"], follows, -2) == facts["link"][row]
+    follows_directly |= (take_values(group, follows, "") == group[row]) & (group[row] != "")
+    waits = _moves_needlessly(facts, moments) & follows_directly
+    waits &= (until != NEVER_NS) & (until - GRAIN_NS <= moments.resumes)
     before, after = moments.split(np.where(waits, earliest, moments.end))
     return before, replace(after, row=np.searchsorted(starts, ends[after.row], side="left"))

@@ -37,6 +37,7 @@ from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.host_waits import host_waits
 from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.moments import GRAIN_NS
+from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import measured_traces, selected_windows
 from overlaplab.intervals import Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
@@ -67,16 +68,16 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """
     tables = []
     for trace in measured_traces(run, selection):
-        waits, delays = idle_gaps(trace)
+        host_gaps, kernel_gaps = idle_gaps(trace)
         busy, windows = activity(trace), selected_windows(trace, selection)
         starts, ends = window_bounds(windows)
         idle_ns = ends - starts - lengths_within(_busy_time(trace), starts, ends)
-        host, kernel = (lengths_within(times, starts, ends) for times in (waits, delays))
+        host_ns, kernel_ns = (lengths_within(gaps, starts, ends) for gaps in (host_gaps, kernel_gaps))
         preempted = np.zeros_like(starts)
         if busy.rule is Rule.CPU:
             if busy.preempted is not None:
                 preempted = lengths_within(subtract(busy.preempted, _busy_time(trace)), starts, ends)
-            host, kernel = idle_ns - preempted, np.zeros_like(starts)
+            host_ns, kernel_ns = idle_ns - preempted, np.zeros_like(starts)
         tables.append(
             pd.DataFrame(
                 {
@@ -85,10 +86,10 @@ def idle(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
                     "start_ns": starts - run_zero_ns(run, trace),
                     "span_ns": ends - starts,
                     "idle_ns": idle_ns,
-                    "host_wait_ns": host,
-                    "kernel_wait_ns": kernel,
+                    "host_wait_ns": host_ns,
+                    "kernel_wait_ns": kernel_ns,
                     "preempted_ns": preempted,
-                    "other_ns": idle_ns - host - kernel - preempted,
+                    "other_ns": idle_ns - host_ns - kernel_ns - preempted,
                 }
             ).astype(COLUMNS)
         )
@@ -126,15 +127,16 @@ def idle_gaps(trace: Trace) -> tuple[Intervals, Intervals]:
     return gaps[host], gaps[kernel]
 
 
-def launched_in_time(run: Run) -> Run:
+def assume_prompt_launches(run: Run) -> Run:
     """The run as if each device computed on wherever it had nothing to compute because its host had not launched it.
 
-    Not where its host was in a call that waited for the device. Ranks whose hosts compute are as they were recorded.
+    It does not where its host was in a call that waited for the device. Ranks whose hosts compute are as they were
+    recorded.
     """
-    return replace(run, traces=tuple(map(_launched_in_time, run.traces)))
+    return replace(run, traces=tuple(map(_assume_prompt_launches, run.traces)))
 
 
-def _launched_in_time(trace: Trace) -> Trace:
+def _assume_prompt_launches(trace: Trace) -> Trace:
     if rule_of(trace) is not Rule.GPU:
         return trace
     computes = activity(trace).compute
@@ -148,13 +150,13 @@ def _launched_in_time(trace: Trace) -> Trace:
 
 
 def _first_launch(trace: Trace, at_ns: NDArray[np.int64], counts: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """When the host launched what began at these moments, of the events that count: the earliest of several; int64's
-    minimum where unknown.
+    """When the host launched what began at these moments, of the events that count: the earliest of several;
+    `UNKNOWN_NS` where that was not recorded.
     """
     rows = np.flatnonzero(counts)
     calls = launchers(trace)[rows]
     times = trace.events["ts_ns"].to_numpy(np.int64)
-    called = np.where(calls >= 0, times[calls], np.iinfo(np.int64).min)
+    called = np.where(calls >= 0, times[calls], UNKNOWN_NS)
     order = np.lexsort((called, times[rows]))
     place = np.searchsorted(times[rows][order], at_ns, side="left")
     return np.asarray(called[order][place], dtype=np.int64)

@@ -31,8 +31,8 @@ _MAX_APART = 0.01
 """Ranks whose numbers of kernels or operators differ by at most 1 % run the same ones."""
 _MUCH_LONGER = 1.1
 """Passes whose times on two ranks differ by less have inputs of equal length."""
-_NAMES = {"name": "object", "own_ns": "int64", "others_ns": "int64", "own": "float64", "others": "float64"}
-_COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
+_NAME_COLUMNS = {"name": "object", "own_ns": "int64", "others_ns": "int64", "own": "float64", "others": "float64"}
+_PHASE_COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "others_ns": "int64"}
 
 
 @once_per_run
@@ -51,16 +51,18 @@ def late_steps(run: Run) -> pd.DataFrame:
 
 
 def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
-    """Whether about always the same rank is late, or for most of the time, its longest wait left out, in rows of
-    `late_steps` of so many recorded steps; also of one step.
+    """Whether one rank is late as a rule, in rows of `late_steps` of `recorded` steps.
+
+    It is the latest in 80 % of them, or has 80 % of all wait, and half of what remains without its longest. True of at
+    most one step, or if none is late.
     """
     often = steps["rank"].value_counts()
     if recorded <= 1 or often.empty or often.max() >= MIN_LATE_SHARE * recorded:
         return True
     of_rank = steps.loc[steps["rank"] == latest_rank(steps), "wait_ns"]
     total, longest = int(steps["wait_ns"].sum()), int(of_rank.max())
-    left = int(of_rank.sum()) - longest
-    return left + longest >= MIN_LATE_SHARE * total and 0 < total - longest <= 2 * left
+    waited = int(of_rank.sum())
+    return waited >= MIN_LATE_SHARE * total and 0 < total - longest <= 2 * (waited - longest)
 
 
 def latest_rank(steps: pd.DataFrame) -> int | None:
@@ -78,19 +80,18 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     """
     rules = {rule_of(trace) for trace in run.traces}
     if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
-        return empty_table(_COLUMNS)
+        return empty_table(_PHASE_COLUMNS)
     spent = {trace.rank: _mean_times(trace) for trace in run.traces}
     if rank not in spent or not all(spent.values()):
-        return empty_table(_COLUMNS)
+        return empty_table(_PHASE_COLUMNS)
     same = Rule.GPU in rules and _has_as_many_kernels(run, rank)
     rows = []
     for phase, what in dict.fromkeys(key for each in spent.values() for key in each):
         others = [each.get((phase, what), 0) for other, each in spent.items() if other != rank]
         named = "same_kernels" if phase == "kernels" and same else phase
         rows.append((named, what, spent[rank].get((phase, what), 0), int(np.median(others))))
-    table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-    order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
-    return table.loc[order].reset_index(drop=True)
+    table = pd.DataFrame(rows, columns=list(_PHASE_COLUMNS)).astype(_PHASE_COLUMNS)
+    return _sort_by_excess(table)
 
 
 def computes_longer(run: Run, rank: int) -> bool:
@@ -102,10 +103,10 @@ def computes_longer(run: Run, rank: int) -> bool:
         return False
     names = late_rank_names(run, rank, phases["phase"].iloc[0])
     number, others = float(names["own"].sum()), float(names["others"].sum())
-    return others > 0 and are_as_many(number, others)
+    return others > 0 and have_equal_counts(number, others)
 
 
-def are_as_many(number: float, others: float) -> bool:
+def have_equal_counts(number: float, others: float) -> bool:
     """Whether a rank runs as many kernels or operators as the others, but for one in a hundred."""
     return abs(number - others) <= _MAX_APART * others
 
@@ -118,7 +119,7 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
     first. Empty of phases in which nothing computes: of all but passes, `kernels` and `same_kernels`.
     """
     if phase not in (*PASSES, "kernels", "same_kernels") or len(run.traces) < 2:
-        return empty_table(_NAMES)
+        return empty_table(_NAME_COLUMNS)
     by_rank = {trace.rank: _computed_by_name(trace, phase) for trace in run.traces}
     took = pd.DataFrame({each: table["took_ns"] for each, table in by_rank.items()}).fillna(0)
     number = pd.DataFrame({each: table["number"] for each, table in by_rank.items()}).fillna(0)
@@ -131,8 +132,13 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
             "others": number.drop(columns=[rank]).median(axis=1).to_numpy(),
         }
     )
+    return _sort_by_excess(table).round({"own_ns": 0, "others_ns": 0}).astype(_NAME_COLUMNS)
+
+
+def _sort_by_excess(table: pd.DataFrame) -> pd.DataFrame:
+    """By how much longer the rank takes than the others, the largest difference first."""
     order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
-    return table.loc[order].reset_index(drop=True).round({"own_ns": 0, "others_ns": 0}).astype(_NAMES)
+    return table.loc[order].reset_index(drop=True)
 
 
 def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
@@ -140,7 +146,7 @@ def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:
     windows, events = step_windows(trace), outermost(trace, WorkKind.COMPUTE)
     starts = events["start_ns"].to_numpy()
     inside = windows_at(windows, starts) >= 0
-    if "kernels" not in phase:
+    if phase in PASSES:
         passes = span_intervals(label for label in pass_labels(trace) if label.word == phase)
         inside &= lengths_within(passes, starts, starts + 1) > 0
     names = trace.events["name"].astype(object).to_numpy()[events["event"].to_numpy()[inside]]
@@ -158,4 +164,4 @@ def _has_as_many_kernels(run: Run, rank: int) -> bool:
     """Whether a rank computes in as many kernels as the others do in the median."""
     counts = {trace.rank: int(counting_as(trace, WorkKind.COMPUTE).sum()) for trace in run.traces}
     others = float(np.median([number for other, number in counts.items() if other != rank]))
-    return are_as_many(counts[rank], others)
+    return have_equal_counts(counts[rank], others)

@@ -55,7 +55,7 @@ def _clocks(run: Run) -> pd.DataFrame:
     offsets: dict[int, int] = {0: 0}
     ranges: dict[int, int] = {0: 0}
     counts: dict[int, int] = {0: 0}
-    for placed, new in _pairs(matches):
+    for placed, new in _comparisons(matches):
         _, mine, its = np.intersect1d(matches[new], matches[placed], assume_unique=True, return_indices=True)
         differences = ends[new][mine] - ends[placed][its] + offsets[placed]
         apart = differences - differences[0]  # a float holds no Unix ns exactly
@@ -98,15 +98,15 @@ def _ends_together(run: Run) -> tuple[list[Integers], list[Integers]]:
     return matches, ends
 
 
-def _pairs(matches: list[Integers]) -> Iterator[tuple[int, int]]:
+def _comparisons(matches: list[Integers]) -> Iterator[tuple[int, int]]:
     """Yield (placed, new): each trace but the first is new once, and compared with a trace that has its place already.
 
-    All that share a collective with the first are compared with it. Of the others those two come next that share most,
-    of equal pairs the one whose placed trace comes first: a maximum spanning tree, as Prim's algorithm grows it. Who
-    shares none with a placed trace is left out. Collectives of the same traces are counted together, and those of the
-    first trace need no search, so that the time does not grow with the pairs of ranks.
+    All that share a collective with the first are compared with it. Then comes the pair that shares most, of equal ones
+    that with the first placed trace: a maximum spanning tree, as Prim's algorithm grows it. Who shares none with a
+    placed trace is left out. Collectives of the same traces are counted together, and those of the first trace need no
+    search, so that the time does not grow with the pairs of ranks.
     """
-    groups = _groups(matches)
+    groups = _count_by_traces(matches)
     first = {place for members in groups if 0 in members for place in members}
     yield from ((0, place) for place in sorted(first - {0}))
     others = [(members, count) for members, count in groups.items() if 0 not in members]
@@ -117,7 +117,7 @@ def _pairs(matches: list[Integers]) -> Iterator[tuple[int, int]]:
     left = set(of_place) - first
     heap: list[tuple[int, int, int]] = []
 
-    def reach(place: int) -> None:
+    def offer_neighbours(place: int) -> None:
         shared: Counter[int] = Counter()
         for members, count in (others[number] for number in of_place.get(place, ())):
             shared.update(dict.fromkeys((other for other in members if other in left), count))
@@ -125,16 +125,16 @@ def _pairs(matches: list[Integers]) -> Iterator[tuple[int, int]]:
             heappush(heap, (-count, place, other))
 
     for place in sorted(first):
-        reach(place)
+        offer_neighbours(place)
     while heap:
         _, placed, new = heappop(heap)
         if new in left:
             yield placed, new
             left.remove(new)
-            reach(new)
+            offer_neighbours(new)
 
 
-def _groups(matches: list[Integers]) -> Counter[tuple[int, ...]]:
+def _count_by_traces(matches: list[Integers]) -> Counter[tuple[int, ...]]:
     """How many collectives each set of traces shares; sets of one are left out."""
     place = np.repeat(np.arange(len(matches)), [len(part) for part in matches])
     numbers = np.concatenate([np.empty(0, np.int64), *matches])

@@ -18,7 +18,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.evidence.waits import called_ns, message_kernels, numbered_arrivals
+from overlaplab.evidence.waits import came_at_ns, message_kernels, numbered_arrivals
 from overlaplab.intervals import Integers, lengths_within
 from overlaplab.vocabulary import Rule
 
@@ -70,7 +70,7 @@ def collective_facts(run: Run) -> tuple[Fields, ...]:
 
 def _late_ranks(run: Run, table: Fields) -> Integers:
     """The rank that arrived last at each collective; -1 where unknown, or where the clocks may differ by as much."""
-    groups, trace, arrived = Groups(table["match"]), table["trace"], called_ns(table)
+    groups, trace, arrived = Groups(table["match"]), table["trace"], came_at_ns(table)
     ranks = np.array([-1 if source.rank is None else source.rank for source in run.traces], dtype=np.int64)[trace]
     error = groups.spread(np.maximum, clocks(run)["error_ns"].to_numpy(np.int64)[trace])
     latest = groups.spread(np.maximum, arrived)

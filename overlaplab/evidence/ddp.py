@@ -30,8 +30,10 @@ _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
 _EVALUATE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-_MAKES, _ADDS = "aten::detach", "aten::add_"
-"""What `AccumulateGrad` does with a parameter's first gradient, and with further ones."""
+_FIRST_GRADIENT = "aten::detach"
+"""What `AccumulateGrad` does with a parameter's first gradient."""
+_FURTHER_GRADIENT = "aten::add_"
+"""What it does with further ones."""
 _UPDATE = "Optimizer.step#"
 
 
@@ -54,8 +56,8 @@ class DDPBucket:
     """One bucket in one backward pass."""
 
     index: int
-    """Its number in the order of launches, from 0. `unlabelled_backwards` count on from the labels' buckets. Of several
-    models with one update, the second counts on from the first's.
+    """Its place in the order of launches, from 0, or in `unlabelled_backwards` after the labels' last bucket. If
+    several models share an update, the second one counts on.
     """
     launch: LaunchSpan
     ready_ns: int | None
@@ -65,7 +67,7 @@ class DDPBucket:
     told_by: Literal["sizes", "order"] | None = None
     """How its gradients are known; None where they are not."""
     least_elements: int | None = None
-    """Those of the gradient that completed it: it holds no fewer. None where unknown."""
+    """Elements of the gradient that completed it, so the fewest it holds. None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ def _backward_passes(
     if not accumulations:
         return ()
     borders, evaluated = _numbered_functions(trace)
-    begun = [forward.start_ns for forward in forward_passes(trace)]
+    forward_starts = [forward.start_ns for forward in forward_passes(trace)]
     extents = evaluated.groupby(["number", "thread"], as_index=False).agg({"start_ns": "min", "end_ns": "max"})
     bounds = {(number, thread): (start, end) for number, thread, start, end in extents.to_numpy().tolist()}
     updates = [update.start_ns for update in optimizer_steps(trace)]
@@ -158,10 +160,10 @@ def _backward_passes(
     steps = [window.host_start_ns for window in step_windows(trace)]
     backwards: list[DDPBackward] = []
     forwards_before = index = 0
-    update: tuple[int, int] | None = None  # as many steps and updates begun before the pass
+    begun_before: tuple[int, int] | None = None  # how many steps and updates had begun before the last pass
     for number, group in groupby(accumulations, lambda accumulation: bisect_right(borders, accumulation.start_ns)):
         of_pass = list(group)
-        forwards = bisect_right(begun, of_pass[0].start_ns) - forwards_before
+        forwards = bisect_right(forward_starts, of_pass[0].start_ns) - forwards_before
         forwards_before += forwards
         if not any(accumulation.launched for accumulation in of_pass):
             continue
@@ -170,9 +172,11 @@ def _backward_passes(
         launched = [launch.start_ns for accumulation in of_pass for launch in accumulation.launched]
         updated = bisect_right(updates, launched[0]) < bisect_right(updates, launched[-1])
         indices = [label.fields["bucket"] for label in labelled if start <= label.start_ns <= end]
-        before, update = update, (bisect_right(steps, start), bisect_right(updates, start))
-        if before != update or not any(accumulation.is_first for accumulation in of_pass):
-            index = first_index  # else of another model with the same update
+        begun = (bisect_right(steps, start), bisect_right(updates, start))
+        # otherwise it is a further model's under the same update, and counts on
+        if begun != begun_before or not any(accumulation.is_first for accumulation in of_pass):
+            index = first_index
+        begun_before = begun
         buckets = tuple(_buckets(of_pass, index))
         index += len(buckets)
         backwards.append(
@@ -222,13 +226,13 @@ def is_with_ddp(trace: Trace) -> bool:
 
 @once_per_trace
 def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
-    """The optimizer's steps, as torch names them, in order of time; one that another optimizer makes is its part."""
+    """The optimizer's steps, as torch names them, in order of time; one inside another optimizer's step is left out."""
     spans = _spans(_named_ranges(trace, lambda name: name.startswith(_UPDATE)))
     ends_ns = accumulate((span.end_ns for span in spans), max, initial=0)
     return tuple(span for span, before_ns in zip(spans, ends_ns, strict=False) if span.start_ns >= before_ns)
 
 
-def after_passes(updates: Iterable[Ranges], passes: Iterable[Span]) -> Iterator[Ranges]:
+def cut_after_passes(updates: Iterable[Ranges], passes: Iterable[Span]) -> Iterator[Ranges]:
     """The updates, each from the end of the last pass within it on: `Optimizer.step(closure)` runs passes, as in
     Lightning.
     """
@@ -274,7 +278,7 @@ def all_gradients(trace: Trace, launches: Sequence[LaunchSpan]) -> tuple[Gradien
 
 
 def _accumulations(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
-    """`_every_accumulation`; none where none launches one of `launches`."""
+    """Those of `_every_accumulation`, if any of `launches` is made within one; else none."""
     if not launches:
         return
     ranges = _accumulation_ranges(trace)[1]
@@ -291,7 +295,7 @@ def _accumulation_ranges(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
-    """In order of time, with those of `launches`, which are in order of launch, that are made within."""
+    """Yield each accumulation in order of time, with those of `launches`, which are in order, made within it."""
     inner, outer = _accumulation_ranges(trace)
     inner = inner.assign(at_ns=inner["end_ns"])
     both = pd.merge_asof(outer, inner, on="start_ns", by="thread", direction="forward", suffixes=("", "_in"))
@@ -302,7 +306,8 @@ def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterato
     columns = (both[name].tolist() for name in ("start_ns", "end_ns", "thread", "at_ns", "event_in"))
     by_thread = Ordered(launches, lambda launch: launch.thread)
     makes, adds = (
-        Ordered(_spans(_named_ranges(trace, name.__eq__)), lambda span: span.thread) for name in (_MAKES, _ADDS)
+        Ordered(_spans(_named_ranges(trace, name.__eq__)), lambda span: span.thread)
+        for name in (_FIRST_GRADIENT, _FURTHER_GRADIENT)
     )
     for (start, end, thread, at, event), has_inner in zip(zip(*columns, strict=True), within.tolist(), strict=True):
         if has_inner and event in absent:
@@ -350,10 +355,11 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
     for number, accumulation in enumerate(accumulations, start=1):
         gradient = accumulation.gradient(number)
         pool.append(gradient)
-        sized = all(gradient.shape is not None for gradient in pool)
+        sized = all(pooled.shape is not None for pooled in pool)
         for place, launch in enumerate(accumulation.launched):
             count = 0
-            completes = place == 0 and number > 1  # the first may launch buckets of unused parameters alone
+            # the first accumulation may launch only buckets without used parameters
+            completes = place == 0 and number > 1
             if not sized or launch.elements is None:
                 sized = False
                 count = len(pool) if len(accumulation.launched) == 1 else 0
@@ -370,7 +376,7 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
             )
             index += 1
             del pool[len(pool) - count :]
-            if sized and completes and count == 0:
+            if sized and completes and count == 0:  # at least the gradient just accumulated leaves the pool
                 owed -= _elements(pool.pop())
         if accumulation.launched and (not sized or owed == sum(map(_elements, pool))):
             pool, owed = [], 0
@@ -378,8 +384,8 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
 
 def _count_last(pool: Sequence[Gradient], elements: int) -> int:
     """How many of the last gradients add up to so many elements; 0 if no number does."""
-    held = accumulate(_elements(gradient) for gradient in reversed(pool))
-    return next((count for count, total in enumerate(held, start=1) if total == elements), 0)
+    totals = accumulate(_elements(gradient) for gradient in reversed(pool))
+    return next((count for count, total in enumerate(totals, start=1) if total == elements), 0)
 
 
 def gradient_name(gradient: Gradient) -> str:

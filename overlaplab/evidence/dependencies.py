@@ -2,8 +2,8 @@
 
 There are four dependencies (Lumos, MLSys 2025): a device event follows the call that launched it, the event before it
 on its stream, and what its stream was told to wait for; a call of the host may wait for the device. The first two are
-in every trace. Whom a stream or a call waited for is in those that have `stream_waits`. In most it is not: it is told
-by the times, where it made a difference; a wait for what was over long before is not seen.
+in every trace. Where a trace has `stream_waits`, they say what a stream or a call waited for. Most traces have none:
+there it is inferred from times, so a wait for what was over long before is not seen.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _BLOCKS = re.compile(r"synchroni[sz]e|memcpy", re.I)
 """Calls that may wait for the device; a copy from or to pageable memory does."""
 _MAX_WAKE_NS = 20_000
 """Longest delay from the end of what its stream waited for to an event's start."""
-_CALL_NS = 100_000
-"""So long after what it waited for a call returns at most."""
+_MAX_RETURN_NS = 100_000
+"""Longest delay from the end of what a call waited for to the call's return."""
 _GRAIN_NS = 2_000
 """Clocks of host and device agree to within this; a shorter wait is none."""
-_QUEUE = 1_000
+_FULL_QUEUE = 1_000
 """Launches that a stream has not begun, from which on the next one may have to wait. CUDA holds some 1,024 of each
 stream; an H100 with CUDA 13.0 held 1,022 to 1,026.
 """
-_NEAREST = 8
-"""Events on other streams that are looked at."""
+_MAX_CANDIDATES = 8
+"""At most so many of the events that ended last are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +100,17 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
     called = np.where(calls[rows] >= 0, starts[calls[rows]], UNKNOWN_NS).tolist()
     streams = events["stream"].to_numpy()[rows].tolist()
     by_end = np.argsort(ends[rows], kind="stable").tolist()
-    ended = np.sort(ends[rows]).tolist()
-    last: dict[int, int] = {}
+    sorted_ends = np.sort(ends[rows]).tolist()
+    last_of_stream: dict[int, int] = {}
     device: list[DeviceEvent] = []
     for place, row in enumerate(rows.tolist()):
-        start, before = int(starts[row]), last.get(streams[place])
+        start, before = int(starts[row]), last_of_stream.get(streams[place])
         free_ns = max(called[place], UNKNOWN_NS if before is None else device[before].end_ns)
-        until = bisect_right(ended, start + _GRAIN_NS)
+        stop = bisect_right(sorted_ends, start + _GRAIN_NS)
         guessed = next(
             (
                 other
-                for other in reversed(by_end[max(until - _NEAREST, 0) : until])
+                for other in reversed(by_end[max(stop - _MAX_CANDIDATES, 0) : stop])
                 if streams[other] != streams[place]
                 and free_ns + _GRAIN_NS < ends[rows[other]]
                 and start - _MAX_WAKE_NS <= ends[rows[other]]
@@ -121,7 +121,7 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
         waits = _ended_places(places, recorded[row], ends, start) if row in recorded else None
         others = [other for other in waits or () if streams[other] != streams[place]]
         after = max(others, key=lambda other: ends[rows[other]], default=None)
-        last[streams[place]] = place
+        last_of_stream[streams[place]] = place
         device.append(
             DeviceEvent(
                 row=row,
@@ -139,18 +139,18 @@ def device_events(trace: Trace) -> tuple[DeviceEvent, ...]:
 
 
 def _device_rows(trace: Trace) -> tuple[NDArray[np.intp], Integers, Integers, dict[int, int]]:
-    """The rows of `device_events`; when each of the trace's events starts and ends; the parts of which rows are left
-    out, each with the row of its whole.
+    """The rows of `device_events`; the start and end of every event; and for each left-out part of an emulated
+    collective the row of its whole.
     """
     events = trace.events
     rows = np.flatnonzero((events["stream"] >= 0).to_numpy() & (classify(trace) != WorkKind.NOTHING))
     starts, ends = event_times(events)
     rows = rows[np.lexsort((ends[rows], starts[rows]))]
-    within: dict[int, int] = {}
+    whole_of_part: dict[int, int] = {}
     for whole in _emulated_collectives(events, rows):
         ends[whole[0]] = ends[whole[-1]]
-        within |= dict.fromkeys(whole[1:], whole[0])
-    return rows[~np.isin(rows, list(within))], starts, ends, within
+        whole_of_part |= dict.fromkeys(whole[1:], whole[0])
+    return rows[~np.isin(rows, list(whole_of_part))], starts, ends, whole_of_part
 
 
 @once_per_trace
@@ -158,13 +158,13 @@ def _places(trace: Trace) -> dict[int, int]:
     """The place of each row of a device event, and of what is part of one; empty where `stream_waits` is."""
     if not stream_waits(trace).of_events:
         return {}
-    rows, _, _, within = _device_rows(trace)
+    rows, _, _, whole_of_part = _device_rows(trace)
     places = {row: place for place, row in enumerate(rows.tolist())}
-    return places | {part: places[whole] for part, whole in within.items()}
+    return places | {part: places[whole] for part, whole in whole_of_part.items()}
 
 
 def _ended_places(places: Mapping[int, int], rows: Iterable[int], ends: Integers, at_ns: int) -> tuple[int, ...]:
-    """The places of these rows, each once; without what counts as nothing, or cannot be true: ends later than this."""
+    """The places of these rows, each once, without rows of no device event and of events that end after `at_ns`."""
     return tuple(dict.fromkeys(places[row] for row in rows if row in places and ends[row] <= at_ns + _GRAIN_NS))
 
 
@@ -220,15 +220,15 @@ def full_queues(trace: Trace) -> tuple[Blocking, ...]:
             launched[event.stream].setdefault(int(calls[event.row]), place)
     for place_of_call in launched.values():
         rows, places = (np.array(list(each), dtype=np.int64) for each in (place_of_call, place_of_call.values()))
-        if len(rows) <= _QUEUE:
+        if len(rows) <= _FULL_QUEUE:
             continue
         called, begun = (np.array([getattr(device[n], name) for n in places]) for name in ("called_ns", "start_ns"))
         order = np.argsort(begun, kind="stable")
         in_order = begun[order]
         waiting = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
-        usual_ns = int(np.median(took[rows[waiting < _QUEUE]]))
+        usual_ns = int(np.median(took[rows[waiting < _FULL_QUEUE]]))
         last = np.searchsorted(in_order, called + took[rows], side="right") - 1
-        waits = (waiting >= _QUEUE) & (last >= 0) & (in_order[last] > called + usual_ns)
+        waits = (waiting >= _FULL_QUEUE) & (last >= 0) & (in_order[last] > called + usual_ns)
         for number in np.flatnonzero(waits).tolist():
             start_ns, row = int(called[number]), int(rows[number])
             if row not in blocking:
@@ -258,7 +258,7 @@ def _find_blocking(
     """Find the launched event that ended last during the call: the call waited for it."""
     for place in reversed(by_end[: bisect_right(ends, end_ns + _GRAIN_NS)]):
         event = device[place]
-        if event.end_ns <= start_ns + _GRAIN_NS or event.end_ns < end_ns - _CALL_NS:
+        if event.end_ns <= start_ns + _GRAIN_NS or event.end_ns < end_ns - _MAX_RETURN_NS:
             return None
         if event.called_ns <= start_ns:
             return Blocking(row=row, start_ns=start_ns, end_ns=end_ns, until=place)

@@ -22,6 +22,8 @@ from overlaplab.evidence.launches import LaunchSpan, total_bytes
 from overlaplab.manifest import Manifest
 from overlaplab.vocabulary import FSDP2_ROOT, fsdp2_range, unit_of_root
 
+_CALLBACK = "root_post_backward_callback"
+
 
 @once_per_trace
 def fsdp2_ranges(trace: Trace) -> tuple[Label, ...]:
@@ -35,38 +37,38 @@ def fsdp2_ranges(trace: Trace) -> tuple[Label, ...]:
     return ranges if roots is None else _name_by_root(ranges, roots)
 
 
-class Passes:
+class BackwardPasses:
     """The backward passes of a trace. Whatever follows one belongs to the next microbatch.
 
     Each root that took part ends a pass with a callback of its own, one right after the other.
     """
 
     def __init__(self, ranges: Sequence[Label]) -> None:
-        self._begun = [label.start_ns for label in ranges if label.word == "pre_backward"]
-        self._ending: list[int] = []
-        self._ended: list[int] = []
+        self._begin_ns = [label.start_ns for label in ranges if label.word == "pre_backward"]
+        self._callback_ns: list[int] = []
+        self._end_ns: list[int] = []
         last_ns = -inf  # the end of the last callback, while nothing came after it
         for label in ranges:
             if label.word != _CALLBACK:
                 last_ns = last_ns if label.start_ns <= last_ns else -inf
                 continue
             if last_ns == -inf:
-                self._ending.append(label.start_ns)
-                self._ended.append(label.end_ns)
-            self._ended[-1] = last_ns = label.end_ns
+                self._callback_ns.append(label.start_ns)
+                self._end_ns.append(label.end_ns)
+            self._end_ns[-1] = last_ns = label.end_ns
 
     def count_ended(self, at_ns: int) -> int:
-        return bisect_right(self._ended, at_ns)
+        return bisect_right(self._end_ns, at_ns)
 
     def is_under_way(self, at_ns: int) -> bool:
         """Whether one had begun and not ended by then."""
-        begun, ended = bisect_left(self._begun, at_ns), self.count_ended(at_ns)
-        return begun > 0 and (ended == 0 or self._begun[begun - 1] >= self._ended[ended - 1])
+        begun, ended = bisect_left(self._begin_ns, at_ns), self.count_ended(at_ns)
+        return begun > 0 and (ended == 0 or self._begin_ns[begun - 1] >= self._end_ns[ended - 1])
 
-    def ending_ns(self, at_ns: int) -> int | None:
-        """When the first callback began of the pass that is under way, or comes next; None after the last pass."""
+    def first_callback_ns(self, at_ns: int) -> int | None:
+        """Start of the first callback of the pass that is under way, or else of the next one; None after the last."""
         number = self.count_ended(at_ns)
-        return self._ending[number] if number < len(self._ending) else None
+        return self._callback_ns[number] if number < len(self._callback_ns) else None
 
 
 def fsdp2_passes(ranges: Sequence[Label]) -> Iterator[Label]:
@@ -107,7 +109,7 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     """
     gathered = [label for label in ranges if label.word == "all_gather"]
     launching = [label for label in gathered if ran.launches_inside(label)]
-    passes = Passes(ranges)
+    passes = BackwardPasses(ranges)
     words = Ordered(ranges, lambda label: (_unit(label), label.word))
     gathers: list[Gather] = []
     next_ns: dict[str, float] = {}
@@ -120,7 +122,7 @@ def fsdp2_gathers(ranges: Sequence[Label], ran: Executions) -> list[Gather]:
     for gather in gathers:
         by_unit.setdefault(gather.unit, []).append(gather)
     for of_unit in by_unit.values():
-        _reshard(of_unit, ran)
+        _note_resharding(of_unit, ran)
         for gather in _contradicting_gathers(of_unit, words, passes):
             gather.backward_first_use_ns = gather.backward_last_use_ns = None
             gather.free_ns = gather.free_phase = gather.shards = None
@@ -141,14 +143,16 @@ def unit_sizes(
     The bytes are those that are gathered, or, if `reduced`, those of the gradients that are sent. The root holds what
     no other unit does, so its bytes follow if those of all other units are known.
     """
-    named = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
+    bytes_of_unit = {unit.name: unit.bytes for unit in manifest.units} if manifest else {}
     others = {_unit(label) for label in ranges} - {FSDP2_ROOT}
-    if named and FSDP2_ROOT not in named and others <= named.keys():
-        named[FSDP2_ROOT] = sum(named.values()) - sum(named[unit] for unit in others)
+    if bytes_of_unit and FSDP2_ROOT not in bytes_of_unit and others <= bytes_of_unit.keys():
+        bytes_of_unit[FSDP2_ROOT] = sum(bytes_of_unit.values()) - sum(bytes_of_unit[unit] for unit in others)
     if reduced and manifest is not None and manifest.reduce_dtype is not None:
         gathered, sent = gathered_bytes(manifest), reduced_bytes(manifest)
-        named = {unit: size * sent // gathered for unit, size in named.items()} if gathered and sent else {}
-    return named.get
+        bytes_of_unit = (
+            {unit: size * sent // gathered for unit, size in bytes_of_unit.items()} if gathered and sent else {}
+        )
+    return bytes_of_unit.get
 
 
 def fill_sizes(
@@ -172,8 +176,9 @@ def _unit(label: Label) -> str:
     return label.fields["unit"]
 
 
-def _reshard(gathers: Sequence[Gather], ran: Executions) -> None:
-    """Note to how many ranks one unit was resharded after its forward (`reshard_after_forward=N`), by the next gather.
+def _note_resharding(gathers: Sequence[Gather], ran: Executions) -> None:
+    """Note among how many ranks a unit was resharded after its forward (`reshard_after_forward=N`): those of its next
+    gather.
 
     torch keeps each rank's N-th part until the next gather has copied it (`to_sharded_post_forward` in
     torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
@@ -185,7 +190,7 @@ def _reshard(gathers: Sequence[Gather], ran: Executions) -> None:
             gather.shards, gather.regathered = size, following.launch
 
 
-def _contradicting_gathers(gathers: Sequence[Gather], words: Ordered[Label], passes: Passes) -> list[Gather]:
+def _contradicting_gathers(gathers: Sequence[Gather], words: Ordered[Label], passes: BackwardPasses) -> list[Gather]:
     """Those gathers under one name that cannot all be of one unit which FSDP2 frees where its ranges say so.
 
     A unit is not gathered again before a range that may free it. If it is gathered for several forward passes, they
@@ -205,7 +210,7 @@ def _contradicting_gathers(gathers: Sequence[Gather], words: Ordered[Label], pas
     return contradicting
 
 
-def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: Passes, ran: Executions) -> Gather:
+def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: BackwardPasses, ran: Executions) -> Gather:
     at = label.start_ns
     collectives = ran.launches_inside(label)
     gather = Gather(
@@ -219,8 +224,8 @@ def _gather(label: Label, next_ns: float, words: Ordered[Label], passes: Passes,
     if copied is not None:
         gather.blocked = _blocking_ranges(label, collectives, copied) if communication_bounds(collectives) else ()
         gather.first_use_ns = copied.end_ns
-        _uses(gather, copied, next_ns, words)
-    _free(gather, next_ns, words)
+        _note_uses(gather, copied, next_ns, words)
+    _note_free(gather, next_ns, words)
     return gather
 
 
@@ -233,7 +238,8 @@ def _blocking_ranges(label: Label, collectives: Sequence[LaunchSpan], copied: La
     return Span(start_ns=called, end_ns=label.end_ns, thread=label.thread), copied
 
 
-def _uses(gather: Gather, copied: Label, next_ns: float, words: Ordered[Label]) -> None:
+def _note_uses(gather: Gather, copied: Label, next_ns: float, words: Ordered[Label]) -> None:
+    """Note first and last uses of the gathered unit, until the next gather."""
     after = copied.start_ns
     if gather.phase == "forward":
         ends = _first(words, gather, "post_forward", after, next_ns)
@@ -254,7 +260,7 @@ def _first(words: Ordered[Label], gather: Gather, word: str, after: int, before:
     return label if label and label.start_ns < before else None
 
 
-def _free(gather: Gather, next_ns: float, words: Ordered[Label]) -> None:
+def _note_free(gather: Gather, next_ns: float, words: Ordered[Label]) -> None:
     at = gather.launch.start_ns
     frees = [words.last_before((gather.unit, "post_backward_reshard"), next_ns)]
     if next_ns < inf:
@@ -263,9 +269,6 @@ def _free(gather: Gather, next_ns: float, words: Ordered[Label]) -> None:
     if free is not None:
         gather.free_ns = free.end_ns
         gather.free_phase = "forward" if free.word == "post_forward" else "backward"
-
-
-_CALLBACK = "root_post_backward_callback"
 
 
 @dataclass(slots=True)
@@ -283,7 +286,7 @@ class _ForwardPass:
 
 @dataclass(slots=True)
 class _RootTurn:
-    """Forward passes of roots, and the backward pass that ended them."""
+    """Forward passes of roots, and the backward pass that followed them."""
 
     passes: list[_ForwardPass] = field(default_factory=list)
     callbacks: int = 0
@@ -321,23 +324,23 @@ def _roots_of_ranges(ranges: Sequence[Label], ran: Executions) -> list[int | Non
     remaining: dict[str, int] = {}  # how many of these the backward pass has not come to
     root_of_unit: dict[str, int] = {}  # in its last backward pass
     begun_roots: list[int] = []  # in the order in which their backward passes began
-    at_pass = callbacks = 0
+    reached_pass = callbacks = 0
     last_callback = Span(start_ns=0, end_ns=-1, thread=-1)
     for number, label in enumerate(ranges):
-        unit, of_pass = _unit(label), pass_of_range[number]
-        if of_pass is not None:
-            roots[number] = root_of_pass[of_pass]
+        unit, forward_number = _unit(label), pass_of_range[number]
+        if forward_number is not None:
+            roots[number] = root_of_pass[forward_number]
             if label.word == "post_forward":
-                passes_of_unit.setdefault(unit, []).append(of_pass)
+                passes_of_unit.setdefault(unit, []).append(forward_number)
         elif label.word == "pre_backward":
             if callbacks or not begun_roots:
-                begun_roots, callbacks, at_pass, remaining = [], 0, len(root_of_pass), {}
+                begun_roots, callbacks, reached_pass, remaining = [], 0, len(root_of_pass), {}
             uses = passes_of_unit.get(unit, [])
-            remaining[unit] = min(remaining.get(unit, len(uses)), bisect_right(uses, at_pass)) - 1
+            remaining[unit] = min(remaining.get(unit, len(uses)), bisect_right(uses, reached_pass)) - 1
             if remaining[unit] < 0:
                 return None
-            at_pass = uses[remaining[unit]]
-            roots[number] = root_of_unit[unit] = root_of_pass[at_pass]
+            reached_pass = uses[remaining[unit]]
+            roots[number] = root_of_unit[unit] = root_of_pass[reached_pass]
             begun_roots = list(dict.fromkeys((*begun_roots, root_of_unit[unit])))
         elif label.word == _CALLBACK:
             callbacks, last_callback = callbacks + 1, label
@@ -399,9 +402,9 @@ def _turns(
             passes[-1].units.add(_unit(label))
             pass_of_range[number] = len(passes) - 1
     for label, use in zip(ranges, use_of, strict=True):
-        of_pass = None if use is None or label.word != "all_gather" else pass_of_range[use]
-        if of_pass is not None and (size := total_bytes(ran.launches_inside(label))) is not None:
-            passes[of_pass].sizes[_unit(label)] = size
+        forward_number = None if use is None or label.word != "all_gather" else pass_of_range[use]
+        if forward_number is not None and (size := total_bytes(ran.launches_inside(label))) is not None:
+            passes[forward_number].sizes[_unit(label)] = size
     return turns, pass_of_range
 
 
@@ -409,9 +412,13 @@ def _roots_of_passes(turns: Sequence[_RootTurn]) -> list[int] | None:
     """Each forward pass's root; None where all may be of one, or where they cannot be told apart."""
     sizes: dict[str, int] = {}
     several = any(turn.callbacks > 1 for turn in turns)
-    for passed in (passed for turn in turns for passed in turn.passes):
-        several |= any(sizes.setdefault(unit, size) != size for unit, size in passed.sizes.items())
+    for forward_pass in _flat_passes(turns):  # a name with two sizes is two units'
+        several |= any(sizes.setdefault(unit, size) != size for unit, size in forward_pass.sizes.items())
     return (_roots_by_order(turns) or _roots_by_kind(turns)) if several else None
+
+
+def _flat_passes(turns: Sequence[_RootTurn]) -> Iterator[_ForwardPass]:
+    return (forward_pass for turn in turns for forward_pass in turn.passes)
 
 
 def _roots_by_order(turns: Sequence[_RootTurn]) -> list[int] | None:
@@ -426,10 +433,11 @@ def _roots_by_order(turns: Sequence[_RootTurn]) -> list[int] | None:
         missing = count - len(turn.passes)
         if turn.callbacks not in (0, count) or missing < 0 or (missing and turn.callbacks and turn is not turns[0]):
             return None
-        for root, passed in enumerate(turn.passes, missing if turn.callbacks else 0):
-            if (kind := kinds[root]) is not None and not passed.may_share_root(kind):
+        # a turn without callbacks is the last one, cut off at its end
+        for root, forward_pass in enumerate(turn.passes, missing if turn.callbacks else 0):
+            if (kind := kinds[root]) is not None and not forward_pass.may_share_root(kind):
                 return None
-            kinds[root] = _merge_passes(kinds[root], passed)
+            kinds[root] = _merge_passes(kinds[root], forward_pass)
             roots.append(root)
     return roots
 
@@ -438,16 +446,16 @@ def _roots_by_kind(turns: Sequence[_RootTurn]) -> list[int] | None:
     """The passes' roots if these differ in units or sizes; None if that is unclear, or more roots took part."""
     kinds: list[_ForwardPass] = []
     roots = []
-    for passed in (passed for turn in turns for passed in turn.passes):
-        fitting = [root for root, kind in enumerate(kinds) if passed.may_share_root(kind)]
+    for forward_pass in _flat_passes(turns):
+        fitting = [root for root, kind in enumerate(kinds) if forward_pass.may_share_root(kind)]
         if len(fitting) > 1:
             return None
         if not fitting:
             fitting, kinds = [len(kinds)], [*kinds, _ForwardPass()]
-        kinds[fitting[0]] = _merge_passes(kinds[fitting[0]], passed)
+        kinds[fitting[0]] = _merge_passes(kinds[fitting[0]], forward_pass)
         roots += fitting
     return None if any(turn.callbacks > len(kinds) for turn in turns) else roots
 
 
-def _merge_passes(kind: _ForwardPass | None, passed: _ForwardPass) -> _ForwardPass:
-    return _ForwardPass(passed.units, {**(kind.sizes if kind else {}), **passed.sizes})
+def _merge_passes(kind: _ForwardPass | None, forward_pass: _ForwardPass) -> _ForwardPass:
+    return _ForwardPass(forward_pass.units, {**(kind.sizes if kind else {}), **forward_pass.sizes})

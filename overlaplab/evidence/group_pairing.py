@@ -22,8 +22,8 @@ from overlaplab.vocabulary import Rule
 from overlaplab.words import to_ms
 
 DOUBTFUL_NS = 100_000
-"""A collective that was paired on a device without a number ends on all ranks within less than this: on whole jobs of 8
-ranks within 7 µs. With ends further apart it is not used for waits and bandwidths."""
+"""Paired on a device without a number, a collective is doubtful if its ends lie further apart: on whole jobs of 8 ranks
+they lie within 7 µs. A doubtful one is not used for waits and bandwidths."""
 
 ROOTED = frozenset({"send_recv", "broadcast", "reduce", "gather", "scatter"})
 """Kinds of collectives in which a late rank need not make the others wait, as not all need all others' data."""
@@ -35,6 +35,8 @@ UNLIKE = "its rank's collectives differ from|disagree on what it is"
 """A regular expression of the reasons that say that ranks' collectives are not the same ones."""
 
 _FAR = "the ends of those in its place lie {:.1f} ms apart"
+_NO_PLACE = int(np.iinfo(np.int64).min)
+"""No place; -1 is one, as shifts may be negative."""
 
 
 def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
@@ -50,32 +52,38 @@ def pair_collectives(candidates: pd.DataFrame, run: Run) -> pd.DataFrame:
         return pd.concat([pairs, pairs_table(without, match=without, reason="its number in the group is unknown")])
     order = _sort_by_launch(candidates)
     device = any(rule_of(run.traces[trace]) is Rule.GPU for trace in order["trace"].unique())
-    stepped = bool((order["step"] >= 0).groupby(order["trace"]).any().all())
-    sequence = _pair_by_sequence(order, stepped=stepped, device=device, strict=True)
-    if sequence is None and stepped and not device:  # on a device ends tell more than unequal steps
-        sequence = _pair_by_sequence(order, stepped=stepped, device=device, strict=False)
-    if sequence is not None:
-        return sequence
+    stepped = _all_have_steps(order)
+    sequence_pairs = _pair_by_sequence(order, stepped=stepped, device=device, strict=True)
+    if sequence_pairs is None and stepped and not device:  # on a device ends tell more than unequal steps
+        sequence_pairs = _pair_by_sequence(order, stepped=stepped, device=device, strict=False)
+    if sequence_pairs is not None:
+        return sequence_pairs
     pairs = _pair_by_times(order, run, device=device)
-    if pairs["reason"].notna().groupby(order["trace"]).all().any():  # a rank's times fit no other's
-        sequence = _pair_by_sequence(order, stepped=stepped, device=device, strict=False)
-    return pairs if sequence is None else sequence
+    if (device or not stepped) and pairs["reason"].notna().groupby(order["trace"]).all().any():
+        # a rank's times fit no other's
+        sequence_pairs = _pair_by_sequence(order, stepped=stepped, device=device, strict=False)
+    return pairs if sequence_pairs is None else sequence_pairs
 
 
-def paired_messages(lane: pd.DataFrame) -> pd.DataFrame:
+def _all_have_steps(table: pd.DataFrame) -> bool:
+    """Whether every trace launched some of these collectives in a step."""
+    return bool((table["step"] >= 0).groupby(table["trace"]).any().all())
+
+
+def pair_messages(lane: pd.DataFrame) -> pd.DataFrame:
     """Pair the messages of one lane, from one rank to another: both ends number them in the same order."""
     timed = lane[lane["start_ns"] != UNKNOWN_NS]
-    by = timed.groupby("sequence")
-    both = (by["trace"].transform("nunique") == 2) & (by["trace"].transform("size") == 2)
+    by_number = timed.groupby("sequence")
+    both = (by_number["trace"].transform("nunique") == 2) & (by_number["trace"].transform("size") == 2)
     pairs = pairs_table(lane.index, match=lane.index, reason="when it ran was not recorded")
     pairs.loc[timed.index, "reason"] = "its other end was not recorded"
     pairs.loc[timed.index[both], "reason"] = None
-    firsts = timed.index.to_series().groupby(timed["sequence"]).transform("first")
-    pairs.loc[timed.index[both], "match"] = firsts[both]
+    firsts = _firsts(timed.index, timed["sequence"])
+    pairs.loc[timed.index[both], "match"] = firsts[both.to_numpy()]
     return pairs
 
 
-def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
+def pair_named_messages(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Pair one group's messages whose other ends are named: the n-th that a rank sent to another in a step is the n-th
     that this one received from it, as NCCL carries them (ncclSend and ncclRecv between two ranks keep their order).
 
@@ -88,10 +96,10 @@ def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
     sends = messages["destination"] >= 0
     sender, receiver = messages["source"].where(~sends, ranks), messages["destination"].where(sends, ranks)
     ends = messages.assign(sends=sends, sender=sender, receiver=receiver)
-    here = {trace.rank for trace in run.traces}
+    recorded_ranks = {trace.rank for trace in run.traces}
     for _, lane in ends.groupby(["sender", "receiver"]):
         first, other = (int(lane[name].iloc[0]) for name in ("sender", "receiver"))
-        if first != other and {first, other} <= here:
+        if first != other and {first, other} <= recorded_ranks:
             _pair_lane(pairs, _sort_by_launch(lane), first, other)
     _check_order(pairs, ends)
     return pairs
@@ -99,7 +107,7 @@ def paired_named(messages: pd.DataFrame, run: Run) -> pd.DataFrame:
 
 def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: int) -> None:
     """Pair the messages from one rank to another, in order, step by step, or say why not."""
-    stepped = bool((lane["step"] >= 0).groupby(lane["trace"]).any().all())
+    stepped = _all_have_steps(lane)
     during = "its step" if stepped else "the recording"
     sends, index = lane["sends"].to_numpy(dtype=bool), lane.index.to_numpy()
     steps = Groups(lane["step"].to_numpy(np.int64) if stepped else np.zeros(len(lane), dtype=np.int64))
@@ -109,8 +117,8 @@ def _pair_lane(pairs: pd.DataFrame, lane: pd.DataFrame, sender: int, receiver: i
     sent, received = (_sort_by_step(steps, end & even[steps.of_row]) for end in (sends, ~sends))
     differ = np.zeros(len(sent), dtype=bool)
     for name, unknown in (("dtype", ""), ("bytes", -1)):
-        mine, other = (lane[name].to_numpy()[rows] for rows in (sent, received))
-        differ |= (mine != other) & (mine != unknown) & (other != unknown)
+        sent_values, received_values = (lane[name].to_numpy()[rows] for rows in (sent, received))
+        differ |= (sent_values != received_values) & (sent_values != unknown) & (received_values != unknown)
     unlike = np.bincount(steps.of_row[sent], weights=differ, minlength=len(steps.values)) > 0
     agree = ~unlike[steps.of_row[sent]]
     pairs.loc[index[received[agree]], "match"] = index[sent[agree]]
@@ -133,13 +141,13 @@ def _sort_by_step(steps: Groups, chosen: Mask) -> Integers:
 def _check_order(pairs: pd.DataFrame, ends: pd.DataFrame) -> None:
     """Dissolve the pairs between two ranks if some message would have been received before it was sent.
 
-    A receive does not end before its send began: one way that tells how far the second rank's clock is ahead at most,
-    the other way at least.
+    Over both ways clock offsets cancel: the least times that a message takes each way, from its send's start to its
+    receive's end, cannot add up to less than nothing.
     """
     match = pairs["match"].to_numpy()
     received = ends[~ends["sends"].to_numpy() & (match != pairs.index.to_numpy())]
     sent = ends.loc[pairs.loc[received.index, "match"]]
-    least_ns: dict[tuple[int, int], int] = {}  # that a message takes from its send's begin to its receive's end
+    least_ns: dict[tuple[int, int], int] = {}  # by the two clocks, from a send's start to its receive's end
     took = received["end_ns"].to_numpy(np.int64) - sent["start_ns"].to_numpy(np.int64)
     for sender, receiver, ns in zip(received["sender"], received["receiver"], took.tolist(), strict=True):
         least_ns[sender, receiver] = min(ns, least_ns.get((sender, receiver), ns))
@@ -164,14 +172,14 @@ def pairs_table(
 
 
 def _pair_by_number(candidates: pd.DataFrame) -> pd.DataFrame:
-    """Several with the same number (coalesced ones) are paired by order, if every rank has as many."""
+    """Pair by number; of several with one number (coalesced ones) by order, if every rank has as many."""
     order = candidates.iloc[np.lexsort((candidates["start_ns"], candidates["trace"]))]
     trace, sequence = order["trace"].to_numpy(), order["sequence"].to_numpy()
-    times = grouped_by(trace, sequence)
-    place = times.place()
-    counts = times.spread(np.maximum, place)
+    same_number = grouped_by(trace, sequence)
+    place = same_number.place()
+    last_place = same_number.spread(np.maximum, place)
     first_row = grouped_by(sequence, place).spread(np.minimum, np.arange(len(order)))
-    uneven = Groups(sequence).differ(counts)
+    uneven = Groups(sequence).differ(last_place)
     pairs = pairs_table(order.index, match=order.index.to_numpy()[first_row])
     if uneven.any():
         pairs.loc[uneven, "reason"] = "several have its number, and not as many on every rank"
@@ -195,14 +203,14 @@ def _pair_by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, stric
     segment = order["step"] if stepped else pd.Series(0, index=order.index)
     place = order.groupby([traces, segment]).cumcount()
     match = order.groupby([segment, place]).ngroup()
-    equal = _equal(order, segment, match)
+    equal = _has_equal_segment(order, segment, match)
     common = traces.groupby(segment).transform("nunique") == members
     inside = segment >= 0
     enough = (common & inside & equal).any() and (stepped or strict or len(order) >= members * FEWEST)
     if not enough or (strict and not equal[inside].all()):
         return None
     equal_rows = order[equal]
-    offsets = _offsets(equal_rows, match[equal], zero=strict and not stepped, device=device)
+    offsets = _offsets(equal_rows, match[equal], same_clock=strict and not stepped, device=device)
     if offsets is None:
         return None
     pairs = pairs_table(order.index, match=_firsts(order.index, match))
@@ -213,11 +221,11 @@ def _pair_by_sequence(order: pd.DataFrame, *, stepped: bool, device: bool, stric
         spread = _spread(equal_rows, match[equal], offsets)
         if np.median(spread) > LIMIT_NS:
             return None
-        _doubt(pairs, equal_rows.index, spread)
+        _mark_doubtful(pairs, equal_rows.index, spread)
     return pairs
 
 
-def _equal(order: pd.DataFrame, segment: pd.Series, match: pd.Series) -> pd.Series:
+def _has_equal_segment(order: pd.DataFrame, segment: pd.Series, match: pd.Series) -> pd.Series:
     """Mark rows whose segment holds the same collectives on all ranks that recorded it."""
     sizes = order.groupby([segment, order["trace"]])["row"].transform("size")
     even = sizes.groupby(segment).transform("nunique") == 1
@@ -227,11 +235,11 @@ def _equal(order: pd.DataFrame, segment: pd.Series, match: pd.Series) -> pd.Seri
     return even.groupby(segment).transform("all")
 
 
-def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool, device: bool) -> dict[int, int] | None:
+def _offsets(order: pd.DataFrame, match: pd.Series, *, same_clock: bool, device: bool) -> dict[int, int] | None:
     """How far each trace's clock is ahead of the first one's: the median of the ends' differences.
 
-    None where the collectives could not have happened so. `zero`: with clocks that do not differ. On a host a launch
-    bounds the begin: of several threads that communicate, one that loses its core opens its range late.
+    None where the collectives could not have happened so; with `same_clock` also if the offset cannot be zero. On a
+    host a launch bounds the begin: of several threads that communicate, one that loses its core opens its range late.
     """
     numbers, traces = match.to_numpy(), order["trace"].to_numpy()
     starts, ends = order["start_ns"].to_numpy(np.int64), order["end_ns"].to_numpy(np.int64)
@@ -250,10 +258,11 @@ def _offsets(order: pd.DataFrame, match: pd.Series, *, zero: bool, device: bool)
         mine, other = of_first[at], its[its_at]
         offsets[trace] = offset = _middle(ends[other] - ends[mine])
         least, most = -LIMIT_NS + offset, LIMIT_NS + offset
+        # no rank was done before another began: bounds of the true offset
         if (bound := binds[mine] & binds[other]).any():
             least = int((starts[other] - ends[mine])[bound].max()) - NEAR_NS
             most = int((ends[other] - starts[mine])[bound].min()) + NEAR_NS
-        if least > most or (zero and not least <= 0 <= most):
+        if least > most or (same_clock and not least <= 0 <= most):
             return None
     return offsets
 
@@ -273,11 +282,11 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
     rows_of_trace = {trace: np.flatnonzero(order["trace"] == trace) for trace in order["trace"].unique()}
     fits = _fits(rows_of_trace, signatures, order[["start_ns", "end_ns"]].to_numpy(np.int64), device=device)
     pairs = pairs_table(order.index, match=order.index)
-    place = np.full(len(order), UNKNOWN_NS, dtype=np.int64)
+    common_place = np.full(len(order), _NO_PLACE, dtype=np.int64)
     base = next(iter(fits))
     for trace, rows in rows_of_trace.items():
         if trace in fits and len(fits) > 1:
-            place[rows] = np.arange(len(rows)) - fits[trace].shift
+            common_place[rows] = np.arange(len(rows)) - fits[trace].shift
         else:
             other = base if trace != base else next(another for another in rows_of_trace if another != base)
             similar = sequences_fit(signatures[rows_of_trace[other]], signatures[rows])
@@ -287,14 +296,14 @@ def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFra
                 if similar
                 else f"its rank's collectives differ from {names} in kind, type, size or label"
             )
-    paired_rows = place != UNKNOWN_NS
+    paired_rows = common_place != _NO_PLACE
     if paired_rows.any():
         paired_table = order[paired_rows]
-        match = pd.Series(place[paired_rows], index=paired_table.index)
+        match = pd.Series(common_place[paired_rows], index=paired_table.index)
         pairs.loc[paired_table.index, "match"] = _firsts(paired_table.index, match)
         offsets = {trace: fit.offset_ns for trace, fit in fits.items()}
         if device or any(offsets.values()):
-            _doubt(pairs, paired_table.index, _spread(paired_table, match, offsets))
+            _mark_doubtful(pairs, paired_table.index, _spread(paired_table, match, offsets))
     return pairs
 
 
@@ -331,7 +340,7 @@ def _spread(order: pd.DataFrame, match: pd.Series, offsets: dict[int, int]) -> I
     return (corrected.transform("max") - corrected.transform("min")).to_numpy(np.int64)
 
 
-def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: Integers) -> None:
+def _mark_doubtful(pairs: pd.DataFrame, index: pd.Index, spread: Integers) -> None:
     """Mark these rows as doubtful, or dissolve their matches, by how far apart the ends lie."""
     far = spread > LIMIT_NS
     pairs.loc[index, "doubtful"] = (spread > DOUBTFUL_NS) & ~far
@@ -342,7 +351,7 @@ def _doubt(pairs: pd.DataFrame, index: pd.Index, spread: Integers) -> None:
 def _signatures(table: pd.DataFrame) -> Integers:
     """Each collective's fields as numbers, 0 where unknown: kind by name, known kind, dtype, label, bytes."""
     kind = table["kind"].where(table["kind_known"], "")
-    even = table["bytes"].where(table["kind"].isin(SAME_BYTES), -1)
+    common_bytes = table["bytes"].where(table["kind"].isin(SAME_BYTES), -1)
     texts = (table["named"], kind, table["dtype"], table["label"])
     codes = [pd.factorize(column.where(column != "", None))[0] + 1 for column in texts]
-    return np.column_stack([*codes, even.to_numpy(np.int64) + 1])
+    return np.column_stack([*codes, common_bytes.to_numpy(np.int64) + 1])

@@ -20,8 +20,8 @@ from overlaplab.evidence.group_pairing import (
     ROOTED,
     SAME_BYTES,
     pair_collectives,
-    paired_messages,
-    paired_named,
+    pair_messages,
+    pair_named_messages,
     pairs_table,
 )
 from overlaplab.evidence.labels import engine_labels
@@ -39,8 +39,9 @@ _LAUNCHES = (
     *("bucket_launch", "gather_launch", "scatter_launch", "param_gather_launch", "replica_launch"),
     *("activation_launch", "all_gather", "post_backward_reduce"),
 )
+"""Words of labels that launch one collective."""
 _NAMES = ("bucket", "unit", "module", "phase", "microbatch")
-"""Labels that launch one collective, and their fields that say which, the same on all ranks."""
+"""Their fields that say which collective it is, the same on all ranks."""
 _LANE = re.compile(r".+:\d+-\d+(?::\d+)?")
 """The group of the engine's messages from one rank to another: group, sender, receiver, tag."""
 _WORLD = ("0", "default_pg")
@@ -57,7 +58,7 @@ class _Key:
     ranks: tuple[int, ...]
     size: int | None
     component: int = -1
-    """Groups with unknown members share this number where their ranks' numbers of collectives (`comms_id`) meet."""
+    """The same number for groups with unknown members whose collectives share a `comms_id`; -1 if they share none."""
 
 
 @once_per_run
@@ -83,14 +84,16 @@ def match_collectives(run: Run) -> pd.DataFrame:
     for key, rows in zip(keys, _rows_by_key(table["key"].to_numpy()), strict=True):
         group_rows = table.iloc[rows]
         size = _size(key, run)
-        sizes[rows] = np.where(group_rows["unnamed"] & (key.size is None) | (size is None), -1, size or -1)
-        phantoms[rows] = _phantoms(key, size, run)
+        unknown_size = (group_rows["unnamed"] & (key.size is None)) | (size is None)
+        sizes[rows] = np.where(unknown_size, -1, size or -1)
+        phantoms[rows] = _count_phantoms(key, size, run)
         pairs = _match_group(group_rows, key, size, run)
         for values, name in ((match, "match"), (reason, "reason"), (doubtful, "doubtful")):
             values[pairs.index] = pairs[name]
-    ranks = Groups(match).spread(np.add, (grouped_by(match, table["trace"].to_numpy()).place() == 0).astype(np.int64))
-    whole = (sizes < 0) & (table["group"] == "").to_numpy() & (ranks == (_world_size(run) or -1))
-    sizes[whole] = ranks[whole]  # every rank of the job carried it out
+    is_first = grouped_by(match, table["trace"].to_numpy()).place() == 0  # each trace counts once
+    ranks = Groups(match).spread(np.add, is_first.astype(np.int64))
+    is_of_all_ranks = (sizes < 0) & (table["group"] == "").to_numpy() & (ranks == (_world_size(run) or -1))
+    sizes[is_of_all_ranks] = ranks[is_of_all_ranks]  # every rank of the job carried it out
     named = _names_other_end(table)
     members = np.where(named, 2, sizes)
     lanes = [number for number, key in enumerate(keys) if _is_lane(key)]
@@ -115,18 +118,18 @@ def _rows_by_key(keys: Integers) -> list[NDArray[np.intp]]:
 
 
 def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
-    """All ranks' collectives, with `unnamed` (bool: several groups may have carried it out) and `key`: the index of the
-    group, which follow.
+    """All ranks' collectives, with `unnamed` (bool: several groups may have carried it out) and `key` (the index of its
+    group in the list, which is returned too).
     """
     parts: list[Fields] = []
     for place, trace in enumerate(run.traces):
-        source = recorded_collectives(trace)
-        part: Fields = {name: source[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
-        part["trace"], part["row"] = np.full(len(source), place), np.arange(len(source))
+        recorded = recorded_collectives(trace)
+        part: Fields = {name: recorded[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
+        part["trace"], part["row"] = np.full(len(recorded), place), np.arange(len(recorded))
         part["step"], part["label"] = steps_and_labels(trace)
         parts.append(part)
     table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    table["unnamed"] = _name_groups(table, run)
+    table["unnamed"] = _infer_groups(table, run)
     nodes = list(zip(*(table[name].tolist() for name in ("trace", *_GROUP)), strict=True))
     number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
     node_of_row = np.array([number_of[node] for node in nodes], dtype=np.int64)
@@ -138,7 +141,7 @@ def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
 
 
 def _join_keys(keys: Sequence[_Key], node: Integers, comms_id: Integers) -> list[_Key]:
-    """The keys, of which those become one whose collectives share a `comms_id`; that is -1 where unknown.
+    """The keys; those whose collectives share a `comms_id` (-1 where unknown) become one.
 
     `node` is each collective's index among the keys. A number stands for the group's name, first rank and size, which
     groups of other ranks may share: keys with different members stay apart.
@@ -164,8 +167,9 @@ def _join_keys(keys: Sequence[_Key], node: Integers, comms_id: Integers) -> list
         if len({keys[place].ranks for place in places} - {()}) > 1:
             continue
         unlisted = replace(keys[places[0]], component=component)
+        joined_key = next((keys[place] for place in places if keys[place].ranks), unlisted)
         for place in places:
-            joined[place] = next((keys[other] for other in places if keys[other].ranks), unlisted)
+            joined[place] = joined_key
     return joined
 
 
@@ -184,13 +188,14 @@ class _Calls:
     """Whether every rank needs all others' data."""
 
 
-def _name_groups(table: Fields, run: Run) -> Mask:
-    """Name the groups of collectives on hosts that nothing names, as far as times tell; which rows stay unnamed.
+def _infer_groups(table: Fields, run: Run) -> Mask:
+    """Fill in, as far as times tell, the groups of collectives on hosts that nothing names; mark rows that stay
+    unnamed.
 
     Gloo's operators do not say in which group they are; but the trace lists the rank's groups, with their members. The
     collectives of one class (see `_classes`) are taken to be in one group. That is one of those in which no rank is
     done with a collective before all have begun it. Wherever a group fits, parts of it do, too: so if several fit, the
-    largest is right where others were waited for. Where these have one size, that is filled in.
+    largest is right where others were waited for. Where several of one size remain, the size is filled in.
     """
     listed = [_groups_by_members(trace) for trace in run.traces]
     several = np.array([len(groups) > 1 for groups in listed], dtype=bool)
@@ -199,10 +204,11 @@ def _name_groups(table: Fields, run: Run) -> Mask:
     if not unnamed.any() or any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         return np.zeros(len(unnamed), dtype=bool)
     classes = list(_classes(table, np.flatnonzero(unnamed)))
-    every = list(_options(classes, listed, table["group_size"], run))
-    if not all(trace.host for trace in run.traces) and not all(map(all, (options.values() for options in every))):
+    options_of_class = list(_options(classes, listed, table["group_size"], run))
+    has_options = all(choices for options in options_of_class for choices in options.values())
+    if not has_options and not all(trace.host for trace in run.traces):
         return unnamed  # times fit no group: the ranks ran on several hosts, whose clocks differ
-    for calls, options in zip(classes, every, strict=True):
+    for calls, options in zip(classes, options_of_class, strict=True):
         left = _narrow_options(options, run)
         for place, rank_calls in calls.items():
             groups = [listed[place][members] for members in left.get(place, ())]
@@ -230,10 +236,9 @@ def _has_size(group: Group, sizes: Integers) -> bool:
 
 
 def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls]]:
-    """Each trace's calls, of every class of these rows: of one kind, size and label; without a label also of one place
-    among these in the step.
-
-    Sizes count where they are known of all collectives of the kind, on all ranks.
+    """Yield the classes of these rows, each as its traces' calls: of one kind and label, or, where all sizes of the
+    kind are known, of one kind, size and first word of the label. Calls without a label also share their place among
+    such calls of the step.
     """
     launched = np.where(table["launch_ns"] != UNKNOWN_NS, table["launch_ns"], table["start_ns"])
     ordered = rows[np.lexsort((launched[rows], table["trace"][rows]))]
@@ -255,15 +260,16 @@ def _classes(table: Fields, rows: NDArray[np.intp]) -> Iterator[dict[int, _Calls
     begun = np.minimum(launched, table["start_ns"])  # `UNKNOWN_NS` where it is unknown when it ran
     spans = np.column_stack((begun, table["end_ns"]))
     for key, by_trace in rows_of_class.items():
-        waits, arrays = key[0] not in (*ROOTED, ""), {trace: np.array(rows) for trace, rows in by_trace.items()}
+        waits = key[0] not in (*ROOTED, "")
+        arrays = {trace: np.array(rows) for trace, rows in by_trace.items()}
         yield {trace: _Calls(rows, steps[rows], spans[rows], waits) for trace, rows in arrays.items()}
 
 
 def _compare_spans(calls: Sequence[_Calls | None], steps: set[int]) -> tuple[bool, Integers | None]:
-    """Whether these ranks may have carried these out together, by how many they have in these steps, and the spans to
-    compare, of shape (ranks, collectives, 2): None where there are none, or the ranks have different numbers of them.
+    """Whether these ranks may have carried out the calls together, and their spans, of shape (ranks, collectives, 2).
 
-    They have not if one of them has none in a step in which another has some.
+    They may not if in one of `steps` some have calls and others none. The spans are None where there are none, or the
+    ranks' numbers of calls differ.
     """
     steps_of = [np.array([], np.int64) if each is None else each.steps for each in calls]
     chosen = [np.flatnonzero(np.isin(of_rank, [*steps])) for of_rank in steps_of]
@@ -284,7 +290,7 @@ _Options: TypeAlias = dict[int, dict[_Members, "Integers | None"]]
 def _options(
     classes: Sequence[dict[int, _Calls]], listed: Sequence[dict[_Members, Group]], sizes: Integers, run: Run
 ) -> Iterator[_Options]:
-    """For each class the groups of the right size, in which its times allow that it is."""
+    """Yield for each class its options: the groups of the right size that its times allow."""
     place_of = {trace.rank: place for place, trace in enumerate(run.traces)}
     hosts = [trace.host or "" for trace in run.traces]
     recorded_steps: dict[int, set[int]] = {}
@@ -297,10 +303,11 @@ def _options(
             places = [place_of[rank] for rank in members if rank in place_of]
             shared = set.intersection(*(recorded_steps.get(place, set()) for place in places)) if places else set()
             fits, spans = _compare_spans([calls.get(place) for place in places], shared)
-            on = [hosts[place] for place in places]
+            member_hosts = [hosts[place] for place in places]
             waits = all(rank_calls.waits for rank_calls in calls.values())
-            if fits and (spans is None or not waits or allows_one_group(spans, on)):
-                fitting[members] = spans if waits and len(places) == len(members) and len({*on}) == 1 else None
+            if fits and (spans is None or not waits or allows_one_group(spans, member_hosts)):
+                is_comparable = waits and len(places) == len(members) and len({*member_hosts}) == 1
+                fitting[members] = spans if is_comparable else None
         yield {
             place: {
                 members: fitting[members]
@@ -312,19 +319,19 @@ def _options(
 
 
 def _narrow_options(options: _Options, run: Run) -> _Options:
-    """The options that are left as all ranks of a group have its collectives in it; empty if these contradict."""
+    """The options that remain if all ranks of a group have its collectives in it; empty if a trace has none left."""
     left, before = {place: dict(choices) for place, choices in options.items()}, -1
-    here = {place: run.traces[place].rank for place in left}
+    rank_of_trace = {place: run.traces[place].rank for place in left}
     while (number := sum(map(len, left.values()))) != before:
         before = number
         for choices in left.values():
             for members in list(choices):
-                if any(members not in left[place] for place, rank in here.items() if rank in members):
+                if any(members not in left[place] for place, rank in rank_of_trace.items() if rank in members):
                     del choices[members]
             largest = next((whole for whole in choices if all({*part} <= {*whole} for part in choices)), None)
             if largest is not None and _needs_all(largest, choices):
                 spans = choices[largest]
-                for place, rank in here.items():
+                for place, rank in rank_of_trace.items():
                     if rank in largest:
                         left[place].clear()
                         left[place][largest] = spans
@@ -345,16 +352,17 @@ def _needs_all(members: _Members, options: Mapping[_Members, Integers | None]) -
 def steps_and_labels(trace: Trace) -> tuple[Integers, NDArray[np.object_]]:
     """For each row of `recorded_collectives` the step in which it was launched, and its label.
 
-    The step is -1 outside all steps; the label is empty where there is none.
+    The step is -1 outside all steps; the label is empty where there is none. Where numbers match all collectives,
+    nobody needs either: all steps are -1, all labels empty.
     """
     table = recorded_collectives(trace)
-    if ((table["sequence"] >= 0) & ~_names_other_end(table)).all():  # which are matched by their numbers
+    if ((table["sequence"] >= 0) & ~_names_other_end(table)).all():
         return np.full(len(table), -1, dtype=np.int64), np.full(len(table), "", dtype=object)
-    called, begun = table["host_ns"].to_numpy(np.int64), host_steps(trace)
-    place = np.searchsorted([step.start_ns for step in begun], called, side="right") - 1
-    if begun:
-        place[called >= begun[-1].end_ns] = -1
-    numbers = [-1 if step.step is None else step.step for step in begun]
+    called, steps_begun = table["host_ns"].to_numpy(np.int64), host_steps(trace)
+    place = np.searchsorted([step.start_ns for step in steps_begun], called, side="right") - 1
+    if steps_begun:
+        place[called >= steps_begun[-1].end_ns] = -1
+    numbers = [-1 if step.step is None else step.step for step in steps_begun]
     steps = np.array([*numbers, -1], dtype=np.int64)[place]
     ranges = [label for label in (*engine_labels(trace), *fsdp2_ranges(trace)) if label.word in _LAUNCHES]
     texts = [" ".join((label.word, *(label.fields.get(key, "") for key in _NAMES))) for label in ranges]
@@ -383,15 +391,16 @@ def _names_other_end(table: Fields | pd.DataFrame) -> Mask:
 def _size(key: _Key, run: Run) -> int | None:
     """Ranks in the group; None where unknown.
 
-    The engine's older recordings name no groups, as there was one; of two ranks there is one.
+    The engine's older recordings name no group, as there was only one; a job of two ranks has only one.
     """
     if _is_lane(key):
         return 2
     if key.size is not None or key.name not in ("", *_WORLD):
         return key.size
     world_size = _world_size(run)
-    engines = run.manifest is not None and run.manifest.strategy is not None and run.manifest.mesh is None
-    return world_size if key.name or engines or (world_size or 0) <= 2 else None
+    manifest = run.manifest
+    is_engine_without_mesh = manifest is not None and manifest.strategy is not None and manifest.mesh is None
+    return world_size if key.name or is_engine_without_mesh or (world_size or 0) <= 2 else None
 
 
 def _world_size(run: Run) -> int | None:
@@ -400,7 +409,7 @@ def _world_size(run: Run) -> int | None:
     return max(sizes, default=None)
 
 
-def _phantoms(key: _Key, size: int | None, run: Run) -> int:
+def _count_phantoms(key: _Key, size: int | None, run: Run) -> int:
     """How many members of the group are emulated ranks without a process."""
     ranks = run.manifest.phantom_ranks if run.manifest else ()
     return len({*ranks} & {*key.ranks}) if key.ranks else min(len(ranks), (size or 1) - 1)
@@ -409,7 +418,7 @@ def _phantoms(key: _Key, size: int | None, run: Run) -> int:
 def _match_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
     """`match` and `reason` for one group's rows."""
     if _is_lane(key):
-        return paired_messages(group_rows)
+        return pair_messages(group_rows)
     result = pairs_table(group_rows.index, match=group_rows.index)
     named = _names_other_end(group_rows)
     point_to_point = ((group_rows["kind"] == "send_recv") & group_rows["kind_known"]) | named
@@ -419,14 +428,14 @@ def _match_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run
     if point_to_point.any():
         result.loc[point_to_point, "reason"] = "its trace does not say between which ranks it was sent"
         if (messages := group_rows[named & ~untimed]).size:
-            result.loc[messages.index] = paired_named(messages, run)
+            result.loc[messages.index] = pair_named_messages(messages, run)
     if untimed.any():
         result.loc[untimed, "reason"] = "when it ran was not recorded"
     candidates = group_rows[~point_to_point & ~untimed & ~group_rows["unnamed"]]
-    here = _members_here(key, group_rows, run)
-    if len(here) < 2 or candidates.empty:
+    member_traces = _member_traces(key, group_rows, run)
+    if len(member_traces) < 2 or candidates.empty:
         return result
-    if size is not None and not key.ranks and len(here) > size:
+    if size is not None and not key.ranks and len(member_traces) > size:
         result.loc[candidates.index, "reason"] = (
             f"several groups are called {key.name!r}, and their members are unknown" if key.name else _UNNAMED
         )
@@ -434,18 +443,18 @@ def _match_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run
     identified = candidates.loc[candidates["comms_id"] >= 0, "trace"]
     if {*identified} == {*candidates["trace"]}:  # which says more than a number within a group
         candidates = candidates.assign(sequence=candidates["comms_id"])
-    result.loc[candidates.index] = _check_pairs(candidates, pair_collectives(candidates, run), here, run)
+    result.loc[candidates.index] = _check_pairs(candidates, pair_collectives(candidates, run), member_traces, run)
     return result
 
 
-def _members_here(key: _Key, group_rows: pd.DataFrame, run: Run) -> list[int]:
+def _member_traces(key: _Key, group_rows: pd.DataFrame, run: Run) -> list[int]:
     """The indices of the traces that must have recorded this group's collectives."""
     if key.ranks:
         return [place for place, trace in enumerate(run.traces) if trace.rank in key.ranks]
     return sorted(group_rows["trace"].unique().tolist())
 
 
-def _check_pairs(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[int], run: Run) -> pd.DataFrame:
+def _check_pairs(candidates: pd.DataFrame, pairs: pd.DataFrame, member_traces: Sequence[int], run: Run) -> pd.DataFrame:
     """The pairs, dissolved where a rank is missing or the ranks disagree on what it is, with the reason."""
     table = candidates.loc[pairs.index]
     kind_known, kind = table["kind_known"].to_numpy(), table["kind"].to_numpy()
@@ -454,17 +463,17 @@ def _check_pairs(candidates: pd.DataFrame, pairs: pd.DataFrame, here: Sequence[i
     match, traces, reason = pairs["match"].to_numpy(), table["trace"].to_numpy(), pairs["reason"].to_numpy(copy=True)
     rows = np.flatnonzero(pd.isna(reason))
     groups = Groups(match[rows])
-    absent = _absence_reasons(match[rows], traces[rows], here, run, set(traces.tolist()))
+    absent = _absence_reasons(match[rows], traces[rows], member_traces, run, set(traces.tolist()))
     reason[rows] = np.where(pd.isna(absent), reason[rows], absent)
     several = np.logical_or.reduce([groups.differ(column[rows]) for column in values])
     reason[rows[several]] = "the ranks that have its number disagree on what it is"
-    alone = ~pd.isna(reason)
-    match = np.where(alone, pairs.index, match)
-    return pairs_table(pairs.index, match=match, reason=reason, doubtful=pairs["doubtful"].to_numpy() & ~alone)
+    dissolved = ~pd.isna(reason)
+    match = np.where(dissolved, pairs.index, match)
+    return pairs_table(pairs.index, match=match, reason=reason, doubtful=pairs["doubtful"].to_numpy() & ~dissolved)
 
 
 def _absence_reasons(
-    match: Integers, traces: Integers, here: Sequence[int], run: Run, recording: set[int]
+    match: Integers, traces: Integers, member_traces: Sequence[int], run: Run, recording: set[int]
 ) -> NDArray[np.object_]:
     """For each row of these matches, which rank did not record it or fits no other; None where all have it.
 
@@ -473,13 +482,14 @@ def _absence_reasons(
     numbers, place = np.unique(match, return_inverse=True)
     present = np.zeros((len(numbers), len(run.traces)), dtype=bool)
     present[place, traces] = True
-    patterns, pattern = np.unique(present[:, list(here)], axis=0, return_inverse=True)
+    patterns, pattern = np.unique(present[:, list(member_traces)], axis=0, return_inverse=True)
     unfit = recording - set(traces.tolist())
     messages = []
-    for there in patterns:
-        lacking = [trace for trace, is_there in zip(here, there, strict=True) if not is_there]
-        ranks = [str(run.traces[trace].rank) for trace in lacking if trace not in unfit] or lacking
-        shown = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
+    for present_of_group in patterns:
+        lacking = [trace for trace, is_there in zip(member_traces, present_of_group, strict=True) if not is_there]
+        absent = [trace for trace in lacking if trace not in unfit] or lacking
+        ranks = [str(run.traces[trace].rank) for trace in absent]
+        shown = ", ".join(ranks[:4]) + (", …" if len(ranks) > 4 else "")
         did = "did not record it" if set(lacking) - unfit else "could not be matched"
         messages.append(f"rank {shown} {did}" if lacking else None)
     return np.array([*messages, None], dtype=object)[pattern.ravel()[place]]

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.by_hand import hand_buckets, hand_passes
 from overlaplab.evidence.ddp import (
-    after_passes,
     autograd_passes,
+    cut_after_passes,
     ddp_backwards,
     forward_passes,
     gradient_name,
@@ -112,7 +112,7 @@ def _in_order(labels: Iterable[Label]) -> tuple[Label, ...]:
 
 
 def _with_updates(trace: Trace, passes: Sequence[Label]) -> tuple[Label, ...]:
-    return _in_order((*passes, *after_passes(update_labels(trace), passes)))
+    return _in_order((*passes, *cut_after_passes(update_labels(trace), passes)))
 
 
 def update_labels(trace: Trace) -> tuple[Label, ...]:

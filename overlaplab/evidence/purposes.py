@@ -22,14 +22,14 @@ from overlaplab.evidence.by_hand import is_of_gradients
 from overlaplab.evidence.ddp import (
     DDPBackward,
     DDPBucket,
-    after_passes,
     autograd_passes,
+    cut_after_passes,
     forward_passes,
     optimizer_steps,
     unlabelled_backwards,
 )
 from overlaplab.evidence.executions import Executions, executions, map_moment
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_passes, fsdp2_ranges, fsdp2_scatters
+from overlaplab.evidence.fsdp2 import BackwardPasses, fsdp2_gathers, fsdp2_passes, fsdp2_ranges, fsdp2_scatters
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import launching_ranges
@@ -53,14 +53,14 @@ class Role(StrEnum):
 
 
 GRADIENTS = (Role.BUCKET, Role.SCATTER)
-ACTIVATIONS_OF = "activations of "
+ACTIVATIONS_PREFIX = "activations of "
 """How `what` of collectives of activations begins; the module follows."""
-_OF_LAYERS = ("all_reduce", "all_gather", "reduce_scatter")
-OF_OTHER_RANKS = f"{ACTIVATIONS_OF}all ranks"
+_LAYER_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+ALL_RANKS_ACTIVATIONS = f"{ACTIVATIONS_PREFIX}all ranks"
 """`what` of activations that ranks gather for their loss."""
 UPDATED = "updated parameters"
 """`what` of parameters that are sent within an optimizer step, or after one of scattered gradients."""
-OF_GRADIENTS = "gradients"
+LOOP_GRADIENTS = "gradients"
 """`what` of collectives with which a loop averages gradients of its own, where they are no buckets."""
 BUFFERS = "buffers"
 """`what` of broadcasts by DistributedDataParallel before each forward pass, as of batch normalisation's statistics."""
@@ -92,17 +92,18 @@ def purposes(trace: Trace) -> pd.DataFrame:
     launch sends fewer bytes than the gradients have, as torch's PowerSGD hook does).
     """
     table = recorded_collectives(trace)
-    launches = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
-    launch_of_row = launching_ranges(trace, table, [purpose.launch for purpose in launches]).tolist()
-    purpose_of_row = [launches[launch] if launch >= 0 else None for launch in launch_of_row]
+    known_purposes = list(_purposes(trace)) if rule_of(trace) is not Rule.UNRECORDED and len(table) else []
+    launch_of_row = launching_ranges(trace, table, [purpose.launch for purpose in known_purposes]).tolist()
+    purpose_of_row = [known_purposes[launch] if launch >= 0 else None for launch in launch_of_row]
     roles = [purpose.role.value if purpose else "" for purpose in purpose_of_row]
     names = [purpose.what if purpose else None for purpose in purpose_of_row]
-    if not any(purpose.role is Role.ACTIVATIONS for purpose in launches):  # else what has no label is something else
+    if not any(purpose.role is Role.ACTIVATIONS for purpose in known_purposes):
+        # where some have labels, one without is something else
         for row, description in enumerate(table["group_description"]):
             if purpose_of_row[row] is None and find_axis(description) == TENSOR:
-                roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_OF}a layer"
+                roles[row], names[row] = Role.ACTIVATIONS.value, f"{ACTIVATIONS_PREFIX}a layer"
     unknown = [row for row, (role, name) in enumerate(zip(roles, names, strict=True)) if not role and name is None]
-    if unknown:  # else nobody need look for passes
+    if unknown:  # passes are looked for only where needed
         by_place = _purposes_by_place(trace, table, roles)
         for row in unknown:
             role, names[row] = by_place(row)
@@ -116,7 +117,7 @@ def purposes(trace: Trace) -> pd.DataFrame:
             "after_backward": np.array(
                 [bool(purpose and purpose.after_backward) for purpose in purpose_of_row], dtype=bool
             ),
-            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), launch_of_row, launches),
+            "compressed": _are_compressed(table["bytes"].to_numpy(np.int64), launch_of_row, known_purposes),
         }
     )
 
@@ -130,35 +131,35 @@ def _purposes_by_place(
     an optimizer step, or after gradients were scattered by hand, parameters that were updated.
     """
     forwards = forward_passes(trace)
-    of_units = [*fsdp2_passes(fsdp2_ranges(trace))]
-    backwards = [each for each in of_units if each.word == "backward"] or autograd_passes(trace)
-    of_units = [each for each in of_units if each.word == "forward"]
-    passes = sorted((*forwards, *of_units, *backwards), key=lambda span: span.start_ns)
-    updates = list(after_passes(optimizer_steps(trace), passes))
+    unit_passes = [*fsdp2_passes(fsdp2_ranges(trace))]
+    backwards = [each for each in unit_passes if each.word == "backward"] or autograd_passes(trace)
+    unit_forwards = [each for each in unit_passes if each.word == "forward"]
+    passes = sorted((*forwards, *unit_forwards, *backwards), key=lambda span: span.start_ns)
+    updates = list(cut_after_passes(optimizer_steps(trace), passes))
     kinds, groups, hosts_ns = (table[name].tolist() for name in ("kind", "group", "host_ns"))
-    sending = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
+    gradient_groups = {groups[row] for row, role in enumerate(roles) if role in GRADIENTS}
     steps = [window.host_start_ns for window in step_windows(trace)]
-    gradients = np.zeros(len(table), dtype=bool) if sending else is_of_gradients(trace, table)
-    of_gradients = set(table["kind"][gradients])
-    to_owners = ["reduce_scatter", *(["reduce"] if of_gradients == {"reduce"} else [])]
-    scattered = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] in to_owners)
+    is_of_gradients_by_hand = np.zeros(len(table), dtype=bool) if gradient_groups else is_of_gradients(trace, table)
+    kinds_by_hand = set(table["kind"][is_of_gradients_by_hand])
+    to_owners = ["reduce_scatter", *(["reduce"] if kinds_by_hand == {"reduce"} else [])]
+    scatter_hosts_ns = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] in to_owners)
     unknown = table.iloc[[row for row, role in enumerate(roles) if not role]]
-    of_others = _loss_rows(unknown, passes, backwards) if sending else set()
+    loss_rows = _loss_rows(unknown, passes, backwards) if gradient_groups else set()
 
     def tell(row: int) -> tuple[Role, str | None]:
         kind, host_ns = kinds[row], hosts_ns[row]
-        if row in of_others:
-            return Role.ACTIVATIONS, OF_OTHER_RANKS
-        if gradients[row]:
-            return Role.OTHER, OF_GRADIENTS
+        if row in loss_rows:
+            return Role.ACTIVATIONS, ALL_RANKS_ACTIVATIONS
+        if is_of_gradients_by_hand[row]:
+            return Role.OTHER, LOOP_GRADIENTS
         if kind == "broadcast" and is_inside(forwards, host_ns):
             return Role.OTHER, BUFFERS
         if kind in ("broadcast", "all_gather") and is_inside(updates, host_ns):
             return Role.PARAMETERS, UPDATED
         if is_inside(passes, host_ns):
-            beside_gradients = kind in _OF_LAYERS and groups[row] not in sending
-            is_of_layers = kind == "all_to_all" or (sending and (kind == "send_recv" or beside_gradients))
-            return (Role.ACTIVATIONS, f"{ACTIVATIONS_OF}a layer") if is_of_layers else (Role.OTHER, None)
+            beside_gradients = kind in _LAYER_KINDS and groups[row] not in gradient_groups
+            is_of_layers = kind == "all_to_all" or (gradient_groups and (kind == "send_recv" or beside_gradients))
+            return (Role.ACTIVATIONS, f"{ACTIVATIONS_PREFIX}a layer") if is_of_layers else (Role.OTHER, None)
         gathers = kind == "all_gather" or (kind == "broadcast" and "reduce" in to_owners)
         return (Role.PARAMETERS, UPDATED) if gathers and follows_update(host_ns) else (Role.OTHER, None)
 
@@ -166,15 +167,15 @@ def _purposes_by_place(
         """Whether an update in the same step precedes it, and scattered gradients the update."""
         begun = bisect_right(steps, host_ns)
         update = bisect_right(updates, host_ns, key=lambda span: span.end_ns)
-        scatter = bisect_left(scattered, updates[update - 1].start_ns) if update else 0
-        return bool(begun and scatter and scattered[scatter - 1] >= steps[begun - 1])
+        scatter = bisect_left(scatter_hosts_ns, updates[update - 1].start_ns) if update else 0
+        return bool(begun and scatter and scatter_hosts_ns[scatter - 1] >= steps[begun - 1])
 
     return tell
 
 
 def _loss_rows(table: pd.DataFrame, passes: Sequence[Span], backwards: Sequence[Span]) -> set[int]:
     """Rows of collectives that gather activations between a forward pass and its backward pass, as for a loss over all
-    ranks' samples, and of those within the latter that give back as much, or scatter it.
+    ranks' samples, and, within that backward pass, of those that scatter, exchange, or have the size of a gather.
     """
     table = table.sort_values("host_ns", kind="stable")
     hosts_ns, kinds, sizes = (table[name].to_numpy() for name in ("host_ns", "kind", "bytes"))
@@ -187,13 +188,13 @@ def _loss_rows(table: pd.DataFrame, passes: Sequence[Span], backwards: Sequence[
         first, inside, last = np.searchsorted(hosts_ns, limits).tolist()
         gathers = [place for place in range(first, inside) if kinds[place] == "all_gather"]
         gathered = {sizes[place] for place in gathers}
-        back = [
+        returning = [
             place
             for place in range(inside, last)
             if kinds[place] in ("reduce_scatter", "all_to_all") or sizes[place] in gathered
         ]
-        if gathers and back:
-            activations.update(table.index[[*gathers, *back]].tolist())
+        if gathers and returning:
+            activations.update(table.index[[*gathers, *returning]].tolist())
     return activations
 
 
@@ -233,10 +234,10 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
         yield from _label_purposes(trace, labels, ran)
     if ranges := fsdp2_ranges(trace):
         yield from _gather_purposes(trace, fsdp2_gathers(ranges, ran), ran)
-        passes = Passes(ranges)
+        passes = BackwardPasses(ranges)
         for label in fsdp2_scatters(ranges, ran):
             # The callback launches collectives itself, so the pass ends where it starts.
-            end_ns = map_moment(passes.ending_ns(label.start_ns), ran.done_ns)
+            end_ns = map_moment(passes.first_callback_ns(label.start_ns), ran.done_ns)
             yield _Purpose(launch=label, role=Role.SCATTER, what=label.fields["unit"], backward_end_ns=end_ns)
     for backward in unlabelled_backwards(trace, ran):
         yield from _ddp_purposes(backward, ran)
@@ -244,19 +245,19 @@ def _purposes(trace: Trace) -> Iterator[_Purpose]:
 
 def _label_purposes(trace: Trace, labels: Sequence[Label], ran: Executions) -> Iterator[_Purpose]:
     backwards = [label for label in labels if label.word == "backward"] or autograd_passes(trace)
-    begun = [label.start_ns for label in backwards]
-    computed = [ran.backward(label)[1] for label in backwards]
-    host_done = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else computed
+    starts_ns = [label.start_ns for label in backwards]
+    computed_ns = [ran.backward(label)[1] for label in backwards]
+    host_done = [label.end_ns for label in backwards] if rule_of(trace) is Rule.GPU else computed_ns
     ready: dict[str, Label] = {}
     by_parameter = _bucket_is_a_parameter(labels)
     for label in labels:
         if label.word == "bucket_ready":
             ready[label.fields["bucket"]] = label
         elif label.word == "activation_launch":
-            what = f"{ACTIVATIONS_OF}{unquote(label.fields['module'])}"
+            what = f"{ACTIVATIONS_PREFIX}{unquote(label.fields['module'])}"
             yield _Purpose(launch=label, role=Role.ACTIVATIONS, what=what)
         elif label.word in ("bucket_launch", "scatter_launch", "replica_launch"):
-            number = bisect_right(begun, label.start_ns) - 1
+            number = bisect_right(starts_ns, label.start_ns) - 1
             is_bucket = label.word == "bucket_launch"
             completed = ready.pop(label.fields["bucket"], None) if is_bucket else None
             if not is_bucket:
@@ -271,15 +272,15 @@ def _label_purposes(trace: Trace, labels: Sequence[Label], ran: Executions) -> I
                 what=what,
                 ready_ns=ran.done_ns(completed.start_ns) if completed else None,
                 gradient_bytes=int(completed.fields["bytes"]) if completed else None,
-                backward_end_ns=computed[number] if number >= 0 else None,
+                backward_end_ns=computed_ns[number] if number >= 0 else None,
                 after_backward=number >= 0 and label.start_ns >= host_done[number],
             )
             hops = ran.hops(label)
-            if hops:
-                purpose = replace(purpose, gradient_bytes=None)  # each sends a part
-            # Only the first hop has a ready time.
-            yield from (replace(purpose, launch=hop, ready_ns=None) for hop in hops[1:])
-            yield replace(purpose, launch=hops[0]) if hops else purpose
+            if not hops:
+                yield purpose
+            for hop in hops:  # each sends a part; only the first has a time at which it was ready
+                ready_ns = purpose.ready_ns if hop is hops[0] else None
+                yield replace(purpose, launch=hop, gradient_bytes=None, ready_ns=ready_ns)
         elif label.word == "param_gather_launch":
             yield _Purpose(launch=label, role=Role.PARAMETERS, what=f"parameters of bucket {label.fields['bucket']}")
     for step in step_windows(trace):
@@ -322,7 +323,7 @@ def _ddp_purposes(backward: DDPBackward, ran: Executions) -> Iterator[_Purpose]:
 
 
 def _least_bytes(bucket: DDPBucket) -> int | None:
-    """At least so many bytes of gradients are in the bucket, in the type that is sent; None where unknown."""
+    """The least bytes of gradients in the bucket, in the type that is sent; None where unknown."""
     launch = bucket.launch
     if bucket.least_elements is None or launch.bytes is None or not launch.elements:
         return None

@@ -57,12 +57,13 @@ RECORDED_COLUMNS = {
 }
 """The columns of `recorded_collectives`.
 
-`launch_ns`, `launch_end_ns` and `thread`: the host range that launched it. `host_ns`: when it was launched, also for a
-CUDA graph's kernels. `start_ns`, `end_ns`: the communication itself. `arrived_ns`: when the rank arrived. That is the
-start, except on an emulated link: there it is the launch, or the end of the previous collective if that is later, since
-the link's thread wakes up a little later. `stream`: of a device, -1 on a host. Times are absolute, `UNKNOWN_NS` where
-unknown. `named`: the kind by the kernel's name alone. It is not certain: NCCL also calls the kernel of an all-to-all
-SendRecv. `kind`: the kind from labels or arguments (then `kind_known`), else `named`.
+`launch_ns`, `launch_end_ns` and `thread`: the host range that launched it; on a device without labels `launch_end_ns`
+is when the last launching call began. `host_ns`: when it was launched, also for a CUDA graph's kernels. `start_ns`,
+`end_ns`: the communication itself. `arrived_ns`: when the rank arrived. That is the start, except on an emulated link:
+there it is the launch, or the end of the previous collective if that is later, since the link's thread wakes up a
+little later. `stream`: of a device, -1 on a host. Times are absolute, `UNKNOWN_NS` where unknown. `named`: the kind by
+the kernel's name alone. It is not certain: NCCL also calls the kernel of an all-to-all SendRecv. `kind`: the kind from
+labels or arguments (then `kind_known`), else `named`.
 """
 
 
@@ -86,24 +87,28 @@ def recorded_of_events(trace: Trace) -> Integers:
 @once_per_trace
 def _collectives_and_rows(trace: Trace) -> tuple[pd.DataFrame, Integers]:
     labels = engine_labels(trace)
-    unit: Integers | None = None
+    collective_of_event: Integers | None = None
     rule = rule_of(trace)
     # On a GPU the engine's ranges show the launch, not the execution.
     if rule is Rule.GPU or (rule is Rule.UNRECORDED and any(label.word == "comm" for label in labels)):
-        table, unit = _read_device_events(trace, labels)
+        table, collective_of_event = _read_device_events(trace, labels)
     elif any(label.word in ("launch", "comm") for label in labels):
         table = _read_link_ranges(trace, labels)
     else:
         table = _read_gloo_ranges(trace, labels)
     _name_groups(trace, table)
-    for name in ("start_ns", "arrived_ns"):  # of gloo's ranges, whose starts told which call each belongs to
+    # damaged gloo ranges kept their starts until here, to find the calls they belong to
+    for name in ("start_ns", "arrived_ns"):
         table[name] = np.where(table["end_ns"] == UNKNOWN_NS, UNKNOWN_NS, table[name])
     began = np.where(table["start_ns"] != UNKNOWN_NS, table["start_ns"], table["launch_ns"])
     order = np.argsort(began, kind="stable")
     table = {name: values[order] for name, values in table.items()}
     rows = _communication_rows(trace)
     of_event = np.full(len(trace.events), -1, dtype=np.int64)
-    of_event[rows] = _match_by_time(table, trace.events, rows) if unit is None else np.argsort(order)[unit]
+    if collective_of_event is None:
+        of_event[rows] = _match_by_time(table, trace.events, rows)
+    else:
+        of_event[rows] = np.argsort(order)[collective_of_event]
     of_event.flags.writeable = False
     return as_table({name: table[name] for name in RECORDED_COLUMNS}), of_event
 
@@ -157,58 +162,58 @@ def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, 
     calls, of_id = operators(trace)
     comms = _renumber_labels(_label_rows([label for label in labels if label.word == "comm"]), calls)
     launched = table["launch_ns"] != UNKNOWN_NS
-    in_label = np.where(launched, _around_any(comms, table["host_ns"]), -1)
+    in_label = np.where(launched, _enclosing_rows_of_any_thread(comms, table["host_ns"]), -1)
     in_call = np.where(launched, enclosing_rows(calls, table["thread"], table["host_ns"]), -1)
-    linked, correlation = (events[name].to_numpy(np.int64)[rows] for name in ("external_id", "correlation"))
-    linked = np.where(linked != correlation, linked, -1)  # old traces repeat the correlation there
-    by_id = take_values(of_id["row"], place_among(of_id["external_id"], linked), -1)
+    external_ids, correlation = (events[name].to_numpy(np.int64)[rows] for name in ("external_id", "correlation"))
+    external_ids = np.where(external_ids != correlation, external_ids, -1)  # old traces repeat the correlation there
+    by_id = take_values(of_id["row"], place_among(of_id["external_id"], external_ids), -1)
     graph = _are_of_graph(events, rows)
     in_call = np.where(graph, -1, np.where(in_call >= 0, in_call, by_id))
-    _forget(table, graph & (in_label < 0))
+    _clear_metadata(table, graph & (in_label < 0))
     batches = _batches(table, calls, np.flatnonzero(launched & ~graph & (in_label < 0) & (in_call < 0)), in_call)
     for kernel, batch in batches.items():
         in_call[kernel] = batch[0]
-    _fill(table, calls, in_call)
-    # Events of one collective share a unit: their label's (negative), else their call's, else one of their own.
-    label_unit, call_unit, lone_unit = -1 - in_label, in_call, len(calls["thread"]) + _places(table)
-    unit = np.select([in_label >= 0, in_call >= 0], [label_unit, call_unit], lone_unit)
-    units, merged = _merge_events(table, unit)
-    is_labelled = units < 0
-    _fill_labelled(merged, comms, np.where(is_labelled, -1 - units, -1))
+    _fill_unknown(table, calls, in_call)
+    # Events of one collective share a code: their label's (negative), else their call's, else one of their own.
+    label_code, call_code, lone_code = -1 - in_label, in_call, len(calls["thread"]) + _places(table)
+    code = np.select([in_label >= 0, in_call >= 0], [label_code, call_code], lone_code)
+    codes, merged = _merge_events(table, code)
+    is_labelled = codes < 0
+    _fill_labelled(merged, comms, np.where(is_labelled, -1 - codes, -1))
     merged["kind_known"] |= is_labelled
-    others = [
-        _further_messages(take_rows(merged, np.searchsorted(units, batch[:1])), take_rows(calls, np.array(batch[1:])))
+    further_messages = [
+        _further_messages(take_rows(merged, np.searchsorted(codes, batch[:1])), take_rows(calls, np.array(batch[1:])))
         for batch in batches.values()
         if len(batch) > 1
     ]
-    return _stack_rows(merged, *others, _not_run(comms, in_label)), np.searchsorted(units, unit)
+    return _stack_rows(merged, *further_messages, _unexecuted_labels(comms, in_label)), np.searchsorted(codes, code)
 
 
 def _batches(table: Fields, calls: Fields, kernels: NDArray[np.intp], in_call: Integers) -> dict[int, list[int]]:
-    """For rows of device events the calls whose messages they carry: those of `batch_isend_irecv`.
+    """For rows of device events the calls whose messages they carry: those of a `batch_isend_irecv`.
 
-    That calls for each message, and launches one kernel after the last call, outside all of them (`endCoalescing` in
-    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). So such a kernel carries the messages that the same thread called
-    for since it launched the last one, and that launched nothing themselves. A batch has one group and, where calls are
-    numbered, one number; if calls before it have others, their kernels were not recorded.
+    It calls one operator for each message, and after the last call, outside all of them, launches one kernel
+    (`endCoalescing` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). So such a kernel carries the messages that
+    the same thread called for since it launched the last one, and that launched nothing themselves. A batch has one
+    group and, where calls are numbered, one number; if calls before it have others, their kernels were not recorded.
     """
     kernels = kernels[table["named"][kernels] == "send_recv"]
     messages = (calls["source"] >= 0) | (calls["destination"] >= 0)
-    waiting = np.setdiff1d(np.flatnonzero(messages), in_call)
+    calls_without_kernel = np.setdiff1d(np.flatnonzero(messages), in_call)
     batches: dict[int, list[int]] = {}
-    if not len(waiting):
+    if not len(calls_without_kernel):
         return batches
     threads, hosts = table["thread"][kernels], table["host_ns"][kernels]
-    same = list(zip(calls["group"].tolist(), calls["sequence"].tolist(), strict=True))
+    batch_keys = list(zip(calls["group"].tolist(), calls["sequence"].tolist(), strict=True))
     for thread in np.unique(threads):
         of_thread = kernels[threads == thread][np.argsort(hosts[threads == thread], kind="stable")]
-        calls_of_thread = waiting[calls["thread"][waiting] == thread]
+        calls_of_thread = calls_without_kernel[calls["thread"][calls_without_kernel] == thread]
         ends = calls["end_ns"][calls_of_thread]
         order = np.argsort(ends, kind="stable")
         borders = np.searchsorted(ends[order], table["host_ns"][of_thread], side="right")
         for kernel, first, last in zip(of_thread.tolist(), [0, *borders[:-1].tolist()], borders.tolist(), strict=True):
             batch = calls_of_thread[order[first:last]].tolist()
-            batch = [call for call in batch if same[call] == same[batch[-1]]]
+            batch = [call for call in batch if batch_keys[call] == batch_keys[batch[-1]]]
             if batch:
                 batches[kernel] = batch
     return batches
@@ -225,7 +230,7 @@ def _renumber_labels(comms: Fields, calls: Fields) -> Fields:
 
     The backend also counts unlabelled collectives, such as barriers, so its numbers differ from the labels' own.
     """
-    inside = _around_any(comms, calls["start_ns"])
+    inside = _enclosing_rows_of_any_thread(comms, calls["start_ns"])
     numbered = calls["sequence"] >= 0
     sequence = np.full(len(comms["thread"]), -1, dtype=np.int64)
     sequence[inside[numbered & (inside >= 0)]] = calls["sequence"][numbered & (inside >= 0)]
@@ -258,16 +263,18 @@ def _are_of_graph(events: pd.DataFrame, rows: Integers) -> Mask:
     return kernel[rows] & np.isin(correlation[rows], values[counts > 1])
 
 
-def _forget(table: Fields, rows: Mask) -> None:
-    """Keep only these rows' execution times, kinds by name and `host_ns`."""
+def _clear_metadata(table: Fields, rows: Mask) -> None:
+    """Make launch and metadata of these rows unknown; times of execution, `host_ns`, thread, stream and the kind by
+    name stay.
+    """
     unknown = dict.fromkeys(("launch_ns", "launch_end_ns"), UNKNOWN_NS) | dict.fromkeys(NUMBERS, -1)
     for name, value in (unknown | dict.fromkeys(TEXTS, "")).items():
         table[name] = np.where(rows, value, table[name])
 
 
-def _merge_events(events: Fields, unit: Integers) -> tuple[Integers, Fields]:
-    """The units, ascending, and one row per unit, from its first launch and start to its last end."""
-    groups, table = Groups(unit), first_known(events, unit)
+def _merge_events(events: Fields, code: Integers) -> tuple[Integers, Fields]:
+    """The codes, each once, ascending, and one row per code, from its first launch and start to its last end."""
+    groups, table = Groups(code), first_known(events, code)
     table["start_ns"] = groups.reduce(np.minimum, events["start_ns"])
     for name in ("launch_ns", "host_ns"):
         moments = events[name]
@@ -277,7 +284,7 @@ def _merge_events(events: Fields, unit: Integers) -> tuple[Integers, Fields]:
         table[name] = groups.reduce(np.maximum, events[name])
     table["end_ns"] = np.where(table["start_ns"] == UNKNOWN_NS, UNKNOWN_NS, table["end_ns"])
     table["arrived_ns"] = table["start_ns"]
-    firsts = groups.first(np.ones(len(unit), dtype=bool))
+    firsts = groups.first(np.ones(len(code), dtype=bool))
     for name in ("thread", "stream", "named"):
         table[name] = events[name][firsts]
     table["kind_known"] = table["kind"] != ""
@@ -288,25 +295,26 @@ def _merge_events(events: Fields, unit: Integers) -> tuple[Integers, Fields]:
 def _read_link_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     """The emulated link: calls on the caller's thread, joined by number with the ranges of the link's thread.
 
-    Gloo ranges inside those belong to them, and gloo's messages, which begin before their lane takes them up; other
-    gloo ranges are collectives of their own.
+    Gloo's ranges inside those are left out, and, where the engine sends messages, all of gloo's messages, which begin
+    before their lane takes them up. Its other ranges are collectives of their own.
     """
     calls = _label_rows([label for label in labels if label.word == "launch"])
     comms = _label_rows([label for label in labels if label.word == "comm"])
-    number = ["group", "sequence"] if (calls["group"] != "").any() else ["sequence"]  # older recorders name no group
-    last = {key: row for row, key in enumerate(_keys(calls, number))}
-    call = np.array([last.get(key, -1) for key in _keys(comms, number)], dtype=np.int64)
+    names_groups = (calls["group"] != "").any()  # older recorders name none
+    key_columns = ["group", "sequence"] if names_groups else ["sequence"]
+    call_of_key = {key: row for row, key in enumerate(_keys(calls, key_columns))}
+    call = np.array([call_of_key.get(key, -1) for key in _keys(comms, key_columns)], dtype=np.int64)
     carried = _blank_rows(len(call))
-    _fill_from_label(carried, comms, _places(comms))
+    _overwrite_from_label(carried, comms, _places(comms))
     carried |= {"start_ns": comms["start_ns"], "end_ns": comms["end_ns"]}
     _fill_launch(carried, calls, call)
     carried["arrived_ns"] = _arrivals(carried, comms["thread"])
-    alone = _gloo_ranges(trace)
+    gloo = _gloo_ranges(trace)
     busy = union(comms["start_ns"], comms["end_ns"])  # of all groups' threads
-    inside = _is_within(busy, alone["start_ns"])
+    inside = _is_within(busy, gloo["start_ns"])
     if (comms["kind"] == "send_recv").any():
-        inside |= alone["named"] == "send_recv"
-    return _stack_rows(carried, _not_run(calls, call), take_rows(alone, np.flatnonzero(~inside)))
+        inside |= gloo["named"] == "send_recv"
+    return _stack_rows(carried, _unexecuted_labels(calls, call), take_rows(gloo, np.flatnonzero(~inside)))
 
 
 def _is_within(spans: Intervals, at_ns: Integers) -> Mask:
@@ -322,14 +330,14 @@ def _arrivals(carried: Fields, thread: Integers) -> Integers:
     Messages, which have threads of their own, only follow those of the same thread.
     """
     starts, ends, launched = carried["start_ns"], carried["end_ns"], carried["launch_ns"]
-    alone = len(np.unique(thread)) == 1
-    order = np.argsort(starts, kind="stable") if alone else np.lexsort((starts, ends))
+    has_one_thread = len(np.unique(thread)) == 1
+    order = np.argsort(starts, kind="stable") if has_one_thread else np.lexsort((starts, ends))
     link = np.where(carried["kind"] == "send_recv", thread, -1)
     before = np.full(len(link), UNKNOWN_NS, dtype=np.int64)
     for number in np.unique(link):
         of_link = order[link[order] == number]
         before[of_link[1:]] = ends[of_link[:-1]]
-    arrived = np.minimum(np.maximum(launched, before), starts if alone else ends)
+    arrived = np.minimum(np.maximum(launched, before), starts if has_one_thread else ends)
     return np.where(launched != UNKNOWN_NS, arrived, starts)
 
 
@@ -348,22 +356,22 @@ def _read_gloo_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     calls, in_label = take_rows(calls, order), in_label[order]
     table = _blank_rows(len(order))
     _fill_launch(table, calls, _places(calls))
-    _fill_from_label(table, labelled, in_label)
+    _overwrite_from_label(table, labelled, in_label)
     if len(rows):
         _fill_from_arguments(table, trace, rows[order])
         table["named"] = _kinds_by_name(trace.events["name"].iloc[rows[order]])
         table["kind"] = np.where(table["kind"] != "", table["kind"], table["named"])
-    skipped = _begun_before(calls["start_ns"], np.column_stack((ran["start_ns"], ran["end_ns"])))
-    late = take_rows(ran, np.arange(skipped, len(ran["thread"])))
-    pair = _pairs(table, late)
+    skipped = _count_uncalled_ranges(calls["start_ns"], np.column_stack((ran["start_ns"], ran["end_ns"])))
+    called_ranges = take_rows(ran, np.arange(skipped, len(ran["thread"])))
+    pair = _range_of_call(table, called_ranges)
     for name in ("start_ns", "end_ns"):
-        table[name] = take_values(late[name], pair, UNKNOWN_NS)
+        table[name] = take_values(called_ranges[name], pair, UNKNOWN_NS)
     table["arrived_ns"] = table["start_ns"]
-    _fill(table, late, pair)
-    return _stack_rows(table, _not_run(labelled, in_label), take_rows(ran, np.arange(skipped)))
+    _fill_unknown(table, called_ranges, pair)
+    return _stack_rows(table, _unexecuted_labels(labelled, in_label), take_rows(ran, np.arange(skipped)))
 
 
-def _begun_before(called: Integers, ran: Integers) -> int:
+def _count_uncalled_ranges(called: Integers, ran: Integers) -> int:
     """How many of gloo's ranges were launched before the recording began; gloo starts them in the order of the calls.
 
     The first ranges may lack their call, and the last calls their range. So as few ranges as possible are skipped from
@@ -376,7 +384,7 @@ def _begun_before(called: Integers, ran: Integers) -> int:
     raise AssertionError("skipping all always fits")
 
 
-def _pairs(calls: Fields, ran: Fields) -> Integers:
+def _range_of_call(calls: Fields, ran: Fields) -> Integers:
     """For each call the place of its range, -1 for none: in order among those of its kind and size, else among all.
 
     gloo takes calls up in order, but by several threads, one of which may lose its core before its range begins.
@@ -412,7 +420,7 @@ def _gloo_ranges(trace: Trace) -> Fields:
 
 
 def _blank_rows(rows: int) -> Fields:
-    """Rows in which every field is unknown."""
+    """Rows in which every field is unknown; `kind_known` is set, as only kinds by kernels' names are uncertain."""
     unknown: dict[str, Any] = {"int64": UNKNOWN_NS, "object": "", "bool": True}
     unknown |= dict.fromkeys((*NUMBERS, "thread", "stream"), -1)
     columns = RECORDED_COLUMNS.items()
@@ -432,7 +440,7 @@ def _stack_rows(*tables: Fields) -> Fields:
     return {name: np.concatenate([table[name] for table in tables]) for name in RECORDED_COLUMNS}
 
 
-def _fill(table: Fields, source: Fields, place: Integers) -> None:
+def _fill_unknown(table: Fields, source: Fields, place: Integers) -> None:
     """Where a field is unknown, take it from the source's row at `place` (-1: none)."""
     for name in (*TEXTS, *NUMBERS):
         column = table[name]
@@ -443,7 +451,7 @@ def _fill(table: Fields, source: Fields, place: Integers) -> None:
 def _fill_from_arguments(table: Fields, trace: Trace, rows: Integers) -> None:
     """Fill unknown fields from these events' own arguments."""
     metadata = collective_arguments(trace)
-    _fill(table, metadata, place_among(metadata["event"], rows))
+    _fill_unknown(table, metadata, place_among(metadata["event"], rows))
 
 
 def _kinds_by_name(names: pd.Series) -> NDArray[np.object_]:
@@ -467,12 +475,12 @@ def _label_rows(labels: Sequence[Label]) -> Fields:
     return take_rows(table, np.lexsort((table["start_ns"], table["thread"])))
 
 
-def _around_any(table: Fields, at_ns: Integers) -> Integers:
+def _enclosing_rows_of_any_thread(table: Fields, at_ns: Integers) -> Integers:
     """`enclosing_rows`, with ranges on any thread."""
     return enclosing_rows(table | {"thread": np.zeros_like(table["thread"])}, np.zeros(len(at_ns), np.int64), at_ns)
 
 
-def _not_run(labelled: Fields, place: Integers) -> Fields:
+def _unexecuted_labels(labelled: Fields, place: Integers) -> Fields:
     """The labels at none of these indices, as collectives whose execution is unknown."""
     others = take_rows(labelled, np.setdiff1d(_places(labelled), place))
     table = _blank_rows(len(others["thread"]))
@@ -482,11 +490,11 @@ def _not_run(labelled: Fields, place: Integers) -> Fields:
 
 def _fill_labelled(table: Fields, labelled: Fields, place: Integers) -> None:
     """Fill from the label at `place` (-1: none), and take its range as the launch."""
-    _fill_from_label(table, labelled, place)
+    _overwrite_from_label(table, labelled, place)
     _fill_launch(table, labelled, place)
 
 
-def _fill_from_label(table: Fields, labelled: Fields, place: Integers) -> None:
+def _overwrite_from_label(table: Fields, labelled: Fields, place: Integers) -> None:
     """Overwrite with the known fields of the label at `place` (-1: none)."""
     for name in ("kind", "dtype", "group", "bytes", "sequence"):
         values = take_values(labelled[name], place, "" if name in TEXTS else -1)

@@ -1,8 +1,8 @@
 """Wait and transfer: a collective's time before and after its last rank arrived (docs/design.md).
 
 Both are known only if every member's trace is present, for collectives in which every rank needs all others' data, or
-is held up by the last one as on an emulated link, and for messages whose two ends are known. Of those with a root that
-the trace names, it is known where a rank waited for the last one to come.
+is held up by the last one as on an emulated link, and for messages whose two ends are known. For collectives whose root
+the trace names, wait is known for the ranks that surely waited for the last one.
 """
 
 from __future__ import annotations
@@ -49,33 +49,39 @@ def arrivals(run: Run) -> pd.DataFrame:
     offsets = corrections(run)
     table: Fields = {str(name): column.to_numpy() for name, column in match_collectives(run).items()}
     tables = [recorded_collectives(trace) for trace in run.traces]
-    further = [name for name in RECORDED_COLUMNS if name not in table]  # `match_collectives` has better groups
-    table |= {name: np.concatenate([each[name].to_numpy() for each in tables]) for name in further}
+    missing_columns = [name for name in RECORDED_COLUMNS if name not in table]  # `match_collectives` has better groups
+    table |= {name: np.concatenate([each[name].to_numpy() for each in tables]) for name in missing_columns}
     for name in ("launch_ns", "host_ns", "arrived_ns", "start_ns", "end_ns"):
         table[name] = np.where(table[name] == UNKNOWN_NS, UNKNOWN_NS, table[name] - offsets[table["trace"]])
     groups = Groups(table["match"])
-    _agree(table, groups)
+    _share_known(table, groups)
     emulated = np.array([emulates_link(trace) for trace in run.traces])[table["trace"]]
     all_wait = ~np.isin(table["kind"], [*ROOTED, ""]) | (emulated & ~np.isin(table["kind"], ["send_recv", ""]))
     table["all_wait"] = table["message"] | all_wait
-    came_ns = called_ns(table)
-    last, came = (groups.spread(np.maximum, each) for each in (table["arrived_ns"], came_ns))
+    came_ns = came_at_ns(table)
+    last_arrived_ns, last_came_ns = (groups.spread(np.maximum, each) for each in (table["arrived_ns"], came_ns))
     wait_known = table["complete"] & ~table["doubtful"] & (table["all_wait"] | _waits_for_last(table, groups, came_ns))
     kernels = message_kernels(table)
     if (kernels >= 0).any():  # all messages of a kernel are waited for together; skipped only for speed
         wait_known = wait_known & ~np.isin(kernels, kernels[~wait_known & (kernels >= 0)])
-        last, came = (np.where(kernels >= 0, Groups(kernels).spread(np.maximum, each), each) for each in (last, came))
-    table["last_ns"] = np.where(wait_known, last, UNKNOWN_NS)
+        last_arrived_ns, last_came_ns = (
+            np.where(kernels >= 0, Groups(kernels).spread(np.maximum, each), each)
+            for each in (last_arrived_ns, last_came_ns)
+        )
+    table["last_ns"] = np.where(wait_known, last_arrived_ns, UNKNOWN_NS)
     arrived, ends = table["arrived_ns"], table["end_ns"]
-    table["wait_ns"] = np.where(wait_known, np.clip(last, arrived, np.maximum(arrived, ends)) - arrived, UNKNOWN_NS)
-    table["moves_ns"] = np.where(wait_known, np.clip(came, table["start_ns"], ends), UNKNOWN_NS)
+    waited_ns = np.clip(last_arrived_ns, arrived, np.maximum(arrived, ends)) - arrived
+    table["wait_ns"] = np.where(wait_known, waited_ns, UNKNOWN_NS)
+    table["moves_ns"] = np.where(wait_known, np.clip(last_came_ns, table["start_ns"], ends), UNKNOWN_NS)
     ranks = pd.array([trace.rank for trace in run.traces], dtype="Int64")
     return as_table(table | {"rank": ranks[table["trace"]]})
 
 
 def _waits_for_last(table: Fields, groups: Groups, came_ns: Integers) -> Mask:
-    """Mark rows of collectives with a root that wait until the last rank comes: that get its data, if it is the last,
-    or they are; and a root that gets all others'. Others may also wait for ranks that pass the data on.
+    """Mark rows of rooted collectives whose wait for the last rank is known: in a broadcast or scatter all rows if the
+    root came last, else only the last rank's (it waits for nobody); in a reduce or gather the root's.
+
+    Others may also wait for ranks that pass the data on.
     """
     is_root = groups.place() == groups.spread(np.maximum, table["root"])
     is_last = came_ns == groups.spread(np.maximum, came_ns)
@@ -84,7 +90,7 @@ def _waits_for_last(table: Fields, groups: Groups, came_ns: Integers) -> Mask:
     return np.asarray(np.where(np.isin(table["kind"], ["broadcast", "scatter"]), gets, is_root))
 
 
-def called_ns(table: Mapping[str, NDArray[Any]]) -> Integers:
+def came_at_ns(table: Mapping[str, NDArray[Any]]) -> Integers:
     """When each rank came to the collective in rows of `arrivals`: its arrival, or earlier where another group's
     collective then had the rank's link, for which no other rank is to blame.
     """
@@ -101,7 +107,7 @@ def message_kernels(table: Mapping[str, NDArray[Any]] | pd.DataFrame) -> Integer
     return np.where(is_message, grouped_by(trace, start, end).of_row, -1)
 
 
-def _agree(table: Fields, groups: Groups) -> None:
+def _share_known(table: Fields, groups: Groups) -> None:
     """Give all rows of a collective what is known from any of its ranks."""
     for name in TEXTS:
         column = table[name]

@@ -15,7 +15,7 @@ from unittest import SkipTest
 from overlaplab.analyses.across_runs.regression import Condition, parse_condition, unknown_ms, with_unknown
 from overlaplab.analyses.across_runs.settings import is_predicted
 from overlaplab.analyses.delays import busy_steps
-from overlaplab.analyses.idle import launched_in_time
+from overlaplab.analyses.idle import assume_prompt_launches
 from overlaplab.analyses.scalars import Scalars, scalars
 from overlaplab.analyses.summary import summary
 from overlaplab.costs import attained_steps, link_attained
@@ -127,4 +127,6 @@ def _doubts(run: Run, selection: Selection, *, causes: bool) -> Iterator[_Doubt]
             return
     if is_on_gpus(run):
         reasons.append("the device waited for its host to launch (launch-bound)")
-        yield _Doubt(reason=" and ".join(reasons), figures=scalars(launched_in_time(run), selection, causes=causes))
+        yield _Doubt(
+            reason=" and ".join(reasons), figures=scalars(assume_prompt_launches(run), selection, causes=causes)
+        )

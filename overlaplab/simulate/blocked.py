@@ -18,7 +18,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.fsdp2 import fsdp2_gathers, fsdp2_ranges
 from overlaplab.evidence.labels import Label, Span
 from overlaplab.evidence.moments import GRAIN_NS, STALL_NS
-from overlaplab.evidence.purposes import OF_GRADIENTS
+from overlaplab.evidence.purposes import LOOP_GRADIENTS
 from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
 from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, WAIT_WORDS, label_list
@@ -33,7 +33,7 @@ _IN_TURN = ("activations", "replicas")
 
 _ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
 _ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
-_CARRIES = {"reduce_scatter": OF_GRADIENTS}
+_CARRIES = {"reduce_scatter": LOOP_GRADIENTS}
 """What collectives without a label or another sign move, by kind."""
 Row: TypeAlias = dict[Hashable, Any]
 

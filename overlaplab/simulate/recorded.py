@@ -21,7 +21,7 @@ from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.labels import Label, Ordered, engine_labels
 from overlaplab.evidence.passes import PASSES, bucket_labels, ddp_gradients, pass_labels, update_labels
-from overlaplab.evidence.purposes import BUFFERS, OF_GRADIENTS, Role, purposes
+from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_launched, find_waits
@@ -138,7 +138,7 @@ def _labels_and_launches(
     hidden = run.manifest is not None and run.manifest.hides_host
     roles = enumerate(purposes(trace)["role"])
     carried = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
-    for what in (BUFFERS, OF_GRADIENTS):
+    for what in (BUFFERS, LOOP_GRADIENTS):
         carried |= dict.fromkeys(np.flatnonzero(purposes(trace)["what"] == what).tolist(), what)
 
     def worked_ns(start_ns: int, end_ns: int) -> int:

@@ -14,7 +14,7 @@ from made.ranks import carried, carried_all, group, groups_of
 from made.traces import event, gloo, launched, run_of, step
 
 import overlaplab
-from overlaplab import Run
+from overlaplab import Run, load_run
 from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.findings import unmatched_notes
@@ -166,6 +166,13 @@ def test_a_rank_that_fits_no_other_is_named_as_missing(tmp_path: Path) -> None:
     odd_one = "its rank's collectives differ from rank 1's in kind, type, size or label"
     assert reasons(run) == [odd_one] * 3 + ["rank 0 could not be matched"] * 4
     assert [len(found) for found in matches(run)] == [1] * 7
+
+
+def test_a_rank_that_fits_no_other_is_named_by_its_rank(tmp_path: Path) -> None:
+    odd = kernels(1000, 5000, 7000, kind="AllGather")
+    run_of(tmp_path, [], odd, kernels(1000, 5000), kernels(1001, 5001), backend="nccl")
+    (tmp_path / "rank0.pt.trace.json.gz").unlink()  # so that ranks are not the traces' places
+    assert "rank 1 could not be matched" in reasons(load_run(tmp_path))
 
 
 def gloo_rank(*spans: tuple[float, float], steps: Sequence[tuple[int, float]] = (), sizes: Sequence[int] = ()) -> Any:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window
 from overlaplab.evidence.executions import communication_bounds, executions
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_ranges, fsdp2_scatters, unit_sizes
+from overlaplab.evidence.fsdp2 import BackwardPasses, fsdp2_ranges, fsdp2_scatters, unit_sizes
 from overlaplab.evidence.labels import Label, engine_labels
 from overlaplab.evidence.launches import total_bytes
 from overlaplab.evidence.selection import launched_in, rows_by_rank
@@ -55,7 +55,7 @@ def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]
             row = _row(label, unquote(fields["unit"]), step, ran.communication_span(label))
             yield row | {"microbatch": int(fields["microbatch"]), "bytes": int(fields["bytes"])}
     elif ranges := fsdp2_ranges(trace):
-        passes, size_of = Passes(ranges), unit_sizes(manifest, ranges, reduced=True)
+        passes, size_of = BackwardPasses(ranges), unit_sizes(manifest, ranges, reduced=True)
         for label, step in _labels_in_steps(fsdp2_scatters(ranges, ran), steps):
             microbatch = passes.count_ended(label.start_ns) - passes.count_ended(step.host_start_ns)
             # With replicated shards the same range then all-reduces the sums between the replicas.

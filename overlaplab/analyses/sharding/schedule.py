@@ -11,7 +11,7 @@ import pandas as pd
 
 from overlaplab.events import Run, Trace, Window, table_of
 from overlaplab.evidence.executions import Executions, executions, map_moment
-from overlaplab.evidence.fsdp2 import Passes, fsdp2_gathers, fsdp2_ranges, unit_sizes
+from overlaplab.evidence.fsdp2 import BackwardPasses, fsdp2_gathers, fsdp2_ranges, unit_sizes
 from overlaplab.evidence.gathers import Gather, engine_gathers
 from overlaplab.evidence.labels import Span, engine_labels
 from overlaplab.evidence.selection import launched_in, rows_by_rank
@@ -58,7 +58,7 @@ def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]
             for gather in engine_gathers(launched_in(labels, step)):
                 yield _row(gather, step, ran) | {"resharded_bytes": 0, "source": "engine"}
     elif ranges := fsdp2_ranges(trace):
-        gathers, passes, size_of = fsdp2_gathers(ranges, ran), Passes(ranges), unit_sizes(manifest, ranges)
+        gathers, passes, size_of = fsdp2_gathers(ranges, ran), BackwardPasses(ranges), unit_sizes(manifest, ranges)
         launched = [gather.launch.start_ns for gather in gathers]
         for step in steps:
             earlier = passes.count_ended(step.host_start_ns)
@@ -73,10 +73,11 @@ def _trace_rows(manifest: Manifest | None, trace: Trace, steps: Sequence[Window]
 def _resharded_bytes(gather: Gather, num_bytes: int | None, manifest: Manifest | None) -> int | None:
     """What stays held of a unit of so many bytes once it is freed; the engine's loop reshards to all ranks or none."""
     by_engine = manifest is not None and not manifest.by_recorder
-    shards = 0 if gather.shards is None and gather.free_ns is not None and by_engine else gather.shards
-    if not shards:
-        return shards
-    return None if num_bytes is None else num_bytes // shards
+    if gather.shards is None:
+        return 0 if by_engine and gather.free_ns is not None else None
+    if gather.shards == 0:
+        return 0
+    return None if num_bytes is None else num_bytes // gather.shards
 
 
 def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
@@ -107,7 +108,9 @@ def _row(gather: Gather, step: Window, ran: Executions) -> dict[str, Any]:
 
 
 def _resharded_until_ns(gather: Gather, ran: Executions) -> int | None:
-    """Until when a part stays held; a GPU may count the next gather from before the free: then until the free."""
+    """When the part that stayed is given up: at the next gather, but not before the free, which a GPU may reach
+    later.
+    """
     if gather.regathered is None or gather.free_ns is None:
         return None
     return max(_held_ns(gather.regathered, ran), ran.done_ns(gather.free_ns))

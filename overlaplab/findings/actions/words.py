@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
-from overlaplab.evidence.purposes import ACTIVATIONS_OF, OF_GRADIENTS, OF_OTHER_RANKS
+from overlaplab.evidence.purposes import ACTIVATIONS_PREFIX, ALL_RANKS_ACTIVATIONS, LOOP_GRADIENTS
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
@@ -246,14 +246,14 @@ def in_general(case: Case) -> str:
     loop, moved = case.loop, moved_most(case.rows)
     if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
         kinds = set(case.rows["kind"].dropna())
-        if (case.rows["what"] == OF_OTHER_RANKS).any():
+        if (case.rows["what"] == ALL_RANKS_ACTIVATIONS).any():
             return _FEWER_FEATURES
         return next((words for kind, words in _OF_LAYERS.items() if kind in kinds), _FEWER_TENSOR_RANKS)
     if loop.traits is not None and loop.traits.gradients == "server" and case.cause in _SENT_TO_A_SERVER:
         return _ALL_REDUCE
     if is_undivided(loop, case.cause):
         return _UNITS
-    if moved == OF_GRADIENTS and not loop.by_hand and case.cause not in (Cause.GAP, Cause.UNKNOWN):
+    if moved == LOOP_GRADIENTS and not loop.by_hand and case.cause not in (Cause.GAP, Cause.UNKNOWN):
         return _DURING_PASS.format(_BUCKETED[loop.framework])
     match case.cause:
         case Cause.BUBBLE if "microbatches" in case.tried:
@@ -336,14 +336,14 @@ def moved_most(rows: pd.DataFrame) -> str:
 
 def is_activations(name: object) -> bool:
     """Whether a collective of this name moves activations."""
-    return str(name).startswith(ACTIVATIONS_OF)
+    return str(name).startswith(ACTIVATIONS_PREFIX)
 
 
 def _word(name: str) -> str:
     if is_activations(name):
         return "activations"
-    if name == OF_GRADIENTS:
-        return OF_GRADIENTS
+    if name == LOOP_GRADIENTS:
+        return LOOP_GRADIENTS
     return "bucket" if _BUCKET.match(name) else "unit"
 
 

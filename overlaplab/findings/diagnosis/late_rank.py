@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.analyses.late_rank import are_as_many, is_chronic, latest_rank
+from overlaplab.analyses.late_rank import have_equal_counts, is_chronic, latest_rank
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 from overlaplab.words import count, join_names, ms, shorten
 
@@ -62,7 +62,7 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
     if first["own_ns"] - first["others_ns"] >= MAJORITY * longer_ns:
         if not first["others"]:
             return f". Only it runs {shorten(str(first['name']), 60)}: {ms(first['own_ns'])}"
-        alike = are_as_many(first["own"], first["others"])
+        alike = have_equal_counts(first["own"], first["others"])
         calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
         return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
@@ -70,6 +70,6 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
     number, others = longer["own"].sum(), longer["others"].sum()
     if (longer["own_ns"] - longer["others_ns"]).sum() < MAJORITY * longer_ns:
         return ". For most of it no operator runs: see on the timeline what its host does"
-    if are_as_many(number, others):
+    if have_equal_counts(number, others):
         return ". It runs the same operators, and most take longer: its inputs are larger, or its processor is slower"
     return f". It computes in {number:,.0f} calls, the others in {others:,.0f}"

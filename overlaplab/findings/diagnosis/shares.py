@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
-from overlaplab.evidence.purposes import OF_GRADIENTS
+from overlaplab.evidence.purposes import LOOP_GRADIENTS
 from overlaplab.findings.actions.ranked import Advised
 from overlaplab.findings.actions.table import ACTIONS
 from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided, moved_most
@@ -129,7 +129,7 @@ def _is_beyond_plays(case: Case) -> bool:
     or one all-reduce, would gain cannot be played.
     """
     moved = moved_most(case.rows)
-    if moved == OF_GRADIENTS:  # a rank is waited for in one of them while it sends another
+    if moved == LOOP_GRADIENTS:  # a rank is waited for in one of them while it sends another
         return case.cause is not Cause.GAP and not case.loop.by_hand
     return moved == "activations" and case.cause not in (Cause.STRAGGLER, Cause.GAP)
 

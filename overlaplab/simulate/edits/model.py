@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from overlaplab.evidence.purposes import BUFFERS, OF_GRADIENTS, Role
+from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role
 from overlaplab.simulate.edits.collectives import drop_launches
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, change_launches, find_launches
 
@@ -102,4 +102,4 @@ def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
     """Every rank updates all parameters, and sends none; None where optimizers are not sharded, or gradients are."""
     launches = [launch for program in programs for launch in find_launches(program)]
     keys = {launch.key for launch in launches if launch.carries == Role.PARAMETERS}
-    return None if any(launch.carries == OF_GRADIENTS for launch in launches) else drop_launches(programs, keys)
+    return None if any(launch.carries == LOOP_GRADIENTS for launch in launches) else drop_launches(programs, keys)
