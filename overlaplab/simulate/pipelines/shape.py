@@ -163,7 +163,7 @@ class Shape:
 
     def _with_split_backward(self) -> Shape:
         """Backward passes in halves: of the inputs, and of the weights."""
-        return self._change_stages(_split_times)
+        return self._change_stages(_split_halves)
 
     def _change_stages(self, change: Callable[..., tuple[_Times, _Times]]) -> Shape:
         stages = enumerate(zip(self.took_ns, self.idle_ns, strict=True))
@@ -244,7 +244,7 @@ def _mean_times(tables: Sequence[_Times]) -> dict[str, int]:
     return {kind: round(fmean(table[kind] for table in tables)) for kind in tables[0]}
 
 
-def _split_times(took: _Times, idle: _Times, *, first: bool, hidden: bool) -> tuple[_Times, _Times]:
+def _split_halves(took: _Times, idle: _Times, *, first: bool, hidden: bool) -> tuple[_Times, _Times]:
     """Times of a stage with halved backward passes; `hidden`: the device makes up for the host."""
     if BACKWARD not in took:
         return took, idle
@@ -258,7 +258,7 @@ def _split_times(took: _Times, idle: _Times, *, first: bool, hidden: bool) -> tu
 
 
 def _join_halves(took: _Times, idle: _Times, *, first: bool, hidden: bool) -> tuple[_Times, _Times]:
-    """Times of a stage with whole backward passes; `hidden` as in `_split_times`."""
+    """Times of a stage with whole backward passes; `hidden` as in `_split_halves`."""
     if INPUT not in took:
         return took, idle
     host_ns = idle[WEIGHT if first else INPUT]

@@ -50,7 +50,7 @@ class Recutting:
     sizes: Mapping[str, int]
     """Their bytes."""
     sent: Mapping[str, int]
-    """The same with what is sent beside each."""
+    """The bytes sent for each gradient: its own and its flag's."""
     takes: Callable[[int], int]
     """T of an all-reduce of so many bytes."""
     measured: tuple[int, int] | None
