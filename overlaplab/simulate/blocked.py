@@ -23,16 +23,16 @@ from overlaplab.intervals import Intervals, clip, subtract
 from overlaplab.simulate.player import Launch
 from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, WAIT_WORDS, label_list
 
-_WAITS = {"wait": None} | {word: role for role, word in WAIT_WORDS.items()}
-_DONE = {word: role for role, word in DONE_WORDS.items()}
-_STALLS = 4
-"""A rank that waited for long may go on later than another: by a fourth of that time."""
+_WAIT_ROLE = {"wait": None} | {word: role for role, word in WAIT_WORDS.items()}
+_DONE_ROLE = {word: role for role, word in DONE_WORDS.items()}
+_WAIT_PER_STALL = 4
+"""A rank that waited for long may go on late after the collective's end: by its wait divided by this."""
 _IN_TURN = ("activations", "replicas")
 """Roles whose collectives are waited for in the order of their launches, each alone, while no label names them."""
 
 
-_ROLES = {word: role for role, word in LAUNCH_WORDS.items()}
-_ROLES |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
+_LAUNCH_ROLE = {word: role for role, word in LAUNCH_WORDS.items()}
+_LAUNCH_ROLE |= {"all_gather": "gather", "post_backward_reduce": "scatter"}
 _CARRIES = {"reduce_scatter": LOOP_GRADIENTS}
 """What collectives without a label or another sign move, by kind."""
 Row: TypeAlias = dict[Hashable, Any]
@@ -40,10 +40,11 @@ Row: TypeAlias = dict[Hashable, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A launch, and when the collective had ended on all ranks."""
+    """A launch, and when its collective had ended."""
 
     at_ns: int
     ended_ns: int
+    """On all ranks."""
     own_ended_ns: int
     """On this rank."""
     blocks: bool
@@ -59,7 +60,7 @@ class Blocked:
     end_ns: int
     keys: list[Hashable] = field(default_factory=list)
     alone: bool = False
-    """Whether a label says for which single collective."""
+    """Whether it is known to be for its one collective alone, so that no others are looked for."""
 
 
 def collective_name(label: Label) -> str:
@@ -87,7 +88,7 @@ def find_launched(
     for label in labels:
         if label.word == "bucket_ready":
             ready[label.fields["bucket"]] = label.fields
-        elif label.word in _ROLES:
+        elif label.word in _LAUNCH_ROLE:
             senders.append(label)
             buckets.append(ready.get(label.fields["bucket"], {}) if label.word == "bucket_launch" else {})
     starts = [label.start_ns for label in senders]
@@ -98,7 +99,7 @@ def find_launched(
     blocking = _blocking_words(labels, sent)
     over_ns: dict[int, int] = {}  # when what a range launched before, and waited for, was over
     for row, place, sender in sent:
-        role = _ROLES[sender.word] if sender else ""
+        role = _LAUNCH_ROLE[sender.word] if sender else ""
         if role == "scatter" and row["kind"] == "all_reduce":  # FSDP2 launches both in one range
             role = "replicas"
         bucket, blocks = buckets[place] if sender else {}, bool(sender and sender.word in blocking)
@@ -148,7 +149,7 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
     unnamed: list[Launched] = []
     missing: list[Launched] = []  # done, and no label says where they were waited for
     waits: list[Blocked] = []
-    generals: list[Blocked] = []  # those by `engine::wait`
+    general_waits: list[Blocked] = []  # those by `engine::wait`
     pending = deque(launches)
 
     def launch_until(at_ns: float) -> None:
@@ -167,27 +168,27 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
 
     for label in labels:
         launch_until(label.start_ns)
-        if label.word in _WAITS:
+        if label.word in _WAIT_ROLE:
             wait = Blocked(label.start_ns, label.end_ns)
             waits.append(wait)
             if label.word == "wait":
-                generals.append(wait)
-            elif (gather := flying.pop((str(_WAITS[label.word]), collective_name(label)), None)) is not None:
+                general_waits.append(wait)
+            elif (gather := flying.pop((str(_WAIT_ROLE[label.word]), collective_name(label)), None)) is not None:
                 wait.keys.append(gather.launch.key)
-        elif label.word in _DONE and (done := flying.pop((_DONE[label.word], collective_name(label)), None)):
-            if generals and generals[-1].start_ns >= done.at_ns:
-                generals[-1].keys.append(done.launch.key)
-                generals[-1].alone = label.start_ns >= generals[-1].end_ns
+        elif label.word in _DONE_ROLE and (done := flying.pop((_DONE_ROLE[label.word], collective_name(label)), None)):
+            if general_waits and general_waits[-1].start_ns >= done.at_ns:
+                general_waits[-1].keys.append(done.launch.key)
+                general_waits[-1].alone = label.start_ns >= general_waits[-1].end_ns
             else:
                 missing.append(done)
     launch_until(inf)
     missing += (launched for (role, _), launched in flying.items() if role == "bucket")
-    _name_general_waits(generals, unnamed)
+    _name_general_waits(general_waits, unnamed)
     if all(label.fields.get("by") == "hand" for label in labels if label.word == "wait"):  # a loop that labels no waits
         waits += _while_nothing_computes(unnamed, [launched.at_ns for launched in launches], compute)
     by_end = sorted(launches, key=_ended_ns)
-    for wait in waits:  # of a hook, for instance, whose collective is only labelled as done at the end of the pass
-        if not wait.keys:
+    for wait in waits:
+        if not wait.keys:  # one that no label explains, as in a hook, was for what was launched before and ended in it
             first, last = (bisect_right(by_end, ns, key=_ended_ns) for ns in (wait.start_ns, wait.end_ns + GRAIN_NS))
             ended = sorted(by_end[first:last], key=_at_ns)
             wait.keys += [launched.launch.key for launched in ended if launched.at_ns < wait.start_ns]
@@ -195,14 +196,14 @@ def find_waits(labels: Sequence[Label], launches: Sequence[Launched], compute: I
     for label in labels:
         if label.word == "backward" and label.fields["sync"] == "1":
             first, last = (bisect_left(missing, ns, key=_at_ns) for ns in (label.start_ns, label.end_ns))
-            waits += _at_the_end(label, missing[first:last], compute) if first < last else ()
+            waits += _waits_at_pass_end(label, missing[first:last], compute) if first < last else ()
     return waits
 
 
-def _name_general_waits(generals: Sequence[Blocked], unnamed: Sequence[Launched]) -> None:
-    """Say of each `engine::wait` for which launches it was: in turn, or by when these ended."""
-    free = deque(wait for wait in generals if not wait.alone and not wait.keys)
-    over_by = np.maximum.accumulate([wait.end_ns for wait in generals] or [0]).tolist()
+def _name_general_waits(general_waits: Sequence[Blocked], unnamed: Sequence[Launched]) -> None:
+    """Add to each `engine::wait` the launches that it was for: by role in their order, else by when they ended."""
+    free = deque(wait for wait in general_waits if not wait.alone and not wait.keys)
+    over_by = np.maximum.accumulate([wait.end_ns for wait in general_waits] or [0]).tolist()
     for launched in unnamed:
         if launched.launch.role in _IN_TURN:
             while free and free[0].start_ns < launched.at_ns:
@@ -210,16 +211,16 @@ def _name_general_waits(generals: Sequence[Blocked], unnamed: Sequence[Launched]
             if free:
                 free[0].alone = True
                 free.popleft().keys.append(launched.launch.key)
-        elif (wait := _find_wait(launched, generals, bisect_right(over_by, launched.at_ns))) is not None:
+        elif (wait := _find_wait(launched, general_waits, bisect_right(over_by, launched.at_ns))) is not None:
             wait.keys.append(launched.launch.key)
             wait.start_ns = max(wait.start_ns, launched.at_ns)  # it may be launched within the range
 
 
-def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> Blocked | None:
-    """The wait, from place `first` on, in which it ended; else the first after it, or that ends shortly before."""
+def _find_wait(launched: Launched, general_waits: Sequence[Blocked], first: int) -> Blocked | None:
+    """The wait from place `first` on in which it ended; else the first that ends later, or up to `STALL_NS` earlier."""
     near: Blocked | None = None
-    for place in range(first, len(generals)):
-        wait = generals[place]
+    for place in range(first, len(general_waits)):
+        wait = general_waits[place]
         if near is not None and wait.start_ns >= launched.own_ended_ns:
             break
         if wait.alone or wait.end_ns <= launched.at_ns:
@@ -234,7 +235,7 @@ def _find_wait(launched: Launched, generals: Sequence[Blocked], first: int) -> B
 def _while_nothing_computes(
     unnamed: Sequence[Launched], launches_ns: Sequence[int], compute: Intervals
 ) -> Iterator[Blocked]:
-    """The rank computed nothing when the collective ended, and computed or launched soon after: so it had waited."""
+    """A wait for each collective at whose end the rank computed nothing, if it computed or launched soon after."""
     starts, ends = compute[:, 0], compute[:, 1]
     for launched in unnamed:
         place = int(np.searchsorted(starts, launched.own_ended_ns))
@@ -242,12 +243,12 @@ def _while_nothing_computes(
         since_ns = max(int(ends[place - 1]) if place else launched.at_ns, launches_ns[following - 1])
         until_ns = int(starts[place]) if place < len(starts) else launched.own_ended_ns
         until_ns = min([until_ns, *launches_ns[following : following + 1]])
-        stalls_ns = max(STALL_NS, (launched.own_ended_ns - since_ns) // _STALLS)
+        stalls_ns = max(STALL_NS, (launched.own_ended_ns - since_ns) // _WAIT_PER_STALL)
         if since_ns < launched.own_ended_ns and until_ns <= launched.own_ended_ns + stalls_ns:
             yield Blocked(since_ns, until_ns, [launched.launch.key])
 
 
-def _at_the_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
+def _waits_at_pass_end(backward: Label, inside: Sequence[Launched], compute: Intervals) -> Iterator[Blocked]:
     """DDP waits for its buckets in turn at the end of the backward pass, inside it, and may copy each."""
     begun_ns = max(launched.at_ns for launched in inside)
     last_ns = min(max(max(launched.ended_ns, launched.own_ended_ns) for launched in inside), backward.end_ns)
@@ -287,6 +288,6 @@ def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Interv
 
 
 def _wait_until_copied(launched: Launched, start_ns: int, end_ns: int, compute: Intervals) -> Blocked:
-    """From a moment until the host copies what has come, within the same range."""
+    """The wait from `start_ns` until the host copies what has come, at the latest until `end_ns`."""
     copying = clip(compute, max(start_ns, min(launched.ended_ns, end_ns)), end_ns)
     return Blocked(start_ns, int(copying[0, 0]) if len(copying) else end_ns, [launched.launch.key])

@@ -26,7 +26,7 @@ from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
 from overlaplab.simulate.issued import Issued, issued_by_step, progress
 from overlaplab.simulate.player import Launch, Move, Wait, Work, play
 from overlaplab.simulate.programs.models import sends_unnamed
-from overlaplab.simulate.transfers import Transfers, transfers
+from overlaplab.simulate.transfers import Transfers, halved_ns, transfers
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
 _TYPES = {
@@ -55,9 +55,9 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
     bounds hold only if it does not), `bytes_explain` (bool: False where waits are not known, and T follows no line).
 
     T follows from the given link, else from the run's own; without a link it is the measured transfer, and for other
-    sizes a line through those measured; what `any_cap_ns` and `least_ns` take of one measured size says
-    `transfers.no_less`. But for `found_ns` and `least_ns` each rank is simulated alone, without waiting
-    for other ranks.
+    sizes a line through those measured. Where only one size was measured, `any_cap_ns` and `least_ns` take T from
+    `transfers.no_less`. But for `found_ns` and `least_ns` each rank is simulated alone, without waiting for other
+    ranks.
     Steps whose collectives are unknown have no row, nor have DDP's steps that also exchange other data than gradients,
     nor runs where updated parameters are gathered, which reaches into the next step, or sent by a server, nor meshes of
     several axes. Raises `OverlaplabError` for an unknown rank or step.
@@ -70,7 +70,7 @@ def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = No
 
 
 def _played_bounds(run: Run, link: Link | None) -> dict[tuple[int | None, int | None], dict[str, int]]:
-    """`found_ns` and `least_ns` by rank and step; unknown where other models' buckets cannot be cut."""
+    """`found_ns` and `least_ns` by rank and step; empty where no buckets were played, or some gradients lack names."""
     search = bucket_search(run, link)
     if search is None or search.best_found is None or sends_unnamed(search.cut.recorded.programs[0]):
         return {}
@@ -165,7 +165,7 @@ def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) ->
     done_by = progress(trace, step)
     computed_ns = done_by(step.host_end_ns)
     as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
-    halves_ns = _with_half_the_bytes(issued, known_ns, took)
+    halves_ns = _halved_times_ns(issued, known_ns, took)
     any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, took)
     return {
         "step": step.step,
@@ -183,21 +183,21 @@ def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) ->
 
 
 def _as_launched_ns(issued: Issued, each_ns: Sequence[int], done_by: Callable[[int], int], computed_ns: int) -> int:
-    """How long the step takes with so long a T of each collective: see [Note: as launched]."""
+    """How long the step takes if collective i takes `each_ns[i]`: see [Note: as launched]."""
     launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(issued.sent, each_ns, strict=True))]
     waits = [(at_ns, Wait(key)) for at_ns, key in issued.waits]
     return int(play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1])
 
 
-def _with_half_the_bytes(issued: Issued, each_ns: Sequence[int], took: Transfers) -> list[int] | None:
+def _halved_times_ns(issued: Issued, each_ns: Sequence[int], took: Transfers) -> list[int] | None:
     """T of each collective with half as many bytes, None where T of other sizes is unknown."""
-    halves = []
+    halves_ns = []
     for (_, sent), ns in zip(issued.sent, each_ns, strict=True):
         takes = took.times_by_size(sent.kind)
         if takes is None or not sent.bytes:
             return None
-        halves.append(max(ns - max(takes(sent.bytes) - takes(sent.bytes // 2), 0), 0))
-    return halves
+        halves_ns.append(halved_ns(ns, sent.bytes, takes))
+    return halves_ns
 
 
 def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:
@@ -219,7 +219,7 @@ def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sendable:
+class SendableGradients:
     """The gradients of one rank's step, in order of arrival, as they could be sent in any buckets."""
 
     ready_ns: list[int]
@@ -228,10 +228,10 @@ class Sendable:
     takes: Callable[[int], int]
     """T of an all-reduce of so many bytes."""
     sent: tuple[int, int]
-    """The smallest and the largest of the recorded buckets."""
+    """The smallest and the largest number of bytes that a collective of the step sent."""
 
 
-def sendable_gradients(run: Run, window: Mapping[str, Any]) -> Sendable | None:
+def sendable_gradients(run: Run, window: Mapping[str, Any]) -> SendableGradients | None:
     """The gradients of the rank and step of a row of `overlaplab.summary`; None where `bound` has no `any_cap_ns`."""
     selection = Selection(
         ranks=None if pd.isna(window["rank"]) else [int(window["rank"])],
@@ -246,12 +246,14 @@ def sendable_gradients(run: Run, window: Mapping[str, Any]) -> Sendable | None:
     return None
 
 
-def _sendable_in_step(issued: Issued, done_by: Callable[[int], int], times_by_size: TimesBySize) -> Sendable | None:
+def _sendable_in_step(
+    issued: Issued, done_by: Callable[[int], int], times_by_size: TimesBySize
+) -> SendableGradients | None:
     takes = times_by_size("all_reduce")
     sent = [each.bytes for _, each in issued.sent if each.bytes]
     if issued.gradients is None or takes is None or not sent:
         return None
-    return Sendable(
+    return SendableGradients(
         ready_ns=[done_by(host_ns) for host_ns, _ in issued.gradients],
         bytes=[size for _, size in issued.gradients],
         takes=takes,

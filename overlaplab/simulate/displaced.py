@@ -20,12 +20,12 @@ Displaced = Callable[[str, int], int]
 _MAX_DISPLACED_SHARE = 0.9
 """The largest share of the time that is displaced: computation goes on all the same."""
 _MAX_SLOWDOWN = 3
-"""What computation waits for a core beyond that is for something else."""
+"""The largest ratio of displaced to used time; longer waits for a core have another cause."""
 _MIN_SHARE = 0.01
 """Collectives that use a smaller share of the passes do not tell how much more they displace."""
 
 
-def used_by(manifest: Manifest | None) -> Displaced:
+def calibrated_use(manifest: Manifest | None) -> Displaced:
     """What a collective uses of the cores on the idle machine: a line by its size; 0 on a sleeping device."""
     points: dict[str, tuple[list[int], list[int]]] = {}
     if manifest and manifest.calibration and not manifest.hides_host:
@@ -43,11 +43,11 @@ def used_by(manifest: Manifest | None) -> Displaced:
 
 
 def displaced_over_used(run: Run, programs: Sequence[Program]) -> float:
-    """How many times as much collectives displaced as they use; those of `programs` displace exactly that."""
+    """Ratio of the computation that collectives displaced to what they use, which is `displaced_ns` in `programs`."""
     if not any(isinstance(move, Launch) and move.displaced_ns for program in programs for move in program):
         return 0.0
-    took_ns = sum(map(_in_passes, programs))
-    used_ns = took_ns - sum(_in_passes(without_displaced(program)) for program in programs)
+    took_ns = sum(map(_pass_work_ns, programs))
+    used_ns = took_ns - sum(_pass_work_ns(without_displaced(program)) for program in programs)
     if used_ns <= _MIN_SHARE * took_ns:
         return 1.0
     delayed_ns = 0
@@ -58,7 +58,7 @@ def displaced_over_used(run: Run, programs: Sequence[Program]) -> float:
     return min(delayed_ns / used_ns, _MAX_SLOWDOWN)
 
 
-def _in_passes(program: Program) -> int:
+def _pass_work_ns(program: Program) -> int:
     """Work of forward and backward passes."""
     inside, work_ns = False, 0
     for move in program:
@@ -98,7 +98,7 @@ class _LinkClock:
         self._ends: dict[Hashable, float] = {}
 
     def pass_move(self, move: Move) -> Move:
-        """A move that is no work."""
+        """Advance past a move that is no work, and return it."""
         if isinstance(move, Launch):
             begin = max(self._now, self._free)
             self._free = self._ends[move.key] = begin + move.transfer_ns
@@ -129,7 +129,7 @@ class _LinkClock:
         return round(self._now - begun)
 
     def _border(self) -> tuple[float, float]:
-        """Until when computation goes on as now, and which part of that is displaced."""
+        """When the displaced share changes next, and the share until then."""
         while self._busy and self._busy[0][1] <= self._now:
             self._busy.popleft()
         if not self._busy:

@@ -1,8 +1,9 @@
-"""How buckets are filled."""
+"""How buckets are filled, and whose bytes they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 MIB = 1 << 20
@@ -26,3 +27,10 @@ def assign(order: Sequence[Name], sizes: Mapping[Name, int], caps: Sequence[int]
             buckets.append([])
             held = 0
     return [bucket for bucket in buckets if bucket]
+
+
+def share_bytes(num_bytes: int, elements: Sequence[int]) -> list[int]:
+    """A bucket's bytes divided among its gradients in proportion to their elements; they add up to all of them."""
+    sums = [*accumulate(elements, initial=0)]
+    ends = [num_bytes * each // max(sums[-1], 1) for each in sums]
+    return [end - begin for begin, end in pairwise(ends)]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlaplab.simulate.player import End, Launch, Move, Program, Wait, find_launches
-from overlaplab.simulate.vector_player import Times, WideProgram, each_its_own, widen
+from overlaplab.simulate.vector_player import Times, WideProgram, separate_columns, widen
 
 Skew: TypeAlias = Literal["recorded", "lognormal"]
 _SEED = 0
@@ -51,7 +51,7 @@ def _draw_lognormal(
         sums = _lognormal(work.sum(axis=0), rng, ranks)
         work_ns[step_slice] = np.rint(usual * sums / max(usual.sum(), 1))
         wake_ns[step_slice] = np.rint(np.median(wake, axis=1, keepdims=True))
-    columns = each_its_own(len(program.steps), ranks)
+    columns = separate_columns(len(program.steps), ranks)
     return replace(program, work_ns=work_ns, wake_ns=wake_ns, columns=columns)
 
 
@@ -116,19 +116,19 @@ def _moves_by_step(program: Program) -> Iterator[list[Move]]:
     its collective is an earlier step's: among other steps it may do something, or there may be no such collective.
     """
     numbers: dict[Hashable, int] = {}
-    alone: dict[Hashable, bool] = {}  # those that do not queue: whether they are still to be waited for
+    unqueued: dict[Hashable, bool] = {}  # by key, of those that do not queue: whether no wait for it came yet
     waited, begun = -1, 0
     step: list[Move] = []
     for move in program:
         if isinstance(move, Launch):
             numbers[move.key] = len(numbers)
             if not move.queues:
-                alone[move.key] = True
+                unqueued[move.key] = True
         if isinstance(move, Wait):
-            if numbers[move.key] < begun and not alone.get(move.key, numbers[move.key] > waited):
+            if numbers[move.key] < begun and not unqueued.get(move.key, numbers[move.key] > waited):
                 continue
-            if move.key in alone:
-                alone[move.key] = False
+            if move.key in unqueued:
+                unqueued[move.key] = False
             else:
                 waited = max(waited, numbers[move.key])
         step.append(move)

@@ -31,6 +31,7 @@ from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.selection import launched_in
 from overlaplab.intervals import clip, length_before
 from overlaplab.manifest import Manifest
+from overlaplab.simulate.fill_buckets import share_bytes
 from overlaplab.vocabulary import Rule, label_list
 
 _SENDERS = {"bucket_launch": "all_reduce", "gather_launch": "all_gather", "scatter_launch": "reduce_scatter"}
@@ -90,13 +91,13 @@ def issued_by_step(trace: Trace, steps: Sequence[Window], manifest: Manifest | N
 
 
 def _with_others(labelled: Issued, others: Issued) -> Issued:
-    """What labels tell and what DDP's ranges tell of other models, whose gradients no single cutting is about."""
+    """The launches and waits of both: labels tell of one model, DDP's ranges of others. Gradients are left out."""
     further = [(at_ns, len(labelled.sent) + number) for at_ns, number in others.waits]
     return _in_order([*labelled.sent, *others.sent], [*labelled.waits, *further])
 
 
 def _in_order(sent: Sequence[tuple[int, Sent]], waits: Sequence[tuple[int, int]]) -> Issued:
-    """With what was sent in order of launch; `waits` are for its places in `sent`."""
+    """What was issued, in order of launch; each of `waits` names a place in `sent`. Its gradients are not told."""
     order = sorted(range(len(sent)), key=lambda number: sent[number][0])
     place = {number: place for place, number in enumerate(order)}
     placed = tuple((at_ns, place[number]) for at_ns, number in waits)
@@ -104,7 +105,7 @@ def _in_order(sent: Sequence[tuple[int, Sent]], waits: Sequence[tuple[int, int]]
 
 
 def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements: Mapping[str, int]) -> Issued | None:
-    """From one step's labels, which must be in order of time.
+    """What a step's labels, in order of time, tell; None if nothing is sent, or a wait for an all-reduce is unknown.
 
     `passes`: autograd's, of a loop that labels neither its backward passes nor its waits, since it is not the engine's:
     DDP waits for a pass's buckets at its end.
@@ -144,7 +145,7 @@ def _collective_key(label: Label) -> tuple[str | None, ...]:
 def _labelled_gradients(
     labels: Sequence[Label], backward: Span, elements: Mapping[str, int]
 ) -> tuple[tuple[int, int], ...] | None:
-    """A parameter without a gradient is sent, too: it counts from when its bucket was ready.
+    """See `Issued.gradients`; a parameter without a gradient arrives when its bucket is ready, as it is sent, too.
 
     None where a parameter is sent twice: there are several passes, which nothing tells apart, or several models.
     """
@@ -161,7 +162,7 @@ def _labelled_gradients(
             if not names or any(name not in elements or name in sent for name in names):
                 return None
             sent.update(names)
-            sizes = _shares(int(label.fields["bytes"]), [elements[name] for name in names])
+            sizes = share_bytes(int(label.fields["bytes"]), [elements[name] for name in names])
             gradients += [(arrived.get(name, label.start_ns), size) for name, size in zip(names, sizes, strict=True)]
     return tuple(sorted(gradients)) or None
 
@@ -186,7 +187,7 @@ def _ddp_gradients(backward: DDPBackward) -> tuple[tuple[int, int], ...] | None:
     for bucket in backward.buckets:
         if bucket.told_by != "sizes" or bucket.launch.bytes is None:
             return None
-        sizes = _shares(bucket.launch.bytes, [prod(gradient.shape or ()) for gradient in bucket.gradients])
+        sizes = share_bytes(bucket.launch.bytes, [prod(gradient.shape or ()) for gradient in bucket.gradients])
         gradients += [(gradient.at_ns, size) for gradient, size in zip(bucket.gradients, sizes, strict=True)]
     return tuple(sorted(gradients)) or None
 
@@ -220,12 +221,6 @@ def _issued_by_fsdp2(
         scatter_sent = Sent(launch=label, kind="reduce_scatter", bytes=size_of(label.fields["unit"]))
         sent.append((label.start_ns, scatter_sent))
     return _in_order(sent, waits) if sent else None
-
-
-def _shares(whole: int, elements: Sequence[int]) -> list[int]:
-    """The bytes divided in proportion to the numbers of elements."""
-    sums = np.cumsum([0, *elements])
-    return list(np.diff(whole * sums // max(int(sums[-1]), 1)).tolist())
 
 
 def progress(trace: Trace, step: Window) -> Callable[[int], int]:

@@ -2,16 +2,16 @@
 
 A program is the order of one rank's moves over its steps: it works, launches collectives, waits for them, and ends
 steps. A collective starts once its last rank has launched it and the link has finished the one before, and ends T
-later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. One that does not queue starts with
-its last launch.
+later: start = max(last launch, previous end). Work goes on meanwhile, until a wait. A collective that does not queue
+starts with its last launch.
 A rank may be several programs, such as its host and its device's streams: what one of them notes, others may wait for.
 
 [Note: shared links]
 Messages from one rank to another have a lane, which carries them in order; so do the collectives of each group, where
 groups are named, as of a mesh. A rank's link sends one message at a time and receives one at a time, at once with what
-it sends (full duplex); a group's collective takes both ways of all its ranks. Whichever is ready first, as all its ends
-have called and its lane or group is free, takes the first time in which those links have room for it. Collectives of
-all ranks, which name no group, and these do not hold each other up here.
+it sends (full duplex); a group's collective takes both directions of all its ranks' links. A message or collective is
+ready once all its members have launched it and its lane or group is free; the first that is ready takes the first gap
+that its links have in common. Collectives of all ranks, which name no group, and these never hold each other up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A collective, by a key that all its ranks share; it takes no time here."""
+    """The launch of a collective, by a key that all its ranks share; it takes the rank no time."""
 
     key: Hashable
     transfer_ns: int
@@ -62,9 +62,9 @@ class Launch:
     hops: str | None = None
     """By which messages it is made by hand, those of a `ring` or a `tree`; None: the library's."""
     group: tuple[int, ...] | None = None
-    """The ranks that take part, where not all do; groups share the link, unless this is None."""
+    """The ranks that take part; None: all. Groups share their ranks' links, see [Note: shared links]."""
     lane: tuple[int, int] | None = None
-    """The sender and receiver of a message; None for collectives, which all queue up."""
+    """The sender and receiver of a message; None for a collective."""
     carries: str = ""  # without a role: parameters, activations, gradients or buffers
     queues: bool = True
     """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
@@ -157,14 +157,14 @@ def play(programs: Sequence[Program]) -> Played:
     in_turn, sharing = _InTurn(members, len(programs)), _Sharing(members)
     alone: dict[Hashable, list[int]] = defaultdict(list)  # when those that do not queue were called
     carried: dict[Hashable, tuple[int, int]] = {}
-    over_at: dict[Hashable, int] = {}
-    busy = True
+    reached_ns: dict[Hashable, int] = {}
+    progressed = True
     ends: list[list[int]] = [[] for _ in ranks]
     over: list[list[int]] = [[] for _ in ranks]
 
     def finish(key: Hashable, start: int, end: int) -> None:
-        nonlocal busy
-        carried[key], over_at[key], busy = (start, end), end, True
+        nonlocal progressed
+        carried[key], reached_ns[key], progressed = (start, end), end, True
 
     def enqueue(rank: int, move: Launch, at_ns: int) -> None:
         if not move.queues:
@@ -177,20 +177,20 @@ def play(programs: Sequence[Program]) -> Played:
             sharing.launch(rank, move, at_ns)
 
     def advance(rank: int) -> None:
-        nonlocal busy
+        nonlocal progressed
         program, rank_over, at_ns = programs[rank], over[rank], now[rank]
         for place in range(len(rank_over), len(program)):
             move = program[place]
             if isinstance(move, Work):
                 at_ns += move.ns
             elif isinstance(move, Wait):
-                if (over_ns := over_at.get(move.key)) is None:
+                if (end_ns := reached_ns.get(move.key)) is None:
                     break
-                if over_ns > at_ns:
-                    at_ns = over_ns + move.wake_ns
+                if end_ns > at_ns:
+                    at_ns = end_ns + move.wake_ns
             elif isinstance(move, Note):
-                over_at[move.key] = at_ns
-                busy = True
+                reached_ns[move.key] = at_ns
+                progressed = True
             elif isinstance(move, Launch):
                 enqueue(rank, move, at_ns)
             elif isinstance(move, End):
@@ -198,14 +198,14 @@ def play(programs: Sequence[Program]) -> Played:
             rank_over.append(at_ns)
         now[rank] = at_ns
 
-    while busy:
-        busy = False
+    while progressed:
+        progressed = False
         for rank in ranks:
             advance(rank)
         for rank in ranks:
             while (first := in_turn.carry(rank)) is not None:
                 finish(*first)
-        if not busy and (shared := sharing.carry()) is not None:  # what the others launch by then is there
+        if not progressed and (shared := sharing.carry()) is not None:  # all that can be launched without it was
             finish(*shared)
     if any(len(over[rank]) < len(programs[rank]) for rank in ranks):
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
@@ -247,7 +247,7 @@ class _Sharing:
         self._queues: dict[_Lane, dict[int, deque[tuple[Launch, int]]]] = defaultdict(lambda: defaultdict(deque))
         self._free: dict[_Lane, int] = {}
         self._ready: list[tuple[int, _Lane]] = []  # a heap of lanes, by when their first one could go
-        self._busy: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # of ranks' links, either way
+        self._busy: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)  # by link end, see `_link_ends`
 
     def launch(self, program: int, launch: Launch, at_ns: int) -> None:
         lane: _Lane = ("group", launch.group or ()) if launch.lane is None else ("lane", launch.lane)
@@ -263,14 +263,14 @@ class _Sharing:
         ready, lane = heappop(self._ready)
         queues = self._queues[lane]
         launch = next(queue[0][0] for queue in queues.values() if queue)
-        ways = _link_ends(launch)
-        for way in ways:
-            self._busy[way] = [busy_span for busy_span in self._busy[way] if busy_span[1] > ready]
-        busy = sorted(span for way in ways for span in self._busy[way])
+        link_ends = _link_ends(launch)
+        for link_end in link_ends:
+            self._busy[link_end] = [span for span in self._busy[link_end] if span[1] > ready]
+        busy = sorted(span for link_end in link_ends for span in self._busy[link_end])
         start = _first_free_slot(ready, launch.transfer_ns, busy)
         end = self._free[lane] = start + launch.transfer_ns
-        for way in ways:
-            self._busy[way].append((start, end))
+        for link_end in link_ends:
+            self._busy[link_end].append((start, end))
         for member in self._members[launch.key]:
             queues[member].popleft()
         if heads := [queue[0][0].key for queue in queues.values() if queue]:
@@ -289,7 +289,7 @@ def _link_ends(launch: Launch) -> list[tuple[str, int]]:
     """The (direction, rank) link ends that a launch occupies."""
     if launch.lane is not None:
         return [("out", launch.lane[0]), ("in", launch.lane[1])]
-    return [(way, rank) for rank in launch.group or () for way in ("out", "in")]
+    return [(direction, rank) for rank in launch.group or () for direction in ("out", "in")]
 
 
 def _first_free_slot(start_ns: int, ns: int, busy: Sequence[tuple[int, int]]) -> int:

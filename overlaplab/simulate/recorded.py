@@ -25,7 +25,8 @@ from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.blocked import Blocked, Launched, collective_name, find_fsdp2_waits, find_launched, find_waits
-from overlaplab.simulate.displaced import Displaced, displaced_over_used, used_by
+from overlaplab.simulate.displaced import Displaced, calibrated_use, displaced_over_used
+from overlaplab.simulate.fill_buckets import share_bytes
 from overlaplab.simulate.player import End, Mark, Move, Wait, Work, change_launches
 from overlaplab.simulate.recorded_collectives import (
     carried_collectives,
@@ -109,7 +110,7 @@ def recorded_programs(run: Run) -> Recorded | None:
         labels, launches = _labels_and_launches(run, trace, own_rows, offset, computing)
         programs.append(tuple(_moves(trace, labels, launches, offset + min(starts), computing)))
         gradients |= dict(_gradients(run, trace, launches))
-    used = used_by(run.manifest)
+    used = calibrated_use(run.manifest)
     factor = displaced_over_used(run, [_with_displaced_ns(program, used) for program in programs])
 
     def displaced_ns(kind: str, num_bytes: int) -> int:
@@ -212,9 +213,7 @@ def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator
         if not names or any(name not in elements for name in names):
             continue
         flag = max(launch.bytes - size, 0) // len(names)
-        whole = max(sum(elements[name] for name in names), 1)
-        for name in names:
-            alone = size * elements[name] // whole
+        for name, alone in zip(names, share_bytes(size, [elements[name] for name in names]), strict=True):
             yield name, (alone, alone + flag)
 
 

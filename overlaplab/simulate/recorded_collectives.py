@@ -38,7 +38,7 @@ def carried_collectives(run: Run) -> pd.DataFrame:
 
 
 def have_all_arrived(rows: pd.DataFrame) -> bool:
-    """Whether it is known when the last rank had come to each; of those with a root when it had launched it."""
+    """Whether the last arrival at each collective is known; rooted ones need only be complete and free of doubt."""
     rooted = rows["kind"].isin(ROOTED) & rows["complete"] & ~rows["doubtful"] if "complete" in rows else False
     return bool(((rows["last_ns"] != UNKNOWN_NS) | rooted).all())
 
@@ -59,8 +59,8 @@ def _members(rows: pd.DataFrame) -> pd.Series:
 
 
 def with_seen_ends(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
-    """With `end_ns` when a rank that waited went on, where that is earlier, for buckets that end after their backward
-    pass; and with `seen`, which these are.
+    """The rows, where `end_ns` of buckets that end after their backward pass is when their rank went on, if that is
+    earlier; `seen` tells these buckets.
 
     The thread that carries a collective may be held up before it can end its range (`STALL_NS`).
     """
@@ -78,8 +78,8 @@ def with_seen_ends(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _seen_end(trace: Trace, since_ns: int, end_ns: int, ends: NDArray[np.int64]) -> int:
-    """When the rank, which had computed nothing for longer than this, computed again before the end of a range, unless
-    another collective had just ended; not before `since_ns`.
+    """When the rank computed again, before `end_ns` but not before `since_ns`, after a gap longer than the rest up to
+    `end_ns`; `end_ns` where no such gap is, or where another collective's end explains it.
     """
     compute = activity(trace).compute
     gap_starts, gap_ends = compute[:-1, 1], compute[1:, 0]
@@ -92,7 +92,7 @@ def _seen_end(trace: Trace, since_ns: int, end_ns: int, ends: NDArray[np.int64])
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """With `ended_ns`, when the collective had ended, and `transfer_ns`, how long it took on the link.
+    """The rows with `ended_ns`, when the collective had ended, `asked_ns`, its last launch, and `transfer_ns`, its T.
 
     It had ended once it had on all ranks; where an end is `seen`, with the first of these, as the others' threads woke
     up later.

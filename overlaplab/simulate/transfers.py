@@ -63,6 +63,11 @@ def no_less(takes: Callable[[int], int], sizes: Collection[int]) -> Callable[[in
     return takes if len(set(sizes)) > 1 else lambda num_bytes: takes(min(num_bytes, *sizes))
 
 
+def halved_ns(transfer_ns: int, num_bytes: int, takes: Callable[[int], int]) -> int:
+    """T of a collective with half its bytes: shorter by as much as `takes` is shorter for these, and not below 0."""
+    return max(transfer_ns - (takes(num_bytes) - takes(num_bytes // 2)), 0)
+
+
 def takes_ns(times: Transfers, kind: str, num_bytes: int) -> int | None:
     """T in ns of a kind and any number of bytes; None where unknown."""
     times_by_size = times.times_by_size(kind)

@@ -19,7 +19,7 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckEr
 Times: TypeAlias = npt.NDArray[np.int64]
 
 
-PASSES = -1
+NO_WAIT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,9 +30,9 @@ class WideProgram:
     """Keys are launch numbers, from 0."""
     work_ns: Times
     wake_ns: Times
-    """How long the rank wakes up after a wait in which it was blocked; `PASSES` where it does not wait."""
+    """How long the rank wakes up after a wait in which it was blocked; `NO_WAIT` where it does not wait."""
     steps: tuple[tuple[Hashable, slice], ...]
-    """Each step's shape, which says which steps have the same moves, and where it is; before the first is another."""
+    """(shape, moves) of each step: steps of one shape have the same moves. Entry 0 precedes the first step."""
     columns: Times
     """(steps, ranks): the column of each rank in each step."""
 
@@ -70,7 +70,7 @@ def widen(programs: Sequence[Program]) -> WideProgram:
         raise StuckError("the ranks' programs do not launch the same collectives in the same order")
     moves = {place: slot.move for rank_slots in ranks for place, slot in rank_slots.items()}
     order = sorted(moves)
-    table = [[rank_slots.get(place, _PASSES) for rank_slots in ranks] for place in order]
+    table = [[rank_slots.get(place, _NO_WAIT_SLOT) for rank_slots in ranks] for place in order]
     in_order = tuple(moves[place] for place in order)
     steps = tuple(_steps(in_order))
     return WideProgram(
@@ -78,13 +78,13 @@ def widen(programs: Sequence[Program]) -> WideProgram:
         work_ns=np.array([[slot.work_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         wake_ns=np.array([[slot.wake_ns for slot in row] for row in table], np.int64).reshape(-1, len(programs)),
         steps=steps,
-        columns=each_its_own(len(steps), len(programs)),
+        columns=separate_columns(len(steps), len(programs)),
     )
 
 
 _Place: TypeAlias = tuple[int, float, float]
-"""How many launches and ends of steps come before; then of a wait how often one for an earlier launch followed one for
-a later launch since, and the launch number that is waited for; of others infinity."""
+"""How many launches and step ends come before. Then, of a wait: how many of the waits since then, it included, were for
+an earlier launch than the wait before them; and its launch's number. Of a launch or step end: infinity, twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Slot:
     wake_ns: int = 0
 
 
-_PASSES = _Slot(End(), 0, PASSES)
+_NO_WAIT_SLOT = _Slot(End(), 0, NO_WAIT)
 
 
 def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
@@ -109,7 +109,7 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     worked = passed = 0
     waited = before = -1
     again = 0
-    alone: dict[Hashable, bool] = {}  # those that do not queue: whether they are still to be waited for
+    unqueued: dict[Hashable, bool] = {}  # by key, of those that do not queue: whether no wait for it came yet
     for move in program:
         match move:
             case Work(ns):
@@ -120,10 +120,10 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
             case Wait(key, wake_ns):
                 if key not in keys:
                     raise StuckError("a rank waits for a collective that it has not launched")
-                if not alone.get(key, keys[key] > waited):
+                if not unqueued.get(key, keys[key] > waited):
                     continue
-                if key in alone:
-                    alone[key] = False
+                if key in unqueued:
+                    unqueued[key] = False
                 else:
                     waited = keys[key]
                 again += keys[key] < before
@@ -134,7 +134,7 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
                 keys[key] = len(keys)
                 passed, before, again = passed + 1, -1, 0
                 if not move.queues:
-                    alone[key] = True
+                    unqueued[key] = True
             case End():
                 slots[passed, inf, inf] = _Slot(move, worked)
                 passed, before, again = passed + 1, -1, 0
@@ -142,23 +142,24 @@ def _slots(program: Program) -> tuple[list[Hashable], dict[_Place, _Slot]]:
     return list(keys), slots
 
 
-def each_its_own(steps: int, ranks: int) -> Times:
-    """Columns of ranks that share none."""
+def separate_columns(steps: int, ranks: int) -> Times:
+    """`WideProgram.columns` where each rank has its own column in all steps."""
     return np.broadcast_to(np.arange(ranks, dtype=np.int64), (steps, ranks))
 
 
 def play_wide(program: WideProgram) -> WidePlayed:
     """Play the program of all ranks to its end; see [Note: alike]."""
     now = np.zeros(1, dtype=np.int64)
-    alike = np.zeros(program.ranks, dtype=np.int64)  # which of these times is each rank's
+    alike = np.zeros(program.ranks, dtype=np.int64)  # the place in `now` of each rank's time
     width = program.work_ns.shape[1]
     carried: list[tuple[int, int]] = []
     ends: list[Times] = []
     free = 0
     for columns, (_, step) in zip(program.columns, program.steps, strict=True):
-        different, alike = np.unique(alike * width + columns, return_inverse=True)
-        used_columns = different % width
-        now = now[different // width]
+        # a pair is a place in `now` and a column, as place × width + column
+        pairs, alike = np.unique(alike * width + columns, return_inverse=True)
+        used_columns = pairs % width
+        now = now[pairs // width]
         works, wakes = program.work_ns[step][:, used_columns], program.wake_ns[step][:, used_columns]
         for move, work_ns, wake_ns in zip(program.moves[step], works, wakes, strict=True):
             now = now + work_ns
@@ -172,7 +173,7 @@ def play_wide(program: WideProgram) -> WidePlayed:
                     carried.append((start, free))
                 case Wait(number):
                     ended = carried[_number(number)][1]
-                    now = np.where((now < ended) & (wake_ns != PASSES), ended + wake_ns, now)
+                    now = np.where((now < ended) & (wake_ns != NO_WAIT), ended + wake_ns, now)
                 case End():
                     ends.append(now[alike])
         now, same = np.unique(now, return_inverse=True)
@@ -192,7 +193,7 @@ def working_times(program: WideProgram, result: WidePlayed, rank: int) -> Interv
         starts.append(now)
         now += work_ns
         ends.append(now)
-        if isinstance(move, Wait) and wake_ns != PASSES:
+        if isinstance(move, Wait) and wake_ns != NO_WAIT:
             ended = int(result.carried_ns[_number(move.key), 1])
             now = ended + wake_ns if now < ended else now
     return union(starts, ends)

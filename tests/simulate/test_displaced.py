@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made.traces import event, op, run_of, step
 
 from overlaplab.manifest import Calibration, IdleCollective, Manifest, Sleep
-from overlaplab.simulate.displaced import displaced_over_used, used_by, with_displaced, without_displaced
+from overlaplab.simulate.displaced import calibrated_use, displaced_over_used, with_displaced, without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work
 
 CALIBRATION = Calibration(
@@ -24,7 +24,7 @@ CALIBRATION = Calibration(
 
 def test_what_a_collective_uses_follows_its_size() -> None:
     """20 ns, and 0.1 ns per byte."""
-    used = used_by(Manifest(format_version=1, world_size=1, calibration=CALIBRATION))
+    used = calibrated_use(Manifest(format_version=1, world_size=1, calibration=CALIBRATION))
     assert [used("all_reduce", size) for size in (0, 100, 1000)] == [20, 30, 120]
     assert used("all_gather", 100) == used("broadcast", 100) == 0, "not measured"
 
@@ -32,7 +32,7 @@ def test_what_a_collective_uses_follows_its_size() -> None:
 def test_where_nothing_waits_for_a_core_or_nothing_is_known_it_is_nothing() -> None:
     asleep = Manifest(format_version=1, world_size=1, calibration=CALIBRATION, sleep=Sleep(on_schedule=True))
     for manifest in (asleep, Manifest(format_version=1, world_size=1), None):
-        assert used_by(manifest)("all_reduce", 100) == 0
+        assert calibrated_use(manifest)("all_reduce", 100) == 0
 
 
 def program(*works: float) -> list[Move]:

@@ -15,7 +15,7 @@ from samples import sample_run
 from overlaplab.simulate.further import draw_ranks, with_further
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work, find_launches, play
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.vector_player import PASSES, WideProgram, play_wide, retime_collectives, widen
+from overlaplab.simulate.vector_player import NO_WAIT, WideProgram, play_wide, retime_collectives, widen
 
 NAMES = ("per-param", "bucketed", "zero2", "zero3", "sweep/cap-25")
 
@@ -29,7 +29,7 @@ def narrowed(program: WideProgram) -> list[list[Move]]:
                 program.moves, *map(np.ndarray.tolist, program.times_of_rank(rank)), strict=True
             )
             for own in (Work(work_ns), replace(move, wake_ns=wake_ns) if isinstance(move, Wait) else move)
-            if not isinstance(own, Wait) or own.wake_ns != PASSES
+            if not isinstance(own, Wait) or own.wake_ns != NO_WAIT
         ]
         for rank in range(program.ranks)
     ]

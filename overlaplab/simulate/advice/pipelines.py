@@ -70,7 +70,7 @@ def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, 
     for other in _OF_ONE_STAGE:
         if other != first.schedule and (other == "gpipe" or first.microbatches >= len(first.took_ns)):
             yield "schedule", other, tuple(replace(shape, schedule=other) for shape in recorded)
-    if first.layers and (even := first.even) != first.layers:
+    if first.layers and (even := first.even_layers) != first.layers:
         yield "split", ",".join(map(str, even)), tuple(shape.with_layers(even) for shape in recorded)
 
 

@@ -40,7 +40,7 @@ class Least:
     took_ns: Times
     """T of gradients in one bucket: see `transfer_table`."""
     least_took_ns: Times
-    """The same where only one size was recorded: what no bucket takes less than."""
+    """A lower limit of that; another table only where one size alone was recorded."""
     passes: tuple[BackwardPass, ...]
     spans_ns: Times
     """How long each step takes at least, of shape (ranks, steps): see [Note: bound]."""
@@ -60,14 +60,15 @@ class Least:
             spans[each.step] += (resumed - each.resumed_ns).mean()
         return spans
 
-    def cuttings(self, ready_ns: Times, took_ns: Times) -> Iterator[Cutting]:
-        """The best cuttings for a pass with these times, into one bucket, into two, …; half a launch is before it."""
-        return best_cuttings((ready_ns - self.cut.host_ns).tolist(), took_ns, 2 * self.cut.host_ns)
+
+def launch_cuttings(cut: Recutting, ready_ns: Times, took_ns: Times) -> Iterator[Cutting]:
+    """The best cuttings of a pass into one bucket, into two, …; a bucket goes out halfway through its launch."""
+    return best_cuttings((ready_ns - cut.host_ns).tolist(), took_ns, 2 * cut.host_ns)
 
 
 def least_steps(cut: Recutting) -> Least | None:
-    """None where ranks have different numbers of backward passes."""
-    parts = [_parts(each.moves) for each in cut.alone]
+    """The least; None where ranks have different numbers of backward passes, or programs cannot be played."""
+    parts = [_split_at_backward_ends(each.moves) for each in cut.alone]
     if len({len(each) for each in parts}) > 1:
         return None
     sent = [cut.sent[name] for name in cut.order]
@@ -75,7 +76,6 @@ def least_steps(cut: Recutting) -> Least | None:
     least_took_ns = took_ns if cut.takes_least is cut.takes else transfer_table(sent, cut.takes_least)
     at_ns = np.zeros(len(parts), dtype=np.int64)
     ends: list[list[int]] = [[] for _ in parts]
-    least = Least(cut=cut, took_ns=took_ns, least_took_ns=least_took_ns, passes=(), spans_ns=at_ns)
     passes: list[BackwardPass] = []
     steps = sum(isinstance(move, End) for move in cut.alone[0].moves) - 1
     for part in zip(*parts, strict=True):
@@ -93,7 +93,7 @@ def least_steps(cut: Recutting) -> Least | None:
         last = moves[0][-1]
         if isinstance(last, Mark) and last.word == "backward_end" and len(ends[0]) <= steps:
             ready = begun + _ready_ns(cut, moves, played)
-            at_ns, ended = _earliest_ns(least, ready, at_ns), at_ns
+            at_ns, ended = _earliest_ns(cut, least_took_ns, ready, at_ns), at_ns
             step = len(ends[0]) - 1
             passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
     times = np.array(ends, dtype=np.int64)
@@ -101,7 +101,7 @@ def least_steps(cut: Recutting) -> Least | None:
     return Least(cut=cut, took_ns=took_ns, least_took_ns=least_took_ns, passes=tuple(passes), spans_ns=spans)
 
 
-def _parts(program: Program) -> list[list[Move]]:
+def _split_at_backward_ends(program: Program) -> list[list[Move]]:
     """The moves up to the end of each backward pass that sends gradients, and what follows the last."""
     parts: list[list[Move]] = [[]]
     for move in program:
@@ -129,20 +129,20 @@ def _ready_ns(cut: Recutting, moves: Sequence[Program], played: Played) -> Times
     return ready
 
 
-def _earliest_ns(least: Least, ready_ns: Times, ended_ns: Times) -> Times:
+def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns: Times) -> Times:
     """When each rank goes on at the earliest after a backward pass."""
-    cut, begun = least.cut, int(ready_ns.min())
+    begun = int(ready_ns.min())
     ready, ended = ready_ns - begun, ended_ns - begun
     sent = [cut.sent[name] for name in cut.order]
     if not cut.host_ns:
         return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes_least)[0], cut))
     earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
     number = 0
-    for number, cutting in enumerate(least.cuttings(ready, least.least_took_ns), start=1):
+    for number, cutting in enumerate(launch_cuttings(cut, ready, least_took_ns), start=1):
         earliest = np.minimum(earliest, _resume_ns(ended, number, cutting.end_ns, cut))
         if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
             return np.asarray(begun + earliest)
-    if number < len(sent):  # into still more
+    if number < len(sent):  # more buckets than `best_cuttings` tries: at least one launch more
         end_ns = best_cutting(ready.tolist(), sent, cut.takes_least)[0]
         earliest = np.minimum(earliest, _resume_ns(ended, number + 1, end_ns, cut))
     return np.asarray(begun + earliest)

@@ -18,7 +18,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
 from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
-from overlaplab.simulate.buckets.least import Least, least_steps
+from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.player import StuckError, find_launches
 from overlaplab.simulate.programs import all_programs
@@ -272,7 +272,7 @@ class BucketSearch:
         """How many gradients each bucket holds with which computation and the last bucket end first."""
         best_ns: int | None = None
         best: tuple[int, ...] = (len(ready_ns),)
-        for number, cutting in enumerate(self.least.cuttings(ready_ns, self.least.took_ns), start=1):
+        for number, cutting in enumerate(launch_cuttings(self.cut, ready_ns, self.least.took_ns), start=1):
             alone_ns = int(ready_ns.max()) + 2 * number * self.cut.host_ns
             if best_ns is not None and alone_ns >= best_ns:
                 break

@@ -9,6 +9,7 @@ from dataclasses import replace
 from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role
 from overlaplab.simulate.edits.collectives import drop_launches
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, change_launches, find_launches
+from overlaplab.simulate.transfers import halved_ns
 
 GRADIENTS = ("bucket", "scatter", "replicas")
 """Roles of collectives that average gradients."""
@@ -59,9 +60,8 @@ def halve_bytes(
     def half(launch: Launch) -> Launch:
         if launch.kind not in takes_by_kind or not applies(launch):
             return launch
-        takes = takes_by_kind[launch.kind]
-        gained_ns = takes(launch.bytes) - takes(launch.bytes // 2)
-        return replace(launch, transfer_ns=max(launch.transfer_ns - gained_ns, 0), bytes=launch.bytes // 2)
+        transfer_ns = halved_ns(launch.transfer_ns, launch.bytes, takes_by_kind[launch.kind])
+        return replace(launch, transfer_ns=transfer_ns, bytes=launch.bytes // 2)
 
     return [change_launches(program, half) for program in programs] if takes_by_kind else None
 

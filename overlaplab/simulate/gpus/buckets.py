@@ -30,7 +30,7 @@ _CLOCK_TOLERANCE_NS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEdits:
-    """Other buckets."""
+    """What all ranks do otherwise with other buckets or another prefetch depth."""
 
     edits: tuple[RankEdit, ...]
     """The edit of each trace; none where no bucket is another one."""
@@ -44,8 +44,9 @@ def gradient_sizes(run: Run) -> list[int]:
 
 
 def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> DeviceEdits:
-    """With buckets that close at these caps, in bytes; the last one serves on. See [Note: other buckets].
+    """The edits with which buckets close at these caps, in bytes, the last of which applies to all further buckets.
 
+    See [Note: other buckets].
     T of other buckets is 0 unless it is to be `fitted`. Raises `OverlaplabError` where the traces do not tell which
     gradients were sent when, or how long others would take.
     """
@@ -65,18 +66,18 @@ def recut(run: Run, caps: Sequence[int], *, fitted: bool = True) -> DeviceEdits:
         if each.key in launches:
             continue
         launches[each.key] = []
-        for number, names in enumerate(cuts[each.key]):
-            key, size, took_ns = ("bucket", each.key, number), sum(each.sizes[name] for name in names), 0
-            if fitted and names not in each.cut:
-                line = _line(run, lines.get((tuple(sorted(members[each.key])), "all_reduce")), caps)
+        for number, bucket in enumerate(cuts[each.key]):
+            key, size, took_ns = ("bucket", each.key, number), sum(each.sizes[gradient] for gradient in bucket), 0
+            if fitted and bucket not in each.cut:
+                line = _checked_line(run, lines.get((tuple(sorted(members[each.key])), "all_reduce")), caps)
                 took_ns, doubt_ns[key] = line.time_ns(size), round(line.half_ns or 0)
             launches[each.key].append(Launch(key, took_ns, "all_reduce", size, "bucket", str(number)))
     edits = tuple(_BucketEditor(run, place, each, launches, cuts).edit() for place, each in enumerate(passes))
     return DeviceEdits(edits=edits, doubt_ns=doubt_ns)
 
 
-def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
-    """Raises `OverlaplabError` where a line does not tell T of other sizes."""
+def _checked_line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
+    """The line; raises `OverlaplabError` where it does not tell T of other sizes."""
     what = None
     if line is None:
         what = "how long its all-reduces take is not known"
@@ -93,7 +94,7 @@ def _line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
 
 @once_per_run
 def is_of_one_size(run: Run) -> bool:
-    """Whether all all-reduces whose T is known are, as those of a model in one bucket."""
+    """Whether all all-reduces whose T is known have one size, as where one bucket holds the whole model."""
     lines = [line for line in fitted_lines(run) if line.kind == "all_reduce"]
     return len({size for line in lines for size in line.transfers["bytes"].tolist()}) == 1
 
@@ -109,7 +110,7 @@ class _BucketEditor:
         launches: Mapping[Hashable, Sequence[Launch]],
         cuts: Mapping[Hashable, Sequence[Sequence[int]]],
     ) -> None:
-        self.bucketed_passes, self._launches, self._cuts = passes, launches, cuts
+        self._passes, self._launches, self._cuts = passes, launches, cuts
         trace = run.traces[place]
         self._events, main = device_events(trace), main_stream(trace)
         computed = [(event.called_ns, at) for at, event in enumerate(self._events) if event.stream == main]
@@ -118,7 +119,7 @@ class _BucketEditor:
         places = [each for bucketed in passes for each in bucketed.places]
         ranges = [each for bucketed in passes for each in bucketed.launched]
         last = [bucket.gradients[-1] for bucketed in passes for bucket in bucketed.backward.buckets]
-        self._left_ns = median_low(each.hooks_end_ns - end for each, (_, end) in zip(last, ranges, strict=True))
+        self._after_launch_ns = median_low(each.hooks_end_ns - end for each, (_, end) in zip(last, ranges, strict=True))
         self._took_ns = median_low(end - start for start, end in ranges)
         called_ns = [self._events[each].called_ns for each in places]
         self._call_ns = median_low(at_ns - start for at_ns, (start, _) in zip(called_ns, ranges, strict=True))
@@ -142,8 +143,8 @@ class _BucketEditor:
         self._waits: dict[int, list[int]] = defaultdict(list)
 
     def edit(self) -> RankEdit:
-        ends = [bucketed.backward.start_ns for bucketed in self.bucketed_passes[1:]]
-        for bucketed, until_ns in zip(self.bucketed_passes, [*ends, None], strict=True):
+        ends = [bucketed.backward.start_ns for bucketed in self._passes[1:]]
+        for bucketed, until_ns in zip(self._passes, [*ends, None], strict=True):
             self._edit(bucketed, until_ns)
         self._freed |= {
             place
@@ -162,33 +163,35 @@ class _BucketEditor:
 
     def _edit(self, bucketed: BucketedPass, until_ns: int | None) -> None:
         """Edit one bucketed pass; the next one begins at `until_ns`."""
-        buckets, first_of, recorded_cut = bucketed.backward.buckets, {}, bucketed.cut
+        buckets, recorded_cut = bucketed.backward.buckets, bucketed.cut
         gradients = [each for bucket in buckets for each in bucket.gradients]
-        launched = {bucket.gradients[-1].number - 1: number for number, bucket in enumerate(buckets)}
+        recorded_number = {bucket.gradients[-1].number - 1: number for number, bucket in enumerate(buckets)}
         place_of: dict[int, int] = {}
-        """The bucket that sends a gradient, by the place of its event."""
-        for launch, names in zip(self._launches[bucketed.key], self._cuts[bucketed.key], strict=True):
-            if names in recorded_cut:
-                place = bucketed.places[recorded_cut.index(list(names))]
-                self._wait(place, bucketed.launched[launched[names[-1]]][0])
+        """The place of the event that sends each gradient."""
+        first_of: dict[int, int] = {}
+        """The first gradient of a bucket, by the place of its event."""
+        for launch, new_bucket in zip(self._launches[bucketed.key], self._cuts[bucketed.key], strict=True):
+            if new_bucket in recorded_cut:
+                place = bucketed.places[recorded_cut.index(list(new_bucket))]
+                self._wait(place, bucketed.launched[recorded_number[new_bucket[-1]]][0])
             else:
                 place = len(self._events) + len(self._sent)
                 stream = self._events[bucketed.places[0]].stream
-                if (number := launched.get(names[-1])) is not None:
+                if (number := recorded_number.get(new_bucket[-1])) is not None:
                     at_ns, end_ns = bucketed.launched[number]
                     took_ns, call_ns = end_ns - at_ns, self._events[bucketed.places[number]].called_ns - at_ns
                 else:
-                    last = gradients[names[-1]]
-                    at_ns = max(last.hooks_end_ns - self._left_ns, last.at_ns)
+                    last = gradients[new_bucket[-1]]
+                    at_ns = max(last.hooks_end_ns - self._after_launch_ns, last.at_ns)
                     took_ns, call_ns = self._took_ns, self._call_ns
                 sent = AddedLaunch(launch=launch, stream=stream, at_ns=at_ns, call_ns=call_ns, took_ns=took_ns)
                 self._sent.append(sent)
                 self._wait(place, at_ns)
-            first_of[place] = names[0]
-            place_of |= dict.fromkeys(names, place)
-        for names, place, spared in zip(recorded_cut, bucketed.places, bucketed.launched, strict=True):
+            first_of[place] = new_bucket[0]
+            place_of |= dict.fromkeys(new_bucket, place)
+        for old_bucket, place, spared in zip(recorded_cut, bucketed.places, bucketed.launched, strict=True):
             if place not in first_of:
-                self._gone[place] = place_of[names[-1]]
+                self._gone[place] = place_of[old_bucket[-1]]
                 self._spared.append(spared)
         joins = self._joins(bucketed, until_ns)
         self._freed |= {join for join in joins if join is not None and self._events[join].after in self._gone}
@@ -197,7 +200,7 @@ class _BucketEditor:
                 self._waits[join].append(place)
 
     def _is_launched_early(self, event: DeviceEvent) -> bool:
-        """Whether it is launched before what takes the place of the bucket that it seems to have waited for."""
+        """Whether an event is launched before the bucket that replaces the one that it seems to have waited for."""
         place = self._gone[event.after or 0]
         if place < len(self._events):
             return event.called_ns < self._events[place].called_ns
@@ -210,7 +213,7 @@ class _BucketEditor:
             self._waits[place].append(self._computed[before - 1][1])
 
     def _joins(self, bucketed: BucketedPass, until_ns: int | None) -> list[int | None]:
-        """By gradient the event of the compute stream that waits for its bucket, if it is the bucket's first."""
+        """By gradient: the place of the main stream's event that waits for its bucket, if the gradient is its first."""
         end_ns = bucketed.backward.end_ns
         last_ns = inf if until_ns is None else until_ns
         copied = [place for at_ns, place in self._copies_back if end_ns <= at_ns < last_ns]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from overlaplab.evidence.dependencies import DeviceEvent
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -12,6 +12,14 @@ from overlaplab.simulate.player import Launch
 
 Held: TypeAlias = Literal["launch", "event", "stream"]
 """What an event waited for last: the call that launched it, another stream's event, the one before it on its own."""
+
+
+class EventKey(NamedTuple):
+    """The key of a note: what has come of an event, `launched`, `begun` or `done`, by its place on its rank."""
+
+    rank: int
+    word: str
+    place: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from overlaplab.evidence.purposes import BUFFERS, UPDATED, Role
 from overlaplab.evidence.sending import gatherings
 from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
 from overlaplab.simulate.edits.model import GRADIENTS, halve_bytes
+from overlaplab.simulate.gpus.edit import EventKey
 from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, find_launches
@@ -43,7 +44,7 @@ def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
 def last_pass(run: Run, programs: DevicePrograms, *, replicas: bool = False) -> Programs | None:
     """Each bucket or unit is sent once per step, when it is launched last; None where none is sent more often.
 
-    `replicas`: that concerns the all-reduces of scattered gradients alone, which HSDP makes between replicas.
+    `replicas`: drop only the all-reduces of scattered gradients, which HSDP makes between replicas.
     """
     return _without_collectives(programs, _sent_again(run, programs, replicas=replicas))
 
@@ -78,43 +79,44 @@ def update_whole(programs: DevicePrograms) -> Programs | None:
 def _placed_launches(lane: Program) -> Iterator[tuple[int, Launch]]:
     """The collectives of a lane, each with the place of its event in `device_events`."""
     for note, move in pairwise(lane):
-        if isinstance(note, Note) and isinstance(move, Launch):
-            yield note.key[2], move  # type: ignore[index]
+        if isinstance(note, Note) and isinstance(note.key, EventKey) and isinstance(move, Launch):
+            yield note.key.place, move
 
 
 def _launches(programs: DevicePrograms) -> list[Launch]:
     return find_launches(chain.from_iterable(programs.programs))
 
 
-def _without_collectives(programs: DevicePrograms, again: set[Hashable]) -> Programs | None:
-    """Without these, and what the host and the compute stream do for them alone, such as to copy gradients into a
-    bucket; None without any.
+def _without_collectives(programs: DevicePrograms, keys: set[Hashable]) -> Programs | None:
+    """The programs without the collectives of these keys, and without what host and streams do for them alone, such as
+    copying gradients into a bucket; None where there are no keys.
     """
-    if not again:
+    if not keys:
         return None
     changed: list[Program] = []
     for host, *streams in programs.ranks:
-        launched_at = chain.from_iterable(map(_placed_launches, streams))
-        places = {str(place) for place, launch in launched_at if launch.key in again}
-        spared, launched = _without_sending(host, places)
-        changed += [spared, *(_without_events(stream, again, launched) for stream in streams)]
+        placed = chain.from_iterable(map(_placed_launches, streams))
+        places = {str(place) for place, launch in placed if launch.key in keys}
+        host_moves, helper_places = _without_sending(host, places)
+        changed += [host_moves, *(_without_events(stream, keys, helper_places) for stream in streams)]
     return changed
 
 
-def _without_sending(host: Program, places: set[str]) -> tuple[list[Move], set[Hashable]]:
-    """A host that does nothing for these buckets, and the places of what it launched for them."""
+def _without_sending(host: Program, places: set[str]) -> tuple[list[Move], set[int]]:
+    """The host's moves without its work for these collectives, and the places of the events that it launched in it."""
     marked = list(between_marks(host, "sending", places))
-    launched: set[Hashable] = {move.key[2] for move, inside in marked if inside and isinstance(move, Note)}  # type: ignore[index]
+    notes = [move.key for move, inside in marked if inside and isinstance(move, Note)]
+    launched = {key.place for key in notes if isinstance(key, EventKey)}
     return [move for move, inside in marked if not (inside and isinstance(move, Work))], launched
 
 
-def _without_events(stream: Program, gone: set[Hashable], places: set[Hashable]) -> list[Move]:
+def _without_events(stream: Program, gone: set[Hashable], places: set[int]) -> list[Move]:
     """A stream without these collectives, whose events at these places take no time."""
     moves: list[Move] = []
     inside = False
     for move in stream:
-        if isinstance(move, Note):
-            inside = move.key[1] == "begun" and move.key[2] in places  # type: ignore[index]
+        if isinstance(move, Note) and isinstance(move.key, EventKey):
+            inside = move.key.word == "begun" and move.key.place in places
         if not ((inside and isinstance(move, Work)) or (isinstance(move, Launch | Wait) and move.key in gone)):
             moves.append(move)
     return moves

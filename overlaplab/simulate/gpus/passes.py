@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -21,7 +22,7 @@ from overlaplab.simulate.play_errors import refusal
 from overlaplab.vocabulary import label_list
 
 _PADDING = 1024
-"""Bytes that a bucket of the engine may have beside its gradients: flags of which there are, and padding."""
+"""A bucket of the engine holds fewer bytes than this beside its gradients: a flag for each of them, and padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ def bucketed_passes(run: Run) -> tuple[list[BucketedPass], ...]:
     if not passes or not all(passes):
         raise refusal(run, "no buckets of torch's DDP are recorded")
     sizes: dict[Hashable, list[int]] = {}
-    for backward in (backward for each in passes for backward in each):
-        if sizes.setdefault(backward.key, backward.sizes) != backward.sizes:
+    for bucketed in chain.from_iterable(passes):
+        if sizes.setdefault(bucketed.key, bucketed.sizes) != bucketed.sizes:
             raise refusal(run, "gradients arrive in different orders on its ranks")
     return passes
 
@@ -84,12 +85,12 @@ def _passes_of_trace(run: Run, number: int, trace: Trace) -> Iterator[BucketedPa
             key=together[places[0]].key,
             places=places,
             sizes=[size for bucket in backward.buckets for size in _sizes(bucket)],
-            launched=_ranges(calls, backward.buckets),
+            launched=_launch_ranges(calls, backward.buckets),
         )
 
 
 def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBackward:
-    """With its gradients' sizes, where the engine's labels name them, run.json has them, and buckets hold these."""
+    """The pass with run.json's shapes where labels name all gradients and buckets' bytes agree; else unchanged."""
     shapes = {parameter.name: parameter.shape for parameter in run.manifest.parameters or ()} if run.manifest else {}
     arrived = [
         label_list(label.fields["parameter"])[0]
@@ -103,14 +104,14 @@ def _with_labelled_sizes(run: Run, trace: Trace, backward: DDPBackward) -> DDPBa
         gradients = [replace(each, shape=shapes[arrived[each.number - 1]]) for each in bucket.gradients]
         buckets.append(replace(bucket, gradients=tuple(gradients), told_by="sizes"))
     sent = [bucket.launch.bytes or 0 for bucket in buckets]
-    held = [sum(prod(gradient.shape or ()) for gradient in bucket.gradients) for bucket in buckets]
-    width = sum(sent) // max(sum(held), 1)
-    agree = all(0 <= each - width * count < _PADDING for each, count in zip(sent, held, strict=True))
+    elements = [sum(prod(gradient.shape or ()) for gradient in bucket.gradients) for bucket in buckets]
+    item_bytes = sum(sent) // max(sum(elements), 1)
+    agree = all(0 <= size - item_bytes * count < _PADDING for size, count in zip(sent, elements, strict=True))
     return replace(backward, buckets=tuple(buckets)) if agree else backward
 
 
-def _ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
-    """The operators that launched them, else what is known of the launches."""
+def _launch_ranges(calls: Fields, buckets: Sequence[DDPBucket]) -> list[tuple[int, int]]:
+    """Start and end of the operator that launched each bucket; of the launch itself where no operator is recorded."""
     launches = [bucket.launch for bucket in buckets]
     threads = np.array([launch.thread for launch in launches], np.int64)
     starts = np.array([launch.start_ns for launch in launches], np.int64)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from statistics import median_low
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -22,7 +22,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives, recor
 from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
-from overlaplab.simulate.gpus.edit import AddedLaunch, Moved, RankEdit
+from overlaplab.simulate.gpus.edit import AddedLaunch, EventKey, Moved, RankEdit
 from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Program, Wait, Work, find_launches
 from overlaplab.vocabulary import Rule
 
@@ -33,7 +33,7 @@ class DevicePrograms:
 
     programs: tuple[Program, ...]
     steps: tuple[int, ...]
-    """The place of each rank's program whose `End` moves end its steps, as its windows do."""
+    """The place of each rank's last program, whose `End` moves are the borders of the recorded steps."""
     members: Mapping[Hashable, int] = field(default_factory=dict)
     """How many ranks each collective that is played together has."""
 
@@ -76,21 +76,21 @@ def note_places(programs: DevicePrograms, rank: int) -> NotePlaces:
     """Where a rank's events are noted."""
     first = programs.steps[rank - 1] + 1 if rank else 0
     return {
-        (move.key[1], move.key[2]): (number, place)
+        (move.key.word, move.key.place): (number, place)
         for number in range(first, programs.steps[rank] + 1)
         for place, move in enumerate(programs.programs[number])
-        if isinstance(move, Note) and isinstance(move.key, tuple)
+        if isinstance(move, Note) and isinstance(move.key, EventKey)
     }
 
 
 def _begin(trace: Trace) -> int:
-    """The first launch or event."""
+    """The earliest launch or start of a device event, by the trace's clock."""
     called = [event.called_ns for event in device_events(trace) if event.called_ns != UNKNOWN_NS]
     return min([*called, device_events(trace)[0].start_ns])
 
 
 ALONE = "alone"
-"""How the keys begin of collectives of which it is not known when the other ranks had come to them."""
+"""The first part of a collective's key where the other ranks' arrivals are not known."""
 
 
 def is_played_together(launch: Launch) -> bool:
@@ -100,7 +100,7 @@ def is_played_together(launch: Launch) -> bool:
 
 @once_per_run
 def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
-    """Each trace's collectives of one event whose last arrival is known, by its place; without messages by kernels."""
+    """Each trace's collectives of one event whose last arrival is known, by its event's place; without messages."""
     rows = arrivals(run)
     rows = rows[(rows["source"] < 0) & (rows["destination"] < 0)]
     rows = rows[rows["all_wait"] & (rows["last_ns"] != UNKNOWN_NS) & (rows["start_ns"] != UNKNOWN_NS)]
@@ -121,6 +121,16 @@ def _collectives_of_one_event(trace: Trace, together: Mapping[int, Launch]) -> d
     return {place: together[row] for row, place in of_one if row in together}
 
 
+class _HostPoint(NamedTuple):
+    """What the host does at a recorded time; of points at one time the lowest `order` comes first."""
+
+    at_ns: int
+    order: int
+    moves: Sequence[Move]
+    then_ns: int = 0
+    """The recorded time from which its work counts again, where that is later."""
+
+
 class _RankPrograms:
     """One rank's programs; `zero` is their start, by the rank's own clock."""
 
@@ -136,18 +146,19 @@ class _RankPrograms:
             for place, event in enumerate(self._events)
             if move.start_ns <= event.called_ns <= move.end_ns
         }
-        late = [
+        delays_ns = [
             event.start_ns - event.called_ns
             for event in self._events
             if event.called_ns != UNKNOWN_NS
             and (event.after is None or self._events[event.after].end_ns < event.called_ns)
             and self._free_ns(event) < event.called_ns
         ]
-        self._launch_ns = max(median_low(late), 0) if late else 0
+        self._launch_delay_ns = max(median_low(delays_ns), 0) if delays_ns else 0
+        """The median delay from a call to its event, of events that nothing else held up."""
 
     def host(self) -> list[Move]:
         """Launches, waits for the device, and the time between them."""
-        points: list[tuple[int, int, Sequence[Move], int]] = []  # with where the next one begins to count
+        points: list[_HostPoint] = []
         launched: dict[int, list[int]] = {}
         calls = launchers(self._trace)
         for place, event in enumerate(self._events):
@@ -155,37 +166,37 @@ class _RankPrograms:
                 launched.setdefault(int(calls[event.row]), []).append(place)
         for places in launched.values():
             at_ns = self._events[places[0]].called_ns
-            points.append((at_ns, 0, [Note(self._key("launched", place)) for place in places], at_ns))
+            points.append(_HostPoint(at_ns, 0, [Note(self._key("launched", place)) for place in places]))
         for call in blocking_calls(self._trace):
             ended_ns = self._events[call.until].end_ns
             wait = Wait(self._done_key(call.until), max(call.end_ns - ended_ns, 0))
             place = self._edit.gone.get(call.until, -1)
-            later = place >= len(self._events) and self._added_launch(place).at_ns > call.start_ns
-            points.append((call.start_ns, 1, [] if later else [wait], max(call.end_ns, ended_ns)))
+            is_later = place >= len(self._events) and self._added_launch(place).at_ns > call.start_ns
+            points.append(_HostPoint(call.start_ns, 1, [] if is_later else [wait], max(call.end_ns, ended_ns)))
         for call in full_queues(self._trace):
             if call.until not in self._edit.gone:
                 wake_ns = max(call.end_ns - self._events[call.until].start_ns, 0)
-                points.append((call.start_ns, 1, [Wait(self._key("begun", call.until), wake_ns)], call.end_ns))
+                wait = Wait(self._key("begun", call.until), wake_ns)
+                points.append(_HostPoint(call.start_ns, 1, [wait], call.end_ns))
         spared = [*self._edit.spared, *((each.start_ns, each.end_ns) for each in self._edit.moved)]
-        points += [(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
-        points += [(each.at_ns, 2, list(self._launches(each)), each.at_ns) for each in self._edit.moved]
+        points += [_HostPoint(start_ns, 0, [], end_ns) for start_ns, end_ns in spared]
+        points += [_HostPoint(each.at_ns, 2, list(self._launches(each))) for each in self._edit.moved]
         for label in host_work(self._trace):
-            name = label.fields["name"]
-            points.append((label.start_ns, 3, [Mark("host", name)], label.start_ns))
-            points.append((label.end_ns, -1, [Mark("host_end", name)], label.end_ns))
+            points.append(_HostPoint(label.start_ns, 3, [Mark("host", label.fields["name"])]))
+            points.append(_HostPoint(label.end_ns, -1, [Mark("host_end", label.fields["name"])]))
         for each in sendings(self._trace):
-            points.append((each.start_ns, 3, [Mark("sending", str(each.place))], each.start_ns))
-            points.append((each.end_ns, -1, [Mark("sending_end", str(each.place))], each.end_ns))
+            points.append(_HostPoint(each.start_ns, 3, [Mark("sending", str(each.place))]))
+            points.append(_HostPoint(each.end_ns, -1, [Mark("sending_end", str(each.place))]))
         for place, sent in enumerate(self._edit.sent, start=len(self._events)):
             note = Note(self._key("launched", place))
-            points.append((sent.at_ns, 2, [Work(sent.call_ns), note, Work(sent.took_ns - sent.call_ns)], sent.at_ns))
+            points.append(_HostPoint(sent.at_ns, 2, [Work(sent.call_ns), note, Work(sent.took_ns - sent.call_ns)]))
         moves: list[Move] = []
         now = self._zero
-        for at_ns, _, own_moves, then_ns in sorted(points, key=lambda point: point[:2]):
-            if at_ns > now:
-                moves.append(Work(at_ns - now, self._paused_ns(at_ns) - self._paused_ns(now)))
-            moves += own_moves
-            now = max(now, then_ns)
+        for point in sorted(points, key=lambda point: (point.at_ns, point.order)):
+            if point.at_ns > now:
+                moves.append(Work(point.at_ns - now, self._paused_ns(point.at_ns) - self._paused_ns(now)))
+            moves += point.moves
+            now = max(now, point.at_ns, point.then_ns)
         return moves
 
     def _launches(self, moved: Moved) -> Iterator[Move]:
@@ -225,7 +236,7 @@ class _RankPrograms:
         return [*moves, *(Wait(self._done_key(place)) for place in self._ends(windows[-1].end_ns)), End()]
 
     def _ends(self, end_ns: int) -> list[int]:
-        """The last event of each stream until then."""
+        """The place of each stream's last event that is over at `end_ns`."""
         over = [place for place, event in enumerate(self._events) if event.end_ns <= end_ns]
         return list({self._events[place].stream: place for place in over}.values())
 
@@ -233,21 +244,21 @@ class _RankPrograms:
         free_ns = self._free_ns(event)
         waits: list[tuple[int, Hashable, int]] = []
         if event.called_ns != UNKNOWN_NS:
-            waits.append((event.called_ns, self._key("launched", place), self._launch_ns))
+            waits.append((event.called_ns, self._key("launched", place), self._launch_delay_ns))
         if event.after is not None:
             waits.append((self._events[event.after].end_ns, self._done_key(event.after), 0))
         ready_ns = max([free_ns, *(at_ns for at_ns, _, _ in waits)])
         late_ns = max(event.start_ns - ready_ns, 0)
         if place in self._edit.freed:
-            del waits[-1]
-        again = place in self._edit.freed or (place in self._edit.waits and place in self._together)
-        if again and ready_ns > free_ns:  # its stream may hold it now, which then takes as long to go on as elsewhere
+            del waits[-1]  # the one for another stream's event
+        waits_anew = place in self._edit.freed or (place in self._edit.waits and place in self._together)
+        if waits_anew and ready_ns > free_ns:  # now its stream may hold it up, after which it begins as late as others
             yield Work(min(self._edit.late_ns.get("stream", 0), event.start_ns - free_ns))
         if ready_ns == free_ns:
             yield Work(late_ns)
         for at_ns, key, usual_ns in sorted(waits):
-            held = at_ns == ready_ns and at_ns > free_ns
-            yield Wait(key, late_ns if held else min(usual_ns, max(event.start_ns - at_ns, 0)))
+            was_last = at_ns == ready_ns and at_ns > free_ns
+            yield Wait(key, late_ns if was_last else min(usual_ns, max(event.start_ns - at_ns, 0)))
         for other in self._edit.waits.get(place, ()):
             yield Wait(self._done_key(other), self._edit.wake_ns)
         yield Note(self._key("begun", place))
@@ -269,7 +280,7 @@ class _RankPrograms:
     def _added_moves(self, place: int) -> Iterator[Move]:
         launch, late_ns = self._added_launch(place).launch, self._edit.late_ns
         yield Work(late_ns.get("stream", 0))
-        yield Wait(self._key("launched", place), late_ns.get("launch", self._launch_ns))
+        yield Wait(self._key("launched", place), late_ns.get("launch", self._launch_delay_ns))
         for other in self._edit.waits.get(place, ()):
             yield Wait(self._done_key(other), late_ns.get("event", 0))
         yield from (Note(self._key("begun", place)), launch, Wait(launch.key), Note(self._key("done", place)))
@@ -285,5 +296,5 @@ class _RankPrograms:
         """When its stream was free."""
         return self._zero if event.before is None else self._events[event.before].end_ns
 
-    def _key(self, word: str, place: int) -> Hashable:
-        return self._place, word, place
+    def _key(self, word: str, place: int) -> EventKey:
+        return EventKey(self._place, word, place)

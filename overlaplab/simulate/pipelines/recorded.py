@@ -23,7 +23,7 @@ from overlaplab.intervals import Intervals, clip, lengths_within, subtract, tota
 from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.hosts import follow_moves
 from overlaplab.simulate.pipelines.moves import bare_moves
-from overlaplab.simulate.pipelines.shape import PLAYED, UPDATE, Host, Labelled, Shape
+from overlaplab.simulate.pipelines.shape import PLAYED_SCHEDULES, UPDATE, Host, Labelled, Shape
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move
 from overlaplab.vocabulary import Rule
@@ -37,7 +37,7 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
         raise refusal(run, "no run.json names its stages, and its order of actions is of no known schedule")
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         raise refusal(run, "only pipelines on CPUs are played")
-    if plan.schedule not in PLAYED:
+    if plan.schedule not in PLAYED_SCHEDULES:
         raise refusal(run, f"{plan.schedule} is not predicted")
     ranks = 1 + max(stage.rank for stage in plan.stages)
     pipeline_places = pipelines(run)

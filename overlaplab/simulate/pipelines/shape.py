@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT
 from overlaplab.manifest import Link
 from overlaplab.simulate.player import Launch
 
-PLAYED = tuple(PER_RANK)
+PLAYED_SCHEDULES = tuple(PER_RANK)
 """The schedules that can be played."""
 UPDATE = "update"
 """Beside the kinds of actions: the optimizer's work."""
@@ -38,12 +38,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """What labels tell of a rank's layers, in the mean, by kind of action; of updates as well."""
+    """The mean times of a rank's layers by kind of action, updates included, as labels tell them."""
 
     layer_ns: Mapping[str, int]
     """What one of them takes."""
     beside_ns: Mapping[str, int]
-    """What of an action is no unit's: the host's own, before the first and after the last."""
+    """What an action takes outside its units: the host's time before the first unit and after the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Shape:
     took_ns: tuple[Mapping[str, int], ...]
     """How long the actions of each stage take, by kind, and the optimizer's updates (`update`)."""
     idle_ns: tuple[Mapping[str, int], ...]
-    """What of each action nothing is computed in, by kind: the host's own."""
+    """The part of each action in which nothing is computed, by kind: the host's time."""
     hosts: tuple[Host, ...]
     """The host of each rank."""
     around_ns: tuple[tuple[int, int], ...]
@@ -88,14 +88,15 @@ class Shape:
         cut = bool(layers) and tuple(layers) != self.layers
         if schedule == self.schedule and not cut:
             return self
-        shape = self._add_host_time()
+        shape = self._with_host_time()
         if cut or schedule != "zbv":
-            shape = shape._split_backward(False)
+            shape = shape._with_whole_backward()
         if cut and len(layers) == len(self.took_ns):
             shape = shape.with_layers(layers)
         elif cut:
             shape = shape._cut_anew(ranks_of_stages(schedule, self.ranks, len(layers)), layers)
-        return replace(shape._split_backward(schedule == "zbv"), schedule=schedule)._add_host_time(-1)
+        shape = shape._with_split_backward() if schedule == "zbv" else shape._with_whole_backward()
+        return replace(shape, schedule=schedule)._without_host_time()
 
     def with_labelled_layers(
         self, counts: tuple[int, ...], labelled: Sequence[Labelled], outer: Sequence[tuple[bool, bool]]
@@ -106,7 +107,7 @@ class Shape:
         an action makes up for the host, before the action and in it. Where labels tell no backward passes, a rank's
         layers have the same share of those as of its forward passes.
         """
-        whole, holders, hosts = self._add_host_time()._split_backward(False), self.holders, self._host_ns()
+        whole, holders, hosts = self._with_host_time()._with_whole_backward(), self.holders, self._host_ns()
         layer_ns = []
         for stage, holder in enumerate(holders):
             stages = [other for other, rank in enumerate(holders) if rank == holder]
@@ -134,13 +135,19 @@ class Shape:
         ]
         return [means[rank] for rank in holders]
 
-    def _add_host_time(self, sign: int = 1) -> Shape:
-        """Count the host's time into actions on a device that makes up for it; `sign` -1 takes it out again."""
-        if not self.hides_host:
-            return self
+    def _with_host_time(self) -> Shape:
+        """The host's time counted into actions, on a device that makes up for it."""
+        return self._lengthen_actions(self._host_ns()) if self.hides_host else self
+
+    def _without_host_time(self) -> Shape:
+        """The host's time taken out of actions again, on a device that makes up for it."""
+        return self._lengthen_actions([-ns for ns in self._host_ns()]) if self.hides_host else self
+
+    def _lengthen_actions(self, by_ns: Sequence[int]) -> Shape:
+        """Each action of a stage longer by so much."""
         took_ns = []
-        for stage_took, host in zip(self.took_ns, self._host_ns(), strict=True):
-            took = {kind: ns if kind == UPDATE else ns + sign * host for kind, ns in stage_took.items()}
+        for stage_took, more_ns in zip(self.took_ns, by_ns, strict=True):
+            took = {kind: ns if kind == UPDATE else ns + more_ns for kind, ns in stage_took.items()}
             if took.get(INPUT, 0) < 0:  # of the first stage, which makes up for it in the other half
                 took[WEIGHT] += took[INPUT]
             took_ns.append({kind: max(ns, 0) for kind, ns in took.items()})
@@ -150,12 +157,17 @@ class Shape:
         )
         return replace(self, took_ns=tuple(took_ns), idle_ns=idle_ns)
 
-    def _split_backward(self, halves: bool) -> Shape:
-        """With whole backward passes, or their halves."""
-        parts = [
-            _split_times(took, idle, halves, stage == 0, hidden=self.hides_host)
-            for stage, (took, idle) in enumerate(zip(self.took_ns, self.idle_ns, strict=True))
-        ]
+    def _with_whole_backward(self) -> Shape:
+        """Halves of backward passes joined."""
+        return self._change_stages(_join_halves)
+
+    def _with_split_backward(self) -> Shape:
+        """Backward passes in halves: of the inputs, and of the weights."""
+        return self._change_stages(_split_halves)
+
+    def _change_stages(self, change: Callable[..., tuple[_Times, _Times]]) -> Shape:
+        stages = enumerate(zip(self.took_ns, self.idle_ns, strict=True))
+        parts = [change(took, idle, first=stage == 0, hidden=self.hides_host) for stage, (took, idle) in stages]
         took_ns, idle_ns = zip(*parts, strict=True)
         return replace(self, took_ns=took_ns, idle_ns=idle_ns)
 
@@ -186,7 +198,7 @@ class Shape:
         """The same samples in other microbatches: computation and messages change in proportion."""
         scale = self.microbatches / number
         size = round(self.bytes * scale)
-        shape = self._add_host_time()
+        shape = self._with_host_time()
         fixed = [{} for _ in shape.idle_ns] if self.hides_host else shape.idle_ns
         took = tuple(_scaled_times(times, idle, scale) for times, idle in zip(shape.took_ns, fixed, strict=True))
         return replace(
@@ -196,7 +208,7 @@ class Shape:
             layer_ns=tuple(_scaled_times(times, {}, scale) for times in self.layer_ns),
             hop_ns=self._hop_ns(size),
             bytes=size,
-        )._add_host_time(-1)
+        )._without_host_time()
 
     def with_layers(self, layers: Sequence[int]) -> Shape:
         """Other numbers of layers in the stages; a layer takes as long as the others of its new stage."""
@@ -207,7 +219,7 @@ class Shape:
         return replace(self, took_ns=took, layers=tuple(layers))
 
     @property
-    def even(self) -> tuple[int, ...]:
+    def even_layers(self) -> tuple[int, ...]:
         """The numbers of layers with which the slowest stage is fastest; one layer after the other moves there."""
         layers = list(self.layers)
         per_layer = [actions_ns(stage_layer) for stage_layer in self.layer_ns]
@@ -232,23 +244,28 @@ def _mean_times(tables: Sequence[_Times]) -> dict[str, int]:
     return {kind: round(fmean(table[kind] for table in tables)) for kind in tables[0]}
 
 
-def _split_times(took: _Times, idle: _Times, halves: bool, first: bool, *, hidden: bool) -> tuple[_Times, _Times]:
-    """Times of a stage with whole or halved backward passes; `hidden`: the device makes up for the host."""
-    if halves and BACKWARD in took:
-        host_ns = 0 if hidden else idle[BACKWARD]
-        inputs = 0 if first else (took[BACKWARD] - host_ns) // 2 + host_ns
-        weight_ns = took[BACKWARD] - inputs + (0 if first else host_ns)
-        return (
-            _drop_kinds(took, BACKWARD) | {INPUT: inputs, WEIGHT: weight_ns},
-            _drop_kinds(idle, BACKWARD) | {INPUT: min(idle[BACKWARD], inputs), WEIGHT: min(idle[BACKWARD], weight_ns)},
-        )
-    if not halves and INPUT in took:
-        host_ns = idle[WEIGHT if first else INPUT]
-        both = took[INPUT] + took[WEIGHT]
-        whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + host_ns
-        others, idle_others = (_drop_kinds(times, INPUT, WEIGHT) for times in (took, idle))
-        return others | {BACKWARD: whole}, idle_others | {BACKWARD: host_ns}
-    return took, idle
+def _split_halves(took: _Times, idle: _Times, *, first: bool, hidden: bool) -> tuple[_Times, _Times]:
+    """Times of a stage with halved backward passes; `hidden`: the device makes up for the host."""
+    if BACKWARD not in took:
+        return took, idle
+    host_ns = 0 if hidden else idle[BACKWARD]
+    inputs = 0 if first else (took[BACKWARD] - host_ns) // 2 + host_ns
+    weight_ns = took[BACKWARD] - inputs + (0 if first else host_ns)
+    return (
+        _drop_kinds(took, BACKWARD) | {INPUT: inputs, WEIGHT: weight_ns},
+        _drop_kinds(idle, BACKWARD) | {INPUT: min(idle[BACKWARD], inputs), WEIGHT: min(idle[BACKWARD], weight_ns)},
+    )
+
+
+def _join_halves(took: _Times, idle: _Times, *, first: bool, hidden: bool) -> tuple[_Times, _Times]:
+    """Times of a stage with whole backward passes; `hidden` as in `_split_halves`."""
+    if INPUT not in took:
+        return took, idle
+    host_ns = idle[WEIGHT if first else INPUT]
+    both = took[INPUT] + took[WEIGHT]
+    whole = both if hidden else both - idle[INPUT] - idle[WEIGHT] + host_ns
+    others, idle_others = (_drop_kinds(times, INPUT, WEIGHT) for times in (took, idle))
+    return others | {BACKWARD: whole}, idle_others | {BACKWARD: host_ns}
 
 
 def _drop_kinds(took: _Times, *kinds: str) -> dict[str, int]:
@@ -256,7 +273,7 @@ def _drop_kinds(took: _Times, *kinds: str) -> dict[str, int]:
 
 
 def _scaled_times(took: _Times, idle: _Times, scale: float) -> dict[str, int]:
-    """Without the optimizer's updates and what is idle, which are as before."""
+    """The times in proportion to `scale`, but for the optimizer's updates and what is idle."""
     fixed = {kind: ns if kind == UPDATE else idle.get(kind, 0) for kind, ns in took.items()}
     return {kind: fixed[kind] + round((ns - fixed[kind]) * scale) for kind, ns in took.items()}
 

@@ -15,7 +15,7 @@ from overlaplab.events import Run, is_on_gpus, once_per_run
 from overlaplab.evidence.pipelines import find_plan
 from overlaplab.intervals import Intervals, union
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines.shape import PLAYED
+from overlaplab.simulate.pipelines.shape import PLAYED_SCHEDULES
 from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Program, Work, find_launches
 from overlaplab.simulate.predictions.answer import Answer, lane_table, lane_word, median_step
@@ -61,7 +61,9 @@ def playable_plan(run: Run) -> Pipeline | None:
 
 def playable_schedules(run: Run, microbatches: int | None = None) -> list[str]:
     """The schedules that the stages of a playable pipeline can have, with as many microbatches (None: as recorded)."""
-    return [schedule for schedule in PLAYED if _can_be(run, Setting(schedule=schedule, microbatches=microbatches))]
+    return [
+        schedule for schedule in PLAYED_SCHEDULES if _can_be(run, Setting(schedule=schedule, microbatches=microbatches))
+    ]
 
 
 def _can_be(run: Run, setting: Setting) -> bool:

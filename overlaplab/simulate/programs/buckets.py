@@ -42,7 +42,7 @@ class Recutting:
 
     recorded: Recorded
     buckets: tuple[tuple[str, ...], ...] | None
-    """Those recorded, where they are filled, launched and waited for as others would be."""
+    """The recorded buckets; None where no cap fills the strategy's, or where backward passes have different ones."""
     alone: tuple[WithoutBuckets, ...]
     """Its programs without buckets, as if collectives displaced nothing."""
     order: tuple[str, ...]
@@ -50,7 +50,7 @@ class Recutting:
     sizes: Mapping[str, int]
     """Their bytes."""
     sent: Mapping[str, int]
-    """The same with what is sent beside each."""
+    """The bytes sent for each gradient: its own and its flag's."""
     takes: Callable[[int], int]
     """T of an all-reduce of so many bytes."""
     measured: tuple[int, int] | None
@@ -68,7 +68,7 @@ class Recutting:
 
     @property
     def takes_least(self) -> Callable[[int], int]:
-        """T that none takes less than: see `no_less`."""
+        """A lower limit of T of an all-reduce of so many bytes: see `no_less`."""
         return no_less(self.takes, self.measured) if self.measured else self.takes
 
     def cut(self, *caps: int) -> tuple[tuple[str, ...], ...]:
@@ -77,11 +77,10 @@ class Recutting:
 
     def cut_by_arrival(self) -> tuple[tuple[str, ...], ...] | None:
         """DDP's buckets once it has learnt how gradients arrive; None where they are as recorded, or not DDP's."""
-        program = self.recorded.programs[0]
-        arrived = dict.fromkeys(move.name for move in program if isinstance(move, Mark) and move.word == "gradient")
+        arrived = _arrived_gradients(self.recorded)
         if self.buckets is None or self.ddp_cap is None or set(arrived) != set(self.sizes):
             return None
-        buckets = tuple(map(tuple, assign([*arrived], self.sizes, [min(self.ddp_cap, MIB), self.ddp_cap])))
+        buckets = tuple(map(tuple, assign(arrived, self.sizes, [min(self.ddp_cap, MIB), self.ddp_cap])))
         return None if [set(names) for names in buckets] == [set(names) for names in self.buckets] else buckets
 
     def knows(self, buckets: Buckets) -> bool:
@@ -130,7 +129,7 @@ def find_recutting(run: Run, link: Link | None = None) -> Recutting | None:
 
 
 def recuttings(run: Run, link: Link | None = None) -> tuple[Recutting, ...]:
-    """Each model's, in which the others' buckets stay as recorded; see `find_recutting`."""
+    """The recutting of each model, in which other models' buckets stay as recorded; see `find_recutting`."""
     return _recuttings(run, link or (run.manifest.link if run.manifest else None))
 
 
@@ -178,7 +177,7 @@ def _find_model_recutting(run: Run, recorded: Recorded, traits: Traits, link: Li
 
 
 def _traits_seen(run: Run) -> Traits | None:
-    """Those of torch's DDP, or of a loop that averages by hand, where run.json names no strategy; else None."""
+    """The traits of DDP, or of a loop that averages by hand, as traces show, where run.json names no strategy."""
     if run.manifest is not None and run.manifest.strategy is not None:
         return None
     if all(ddp_gradients(trace) for trace in run.traces):
@@ -203,9 +202,8 @@ def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[i
 
 
 def _order(run: Run, recorded: Recorded) -> tuple[str, ...] | None:
-    """None where gradients do not arrive as the buckets say."""
-    arrived = [move.name for move in recorded.programs[0] if isinstance(move, Mark) and move.word == "gradient"]
-    order = tuple(dict.fromkeys(arrived))
+    """See `Recutting.order`; None where the gradients that arrive are not those that the buckets send."""
+    order = _arrived_gradients(recorded)
     manifest = run.manifest
     if manifest is not None and manifest.strategy == "torch-ddp":
         learnt = tuple(name for bucket in manifest.buckets for name in bucket.parameters if name in order)
@@ -213,8 +211,14 @@ def _order(run: Run, recorded: Recorded) -> tuple[str, ...] | None:
     return order if set(order) == set(recorded.gradients) else None
 
 
+def _arrived_gradients(recorded: Recorded) -> tuple[str, ...]:
+    """The gradients in the order in which they first arrive on the first rank."""
+    marks = (move for move in recorded.programs[0] if isinstance(move, Mark) and move.word == "gradient")
+    return tuple(dict.fromkeys(mark.name for mark in marks))
+
+
 def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
-    """None where they differ from one backward pass to another."""
+    """The buckets of a backward pass; None where they differ from one pass to another."""
     passes: list[list[tuple[str, ...]]] = [[]]
     for move in recorded.programs[0]:
         if isinstance(move, Launch) and move.role == "bucket" and move.parameters:
@@ -252,7 +256,7 @@ class WithoutBuckets:
         self._marks = [place for place, move in enumerate(self.moves) if isinstance(move, Mark) and move.word in words]
 
     def add(self, buckets: Sequence[Launch], *, host_ns: int, wake_ns: int) -> list[Move]:
-        """With these buckets, which are launched under a key of their own in each pass.
+        """The program with these buckets, whose keys are new in each backward pass.
 
         A launch costs the host `host_ns` before it, as much again after it, and to wake up at the end `wake_ns`.
         """

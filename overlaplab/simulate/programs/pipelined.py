@@ -11,7 +11,7 @@ from overlaplab.evidence.pipelines import find_plan, pipelines
 from overlaplab.manifest import Manifest, Pipeline, Stage
 from overlaplab.simulate.pipelines.moves import pipeline_moves
 from overlaplab.simulate.pipelines.recorded import is_layer, recorded_shapes
-from overlaplab.simulate.pipelines.shape import PLAYED
+from overlaplab.simulate.pipelines.shape import PLAYED_SCHEDULES
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.setting import Setting
@@ -132,7 +132,9 @@ def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
             raise refusal(run, f"of a pipeline schedule, microbatches, stages and link are predicted, not {field.name}")
     if set(manifest.axes.axes) > {"pp", "dp", "tp"} or manifest.axes.axes["tp"] > 1:
         raise refusal(run, f"pipelines on such a mesh are not predicted: {manifest.axes}")
-    if setting.schedule is not None and setting.schedule not in PLAYED:
-        raise refusal(run, f"the schedule {setting.schedule} is not predicted", known_names(setting.schedule, PLAYED))
+    if setting.schedule is not None and setting.schedule not in PLAYED_SCHEDULES:
+        raise refusal(
+            run, f"the schedule {setting.schedule} is not predicted", known_names(setting.schedule, PLAYED_SCHEDULES)
+        )
     if setting.microbatches is not None and not 0 < setting.microbatches <= _MAX_MICROBATCHES:
         raise refusal(run, f"microbatches must be from 1 to {_MAX_MICROBATCHES}, not {setting.microbatches}")

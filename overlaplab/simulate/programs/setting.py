@@ -24,7 +24,7 @@ class Setting:
     accumulate: int | None = None
     """Microbatches per step."""
     schedule: str | None = None
-    """The schedule of a pipeline, one of `pipelines.shape.PLAYED`."""
+    """The schedule of a pipeline, one of `pipelines.shape.PLAYED_SCHEDULES`."""
     microbatches: int | None = None
     """The number in a pipeline's step, each as large as recorded."""
     stages: tuple[int, ...] | None = None

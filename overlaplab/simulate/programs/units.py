@@ -15,13 +15,13 @@ IN_FLIGHT = 1
 
 
 class Units(Strategy):
-    """What both share: gathers of units, and which units are held."""
+    """What zero3 and torch-fsdp2 share: gathers and scatters of units, and which units are whole on the rank."""
 
     sends_every_microbatch = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._held: dict[str, Hashable | None] = {}  # with its gather, until that was waited for
+        self._held: dict[str, Hashable | None] = {}  # by whole unit: its gather's key, until waited for
         self._owned = self.owned_elements()
 
     def owned_elements(self) -> dict[str, int]:
@@ -64,14 +64,14 @@ class Zero3(Units):
 
     def begin_forward(self) -> None:
         self._used = 0
-        self._flying: deque[Hashable] = deque()
+        self._scatters: deque[Hashable] = deque()
         self._unsent = dict.fromkeys(reversed(list(self.model.units)))
         reading = [place for place in range(len(self.model.uses)) if self.model.read_in_backward(place)]
-        self._returning = [self.model.uses[place] for place in reversed(reading)]
+        self._backward_uses = [self.model.uses[place] for place in reversed(reading)]
         self._pending = list(self.model.uses)  # uses whose backward pass has not ended
 
     def before_forward(self, unit: str) -> None:
-        self._hold(self.model.uses[self._used :][: self.options.prefetch + 1], "forward")
+        self._gather_window(self.model.uses[self._used :][: self.options.prefetch + 1], "forward")
         self._used += 1
 
     def after_forward(self, unit: str) -> None:
@@ -80,10 +80,10 @@ class Zero3(Units):
 
     def before_backward(self, unit: str) -> None:
         """See `Strategy`; the pass before the layers reads no parameters."""
-        if unit in self._returning:
-            place = self._returning.index(unit)
-            self._hold(self._returning[place:][: self.options.prefetch + 1], "backward")
-            del self._returning[: place + 1]
+        if unit in self._backward_uses:
+            place = self._backward_uses.index(unit)
+            self._gather_window(self._backward_uses[place:][: self.options.prefetch + 1], "backward")
+            del self._backward_uses[: place + 1]
 
     def after_backward(self, unit: str) -> None:
         """See `Strategy`: a unit's gradients go after its first use; those of an embedding when the pass is over."""
@@ -99,19 +99,19 @@ class Zero3(Units):
         self._held.clear()
         for unit in list(self._unsent):
             self._send(unit)
-        used = self.usage()
-        self.wait(*self._flying, used)
+        flags = self.usage()
+        self.wait(*self._scatters, flags)
 
-    def _hold(self, window: Sequence[str], phase: str) -> None:
+    def _gather_window(self, window: Sequence[str], phase: str) -> None:
         for unit in window:
             self.gather(unit, phase)
         self.wait_for_unit(window[0])
 
     def _send(self, unit: str) -> None:
         del self._unsent[unit]
-        self._flying.append(self.scatter(unit))
-        while len(self._flying) > IN_FLIGHT:
-            self.wait(self._flying.popleft())
+        self._scatters.append(self.scatter(unit))
+        while len(self._scatters) > IN_FLIGHT:
+            self.wait(self._scatters.popleft())
 
 
 class TorchFSDP2(Units):
@@ -120,9 +120,9 @@ class TorchFSDP2(Units):
     def owned_elements(self) -> dict[str, int]:
         """See `Units`: rows of each parameter."""
         elements = {}
-        for name, parameter in self.model.parameters.items():
-            rows, *_ = parameter.shape or (1,)
-            chunk = padded_elements(rows, self.options.ranks) // self.options.ranks
+        for name in self.model.parameters:
+            rows, padded = self._padded_rows(name)
+            chunk = padded // self.options.ranks
             owned_rows = max(min(rows - self.rank * chunk, chunk), 0)
             elements[name] = owned_rows * self.model.elements(name) // max(rows, 1)
         return elements
@@ -182,5 +182,10 @@ class TorchFSDP2(Units):
             self.wait(self.scatter(unit))
 
     def _padded_elements(self, name: str) -> int:
+        rows, padded = self._padded_rows(name)
+        return padded * self.model.elements(name) // max(rows, 1)
+
+    def _padded_rows(self, name: str) -> tuple[int, int]:
+        """The rows of a parameter, without and with padding to as many on each rank."""
         rows, *_ = self.model.parameters[name].shape or (1,)
-        return padded_elements(rows, self.options.ranks) * self.model.elements(name) // max(rows, 1)
+        return rows, padded_elements(rows, self.options.ranks)

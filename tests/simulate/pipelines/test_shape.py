@@ -150,8 +150,8 @@ def test_layers_move_from_the_slowest_stage_to_the_fastest() -> None:
     took = tuple({"forward": ns, "backward": ns} for ns in (20, 20, 40, 20))
     layer = tuple({"forward": ns // 4, "backward": ns // 4, UPDATE: 0} for ns in (20, 20, 40, 20))
     shape = replace(shape_of("1f1b", took), layers=(4, 4, 4, 4), layer_ns=layer)
-    assert shape.even == (5, 5, 2, 4)
-    assert step_ns([shape.with_layers(shape.even)]) < step_ns([shape])
+    assert shape.even_layers == (5, 5, 2, 4)
+    assert step_ns([shape.with_layers(shape.even_layers)]) < step_ns([shape])
 
 
 def test_what_is_no_layer_stays_in_its_stage() -> None:
@@ -162,7 +162,7 @@ def test_what_is_no_layer_stays_in_its_stage() -> None:
     changed = shape.with_layers((1, 3, 3, 1)).took_ns
     assert [own["forward"] for own in changed] == [20, 30, 30, 20]
     assert [own[UPDATE] for own in changed] == [0, 3, 3, 0]
-    assert shape.even == shape.layers  # three units' work is the least that the slowest stage can have
+    assert shape.even_layers == shape.layers  # three units' work is the least that the slowest stage can have
 
 
 def test_what_cannot_be_played(tmp_path: Path) -> None:
