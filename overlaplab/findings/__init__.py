@@ -68,7 +68,7 @@ from overlaplab.findings.costs import (
     sent_notes,
     unknown_sizes,
 )
-from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.bound import split_unhideable
 from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
     Diagnosis,

@@ -156,7 +156,7 @@ class RunTables:
     def timeline(self) -> Timeline:
         """All ranks' lanes and marks, with exposed time by the causes of the diagnoses."""
         moments = self.moments if self.selection.is_everything else analyses.exposed_moments(self.run)
-        moments_by_cause = findings.told_causes(moments, simulate.bound(self.run))
+        moments_by_cause = findings.split_unhideable(moments, simulate.bound(self.run))
         return timeline_events(self.run, moments_by_cause, findings.exposed_name)
 
     @cached_property

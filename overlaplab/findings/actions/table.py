@@ -46,7 +46,7 @@ class Action:
     """Whether it shortens every transfer, also where the loop waits by design."""
 
     def answers(self, cause: Cause, rows: pd.DataFrame, *, overhead: bool, named: bool) -> bool:
-        """Whether it is against most of such exposed time, of these rows of `told_causes`; see `concerns`."""
+        """Whether it is against most of such exposed time, of these rows of `split_unhideable`; see `concerns`."""
         if cause not in self.causes or (overhead and not self.shortens_overhead):
             return False
         concerned_ns = rows.loc[self.concerns(rows, named=named), "exposed_ns"].sum()

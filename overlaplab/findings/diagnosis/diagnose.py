@@ -20,7 +20,7 @@ from overlaplab.findings.actions.ranked import (
     short_words,
 )
 from overlaplab.findings.actions.words import OPEN_ALL
-from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.bound import split_unhideable
 from overlaplab.findings.diagnosis.headline import cause_of_advice, find_headline
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
@@ -141,7 +141,7 @@ def diagnose(
     if is_lost:
         gains, actions = None, ()
     of_window = {"rank": window["rank"], "step": window["step"]}
-    moments = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
+    moments = split_unhideable(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
     moments["overhead"] = (moments["cause"] == Cause.GAP) & (moments["exposed_ns"] < SHORT_PAUSE_NS)
     cause_rows = _sum_by_collective(moments)
     if actions is None:

@@ -62,7 +62,7 @@ def cause_shares(
     gains: pd.DataFrame | None,
     unseen: Unseen,
 ) -> tuple[CauseShare, ...]:
-    """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
+    """Rows of `split_unhideable` by cause and late rank, and whether they are `overhead`."""
     shares = []
     named = bool(cause_rows["what"].notna().any())
     bytes_explain = bound is None or bool(bound["bytes_explain"])
