@@ -72,13 +72,13 @@ from overlaplab.findings.diagnosis.bound import split_unhideable
 from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
     Diagnosis,
+    deeper_prefetch,
     diagnose,
     exposed_lead,
-    gathered_ahead,
     place_name,
     what_to_do,
-    where_chosen,
     why_and_what_to_do,
+    why_chosen,
 )
 from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.shares import CauseShare

@@ -95,7 +95,7 @@ class RunTables:
             at, on = _window_place(window)
             diagnosis = None if (rank, step) == (None, None) else self.diagnosis
             if diagnosis is None or (at, on) != (diagnosis.rank, diagnosis.step):
-                diagnosis = self._diagnose(window, at, on, findings.where_chosen(self._quiet, rank, step, on))
+                diagnosis = self._diagnose(window, at, on, findings.why_chosen(self._quiet, rank, step, on))
             self._diagnoses[rank, step] = diagnosis
         return self._diagnoses[rank, step]
 
@@ -115,7 +115,7 @@ class RunTables:
             buckets=analyses.buckets(self.run, selection),
             gains=self.gains if findings.find_disturbance(self.run) is None else None,
             actions=None if speaks or self.diagnosis is None else self.diagnosis.actions,
-            ahead=findings.gathered_ahead(analyses.rows_of(self.replays, window), int(window["span_ns"])),
+            ahead=findings.deeper_prefetch(analyses.rows_of(self.replays, window), int(window["span_ns"])),
             late_reason=self.late_reason,
             kinds=self.kinds,
             busy=busy_share(self.run, step),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,20 @@ from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import ms
 
 
+class DeeperPrefetch(NamedTuple):
+    """A prefetch depth beyond the recorded one that was replayed."""
+
+    depth: int
+    step_ns: int
+    """How long the step then takes."""
+
+
 def bound_finding(
-    bound: Mapping[str, Any], span: int, exposed: int, ahead: tuple[int, int] | None = None, idle: int = 0
+    bound: Mapping[str, Any], span: int, exposed: int, ahead: DeeperPrefetch | None = None, idle: int = 0
 ) -> str | None:
     """Say how short one rank's step could have been.
 
     Takes a row of `overlaplab.simulate.bound`, the step's length, its exposed communication and its idle time in ns.
-
-    `ahead`: a prefetch that was replayed, and how long the step then takes.
 
     Recorded idle time stays in every figure, since it is not communication that causes it. None where nothing is
     exposed.
@@ -42,7 +48,7 @@ def bound_finding(
     elif (gained := gains_by_buckets(bound, exposed)) is not None:
         how = f"at best {ms(span - gained)} with other buckets and no delays or late ranks"
     elif ahead is not None:
-        how = f"at best {ms(ahead[1])} with prefetch {ahead[0]}"
+        how = f"at best {ms(ahead.step_ns)} with prefetch {ahead.depth}"
     else:
         least = without_comm_ns + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span - least <= LITTLE_GAIN * span:
