@@ -224,7 +224,7 @@ def watched_strip_title(strip: pd.DataFrame) -> str:
     late = strip.groupby("rank")[["late_steps", "telling_steps"]].sum()
     if late.empty or not late["late_steps"].any():
         return "Who was late: nobody"
-    rank = int(late["late_steps"].idxmax())
+    rank = int(late["late_steps"].idxmax())  # type: ignore[call-overload]
     most = late.loc[rank]
     return f"Who was late: most often rank {rank}, in {percent(most['late_steps'], most['telling_steps'])} of the steps"
 

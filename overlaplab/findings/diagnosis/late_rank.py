@@ -64,9 +64,9 @@ def _where_time_goes(names: pd.DataFrame, longer_ns: int) -> str:
         if not first["others"]:
             return f". Only it runs {shorten(str(first['name']), 60)}: {ms(first['own_ns'])}"
         alike = are_as_many(first["own"], first["others"])
-        calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
+        in_calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
-        return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
+        return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {in_calls}"
     longer = names[names["own_ns"] > names["others_ns"]]
     calls, calls_of_others = longer["own"].sum(), longer["others"].sum()
     if (longer["own_ns"] - longer["others_ns"]).sum() < MAJORITY * longer_ns:
