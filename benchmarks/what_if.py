@@ -45,7 +45,7 @@ def main(path: str) -> None:
         for setting in settings:
             begun = process_time()
             parts = what_if_parts(run, Question(setting=setting), recorded, None)
-            for chart in (*parts.over, parts.lanes, *parts.growing):
+            for chart in (*parts.option_charts, parts.lanes, *parts.growth_charts):
                 chart.draw(dark=False, note=None).to_dict()
             took.append(1e3 * (process_time() - begun))
         print(f"{name:16s} median {median(took):6.1f} ms, most {max(took):6.1f} ms")

@@ -27,9 +27,9 @@ from overlaplab.formats import in_one_unit
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
 from overlaplab.words import capitalise, count, shorten
 
-_ROOM = 930  # pixels that a table has in a window of 1280
+_TABLE_WIDTH = 930  # pixels that a table has in a window of 1280
 _LETTER, _PADDING = 6.3, 24  # pixels of a table's letter, and of what stands beside a cell's
-_SEEN = 10  # rows that a table shows without scrolling
+_VISIBLE_ROWS = 10  # rows that a table shows without scrolling
 _MOST_ROWS = 5000  # more do not come to the browser at ease
 _SAMPLES = Path(__file__).parents[2] / "traces"
 
@@ -53,7 +53,7 @@ def show_warnings(opened: Opened) -> None:
         st.text(f"Note: {shorten(warning, 300)}")
 
 
-def lead(sentence: str, note: str | None = None) -> None:
+def show_lead(sentence: str, note: str | None = None) -> None:
     """The first sentence about what the page shows, large, and a line about the runs under it."""
     with st.container(key="lead", gap="xxsmall"):
         st.text(sentence)
@@ -62,7 +62,7 @@ def lead(sentence: str, note: str | None = None) -> None:
                 st.text(note)
 
 
-def what_to_do(sentences: Iterable[str], diagnosis: Diagnosis | None = None) -> None:
+def show_advice(sentences: Iterable[str], diagnosis: Diagnosis | None = None) -> None:
     """The end of a page: what to do about what it shows, a line each, but for what its head says of `diagnosis`."""
     above = () if diagnosis is None else findings.why_and_what_to_do(diagnosis)
     sentences = [sentence for sentence in sentences if sentence not in above]
@@ -74,7 +74,7 @@ def what_to_do(sentences: Iterable[str], diagnosis: Diagnosis | None = None) -> 
             st.text(sentence)
 
 
-def nothing_to_show(opened: Opened, otherwise: str) -> None:
+def show_nothing(opened: Opened, otherwise: str) -> None:
     """Why there is nothing to draw: device activity that was not recorded, else as given, in Markdown."""
     missing = findings.not_recorded(opened.run)
     if missing is None:
@@ -84,9 +84,9 @@ def nothing_to_show(opened: Opened, otherwise: str) -> None:
     show_warnings(opened)
 
 
-def nothing_counts(opened: Opened) -> None:
-    """`nothing_to_show`, of a page about all that counts."""
-    nothing_to_show(opened, "Nothing in this run counts as compute, communication or memory.")
+def show_nothing_counts(opened: Opened) -> None:
+    """`show_nothing`, of a page about all that counts."""
+    show_nothing(opened, "Nothing in this run counts as compute, communication or memory.")
 
 
 def show_page(
@@ -95,12 +95,12 @@ def show_page(
     """A page that is one section, or says that there is `nothing`; the row that was chosen in the table `choose`."""
     head.show(diagnosis)
     if section is None:
-        nothing_to_show(head.opened, nothing)
+        show_nothing(head.opened, nothing)
         return None
-    lead(section.lead)
+    show_lead(section.lead)
     show_warnings(head.opened)
     row = show_blocks(section.blocks, choose, head.opened.title)
-    what_to_do(section.advice, diagnosis)
+    show_advice(section.advice, diagnosis)
     return row
 
 
@@ -207,9 +207,9 @@ def _show_bar(bar: Bar, key: str, *, predicted: bool) -> bool:
     return link.button("on the timeline ›", key=f"{key}_link", type="tertiary", help="Show its collectives there.")
 
 
-def show_choice(block: Chart, chosen: Callable[[], None], run: str) -> None:
-    """A chart of `run` of which a part can be chosen; `chosen` is called then, before anything is drawn anew."""
-    _show_chart(_chart(id(block), is_dark(), run, block)[1], block.key, on_select=chosen)
+def show_choice(block: Chart, on_choice: Callable[[], None], run: str) -> None:
+    """A chart of `run` of which a part can be chosen; `on_choice` is called then, before anything is drawn anew."""
+    _show_chart(_cached_chart(id(block), is_dark(), run, block)[1], block.key, on_select=on_choice)
     _download_buttons(block, run)
 
 
@@ -234,14 +234,14 @@ def _run_words(block: Chart, run: str) -> str:
 def _draw_once(identity: int, dark: bool, run: str, _block: Chart) -> Chart:
     """Show a chart; when the same block is shown again, Streamlit sends what it sent before.
 
-    `identity` is the block's `id`, which stays its own: what is returned is kept with what was sent.
+    `identity` is the block's `id`; the cache keeps the block that is returned alive, so that no other gets this `id`.
     """
     _show_chart(_draw(_block, _run_words(_block, run), dark=dark), _block.key)
     return _block
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _chart(identity: int, dark: bool, run: str, _block: Chart) -> tuple[Chart, alt.LayerChart]:
+def _cached_chart(identity: int, dark: bool, run: str, _block: Chart) -> tuple[Chart, alt.LayerChart]:
     """A block, and the chart that it draws; as `_draw_once`, for charts that the reader can choose from."""
     return _block, _draw(_block, _run_words(_block, run), dark=dark)
 
@@ -274,9 +274,10 @@ def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False)
     hint = "Choose a row to see it on the timeline." if choose else ""
     more = len(block.frame) - len(rows)
     left_out = f"{count(more, 'more row')}, which the command line shows with --all." if more else ""
-    _, shown, config = _table(id(block), narrow, block)
-    wide = sum(_column_width(config[str(title)]["label"], shown[title]) for title in shown) > _ROOM
-    cut = f"Scroll for all {len(shown)} rows and {len(shown.columns)} columns." if len(shown) > _SEEN or wide else ""
+    _, shown, config = _cached_table(id(block), narrow, block)
+    width = sum(_column_width(config[str(title)]["label"], shown[title]) for title in shown)
+    is_cut = len(shown) > _VISIBLE_ROWS or width > _TABLE_WIDTH
+    cut = f"Scroll for all {len(shown)} rows and {len(shown.columns)} columns." if is_cut else ""
     remarks = [remark for remark in (block.note, left_out, cut, hint) if remark]
     if remarks:
         with st.container(key=f"remarks_{block.key}"):
@@ -298,10 +299,10 @@ def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _table(identity: int, narrow: bool, _block: TableBlock) -> tuple[TableBlock, pd.DataFrame, dict[str, Any]]:
+def _cached_table(identity: int, narrow: bool, _block: TableBlock) -> tuple[TableBlock, pd.DataFrame, dict[str, Any]]:
     """A block, and its first rows as they are shown, and how; as `_draw_once`."""
     wide = _block.wide or _block.columns
-    room = 0 if narrow else _ROOM
+    room = 0 if narrow else _TABLE_WIDTH
     return _block, *_for_streamlit(_block.frame.head(_MOST_ROWS), (narrow and _block.narrow) or wide, room)
 
 

@@ -68,17 +68,17 @@ from overlaplab.findings.costs import (
     sent_notes,
     unknown_sizes,
 )
-from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.bound import split_unhideable
 from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
     Diagnosis,
+    deeper_prefetch,
     diagnose,
     exposed_lead,
-    gathered_ahead,
     place_name,
     what_to_do,
-    where_chosen,
     why_and_what_to_do,
+    why_chosen,
 )
 from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.shares import CauseShare

@@ -43,7 +43,7 @@ def advice_refused(run: Run) -> tuple[str, str] | None:
         return None
     if (disturbance := find_disturbance(run)) is not None:
         return disturbance
-    if not simulate.fits(run):
+    if not simulate.can_try_buckets(run):
         beyond = "every other cap would send more than twice, or less than half, of what was measured"
         emulated = "" if manifest.by_recorder else ", or behind an emulated link"
         return beyond, f"Also record it with another bucket_cap_mb{emulated}."

@@ -89,7 +89,7 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
         if launched < span and not played:
             marks["no delays or late ranks" if gained is None else "these buckets, no delays or late ranks"] = launched
     if exposed and diagnosis.ahead is not None:
-        marks[f"prefetch {diagnosis.ahead[0]}"] = diagnosis.ahead[1]
+        marks[f"prefetch {diagnosis.ahead.depth}"] = diagnosis.ahead.step_ns
     rows = pd.DataFrame(list(marks.items()), columns=["word", "ns"]).astype({"ns": "int64"})
     return rows.sort_values("ns", kind="stable", ignore_index=True)
 

@@ -21,8 +21,12 @@ from overlaplab.traits import TRAITS
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, doubt_clause, ms, percent, shorten, to_ms
 
-_OPTIONS = {"bucket_cap_mb": "bucket cap {:g} MiB", "first_bucket_mb": "first bucket {:g} MiB"}
-_OPTIONS |= {"schedule": "schedule {}", "without_parameter": "without {}"}
+_OPTIONS = {
+    "bucket_cap_mb": "bucket cap {:g} MiB",
+    "first_bucket_mb": "first bucket {:g} MiB",
+    "schedule": "schedule {}",
+    "without_parameter": "without {}",
+}
 _COUNTED = {"ranks": "rank", "accumulate": "microbatch", "microbatches": "microbatch"}
 _FAR = {"bytes": "message sizes", "ranks": "the number of ranks"}
 
@@ -52,7 +56,8 @@ def refuse_to_predict(run: Run, *, needs_all_ranks: bool = True) -> None:
 def find_disturbance(run: Run) -> tuple[str, str] | None:
     """What kept a recording from telling anything of other settings, and what to do about it; None where nothing did.
 
-    Some undisturbed steps are enough; where there are none, so is a machine that left computation half of the step.
+    That is: no step attained the emulated link, or in the step that speaks for the run computation waited for a core
+    more than half of the time.
     """
     manifest = run.manifest
     attained = attained_steps(manifest) if manifest else ()
@@ -121,8 +126,8 @@ def gain_line(half_ns: int) -> str:
 def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int, microbatches: tuple[int, int] = (1, 1)) -> str:
     """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains.
 
-    `microbatches`: of a step, as recorded and as predicted. Each has as many samples, so that of other numbers a
-    microbatch's share of the step is compared.
+    `microbatches`: of a step, as recorded and as predicted. Every microbatch has as many samples, so where their number
+    changes, the time per microbatch is compared.
     """
     before, after = microbatches
     lead, what = "", "mean step"
@@ -145,7 +150,10 @@ def microbatches_of(run: Run) -> int:
 
 
 def hops_unknown(recorded: Manifest, strategy: str | None) -> str:
-    """That a strategy makes its collectives by hand, where the recorded one does not; else empty. None: as recorded."""
+    """Say that hops' cost to the host is unknown, if only the predicted strategy makes them by hand; else empty.
+
+    `strategy`: the predicted one; None: as recorded.
+    """
     traits, before = TRAITS.get(strategy or ""), strategy_traits(recorded)
     if traits is None or traits.hops is None or (before is not None and before.hops is not None):
         return ""

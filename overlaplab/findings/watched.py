@@ -36,9 +36,9 @@ def watched_sentences(
     return [
         _headline(watched, ranks, kinds),
         *_stopped_sentences(watched, ranks, stopped),
-        _who_is_late(watched, ranks, late),
-        *(_change(change) for _, change in changes.iterrows()),
-        *(_kind(kind) for _, kind in kinds[kinds["period"].notna()].iterrows()),
+        _late_in_training(watched, ranks, late),
+        *(_change_sentence(change) for _, change in changes.iterrows()),
+        *(_kind_sentence(kind) for _, kind in kinds[kinds["period"].notna()].iterrows()),
         *(f"Recorded by itself at step {each.step:,}: {each.path} ({each.reason})." for each in _recordings(watched)),
     ]
 
@@ -72,32 +72,33 @@ def _headline(watched: Watched, ranks: pd.DataFrame, kinds: pd.DataFrame) -> str
     return f"{head}{ms(exposed_ns)} of exposed communication, {percent(exposed_ns, span_ns)} ({join_names(parts)})."
 
 
-def _who_is_late(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> str:
+def _late_in_training(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame) -> str:
     if watched.world_size == 1:
         return "There is one rank, which waits for nobody."
     if late.empty:
         return "Who is late is unknown: only all-reduces show it."
-    telling = late["step"].nunique()
-    whose = late[late["late"]].drop_duplicates(["step", "late_rank"])  # a rank may be late in several groups
-    share = whose["step"].nunique() / telling
+    measured_steps = late["step"].nunique()
+    measured = count(measured_steps, "measured step")
+    late_rows = late[late["late"]].drop_duplicates(["step", "late_rank"])  # a rank may be late in several groups
+    share = late_rows["step"].nunique() / measured_steps
     if share < SELDOM_LATE_SHARE:
-        return f"A rank is rarely late: in {percent(share, 1)} of {count(telling, 'measured step')}."
-    by_rank = whose["late_rank"].value_counts()
+        return f"A rank is rarely late: in {percent(share, 1)} of {measured}."
+    by_rank = late_rows["late_rank"].value_counts()
     rank, times = int(by_rank.index[0]), int(by_rank.iloc[0])
-    late_ns = float(whose["late_ns"].median())
-    if times >= SAME_RANK_SHARE * len(whose):
-        median_ns = float(whose.loc[whose["late_rank"] == rank, "late_ns"].median())
+    late_ns = float(late_rows["late_ns"].median())
+    if times >= SAME_RANK_SHARE * len(late_rows):
+        median_ns = float(late_rows.loc[late_rows["late_rank"] == rank, "late_ns"].median())
         return (
-            f"Rank {rank} is the last in {percent(times, telling)} of {count(telling, 'measured step')}, by"
+            f"Rank {rank} is the last in {percent(times, measured_steps)} of {measured}, by"
             f" {ms(median_ns)} (median): whenever a rank is late, it is this one."
         )
     return (
-        f"In {percent(share, 1)} of {count(telling, 'measured step')} a rank is late, by {ms(late_ns)} (median), and"
-        f" not always the same one: most often rank {rank}, in {percent(times, len(whose))} of them."
+        f"In {percent(share, 1)} of {measured} a rank is late, by {ms(late_ns)} (median), and"
+        f" not always the same one: most often rank {rank}, in {percent(times, len(late_rows))} of them."
     )
 
 
-def _change(change: pd.Series[Any]) -> str:
+def _change_sentence(change: pd.Series[Any]) -> str:
     before, after = int(change["before_ns"]), int(change["after_ns"])
     if change["change"] == "late rank":
         between = f"between steps {change['since_step']:,} and {change['step']:,}"
@@ -114,7 +115,7 @@ def _change(change: pd.Series[Any]) -> str:
     return f"{text}; exposed communication is {now}, until then {was}."
 
 
-def _kind(kind: pd.Series[Any]) -> str:
+def _kind_sentence(kind: pd.Series[Any]) -> str:
     return (
         f"Every {kind['period']:,} steps, from step {kind['first_step']:,} on, one takes {ms(int(kind['extra_ns']))}"
         f" longer ({count(int(kind['steps']), 'step')}): a kind of its own, such as checkpoints."
@@ -198,7 +199,7 @@ def kind_word_of_steps(period: int) -> str:
 
 def watched_times_note(series: pd.DataFrame, highest_ns: float) -> str:
     """How the chart of step times is to be read."""
-    width = _width(series)
+    width = _steps_per_column(series)
     text = (
         "Each step's time is the median over the ranks."
         if width == 1
@@ -223,17 +224,17 @@ def watched_strip_title(strip: pd.DataFrame) -> str:
     late = strip.groupby("rank")[["late_steps", "telling_steps"]].sum()
     if late.empty or not late["late_steps"].any():
         return "Who was late: nobody"
-    most = late.sort_values("late_steps", ascending=False, kind="stable").iloc[0]
-    rank = int(most.name)  # type: ignore[call-overload]
+    rank = int(late["late_steps"].idxmax())  # type: ignore[call-overload]
+    most = late.loc[rank]
     return f"Who was late: most often rank {rank}, in {percent(most['late_steps'], most['telling_steps'])} of the steps"
 
 
 def watched_strip_note(strip: pd.DataFrame) -> str:
     """How the strip is to be read."""
-    return f"{_width(strip):,} steps a column; nothing is drawn where no all-reduce shows who was late."
+    return f"{_steps_per_column(strip):,} steps a column; nothing is drawn where no all-reduce shows who was late."
 
 
-def _width(table: pd.DataFrame) -> int:
+def _steps_per_column(table: pd.DataFrame) -> int:
     return int((table["last_step"] - table["first_step"]).max()) + 1 if len(table) else 1
 
 
@@ -254,7 +255,7 @@ def dumped_sentences(dumps: FlightDumps, collectives: pd.DataFrame, stopped: pd.
             f" is {row['enqueued']:,}; others have launched {row['others_wait_in']:,}."
             for row in stopped.to_dict("records")
         ),
-        _who_was_late(collectives),
+        _late_in_dumps(collectives),
     ]
 
 
@@ -287,7 +288,7 @@ def _disagreements(collectives: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _who_was_late(collectives: pd.DataFrame) -> str:
+def _late_in_dumps(collectives: pd.DataFrame) -> str:
     telling = collectives[collectives["late_rank"].notna()]
     if telling.empty:
         return "Who was late is unknown: no collective is in the dumps of two ranks."

@@ -165,11 +165,11 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
 
 
 def depths_advice(
-    table: pd.DataFrame, without_ns: int, doubt_ns: int, *, by_engine: bool = False, others: str = ""
+    table: pd.DataFrame, baseline_ns: int, doubt_ns: int, *, by_engine: bool = False, others: str = ""
 ) -> str:
     """What to do about the depths that were tried; rows of `what_if.steps_by_depth`; see `what_if_advice`."""
     best = _best_row(table)
-    gain_ns = without_ns - best["step_ns"]
+    gain_ns = baseline_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:
         return f"No prefetch depth is predicted to make the step{beside} shorter."
@@ -209,7 +209,7 @@ def device_folded(option: str | None, why: str, *, first: bool, link: bool, rank
 
 def what_if_advice(
     table: pd.DataFrame,
-    without_ns: int,
+    baseline_ns: int,
     doubt_ns: int,
     advised_mb: float | None = None,
     *,
@@ -218,14 +218,14 @@ def what_if_advice(
 ) -> str:
     """What to do about the caps that were tried; rows of `what_if.steps_by_cap`, empty where caps do nothing.
 
-    `without_ns`: the step that they shorten, as measured, or as predicted with `others`, the words for what is changed
+    `baseline_ns`: the step that they shorten, as measured, or as predicted with `others`, the words for what is changed
     beside the cap. `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is
     named here, too, where it is as good as the others. `by_engine`: whether the engine records the run, by an option.
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
     best = _best_row(table, advised_mb)
-    cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", without_ns - best["step_ns"]
+    cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", baseline_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0:
         shortest = f"the shortest is {ms(best['step_ns'])}, with {cap}"

@@ -91,20 +91,21 @@ class RunTables:
         if self.summary.empty:
             return None
         if (rank, step) not in self._diagnoses:
-            window = analyses.worst_step(self._quiet if step is None else self.summary, rank, step)
-            at, on = _window_place(window)
+            window = analyses.worst_step(self._quiet_steps if step is None else self.summary, rank, step)
+            window_rank, window_step = _window_place(window)
             diagnosis = None if (rank, step) == (None, None) else self.diagnosis
-            if diagnosis is None or (at, on) != (diagnosis.rank, diagnosis.step):
-                diagnosis = self._diagnose(window, at, on, findings.where_chosen(self._quiet, rank, step, on))
+            if diagnosis is None or (window_rank, window_step) != (diagnosis.rank, diagnosis.step):
+                chosen = findings.why_chosen(self._quiet_steps, rank, step, window_step)
+                diagnosis = self._diagnose(window, window_rank, window_step, chosen)
             self._diagnoses[rank, step] = diagnosis
         return self._diagnoses[rank, step]
 
     def _diagnose(self, window: Mapping[str, Any], rank: int | None, step: int | None, chosen: str) -> Diagnosis:
         selection = _select_window(rank, step)
         bounds = simulate.bound(self.run, selection).to_dict("records")
-        speaks = (rank, step) == self._speaks
+        speaks = (rank, step) == self._speaking_window
         return findings.diagnose(
-            self._quiet,
+            self._quiet_steps,
             window,
             self.moments,
             self.idle,
@@ -115,7 +116,7 @@ class RunTables:
             buckets=analyses.buckets(self.run, selection),
             gains=self.gains if findings.find_disturbance(self.run) is None else None,
             actions=None if speaks or self.diagnosis is None else self.diagnosis.actions,
-            ahead=findings.gathered_ahead(analyses.rows_of(self.replays, window), int(window["span_ns"])),
+            ahead=findings.deeper_prefetch(analyses.rows_of(self.replays, window), int(window["span_ns"])),
             late_reason=self.late_reason,
             kinds=self.kinds,
             busy=busy_share(self.run, step),
@@ -143,12 +144,12 @@ class RunTables:
         return findings.kinds_finding(self.summary, analyses.step_phases(self.run)) if several else None
 
     @cached_property
-    def _speaks(self) -> tuple[int | None, int | None]:
+    def _speaking_window(self) -> tuple[int | None, int | None]:
         """The rank and step that speak for the run."""
-        return _window_place(analyses.worst_step(self._quiet))
+        return _window_place(analyses.worst_step(self._quiet_steps))
 
     @cached_property
-    def _quiet(self) -> pd.DataFrame:
+    def _quiet_steps(self) -> pd.DataFrame:
         """The steps among which one speaks for the run."""
         return without_busy_steps(self.run, self.summary)
 
@@ -156,7 +157,7 @@ class RunTables:
     def timeline(self) -> Timeline:
         """All ranks' lanes and marks, with exposed time by the causes of the diagnoses."""
         moments = self.moments if self.selection.is_everything else analyses.exposed_moments(self.run)
-        moments_by_cause = findings.told_causes(moments, simulate.bound(self.run))
+        moments_by_cause = findings.split_unhideable(moments, simulate.bound(self.run))
         return timeline_events(self.run, moments_by_cause, findings.exposed_name)
 
     @cached_property
@@ -166,19 +167,20 @@ class RunTables:
         return self._loop_in(_select_window(rank, step))
 
     def _loop_in(self, selection: Selection) -> Loop:
+        """What the loop does, as the selected steps show it; accumulation shows in steps that send nothing, too."""
         gathers = analyses.schedule(self.run, selection)
         of_all_steps = analyses.buckets(self.run, replace(selection, steps=None))
         buckets = of_all_steps[of_all_steps["step"].isin(selection.steps)] if selection.steps else of_all_steps
         sources = frozenset((*buckets["source"], *gathers["source"]))
         sources |= {"by hand"} if analyses.averages_by_hand(self.run) else set()
         loop = findings.loop_of(self.manifest, sources, gathers["unit"].unique())
-        skips = 0 < of_all_steps["step"].nunique() < self.summary["step"].nunique()
-        skips = skips or (loop.traits is not None and loop.traits.averages_parameters)
-        several = bool((buckets["passes"] > 1).any()) or skips
+        some_send_nothing = 0 < of_all_steps["step"].nunique() < self.summary["step"].nunique()
+        averages = loop.traits is not None and loop.traits.averages_parameters
+        accumulates = bool((buckets["passes"] > 1).any()) or some_send_nothing or averages
         return replace(
             loop,
             host=analyses.host_role(self.run),
-            accumulates=loop.accumulates or several,
+            accumulates=loop.accumulates or accumulates,
             sends_halves=analyses.sends_halves(self.run),
             loads_in_workers=analyses.loads_in_workers(self.run),
         )
@@ -197,7 +199,7 @@ class RunTables:
     @property
     def window(self) -> dict[str, int | None]:
         """The `rank` and `step` that speak for the run: every page's default. Empty where nothing was measured."""
-        return {} if self.summary.empty else dict(zip(("rank", "step"), self._speaks, strict=True))
+        return {} if self.summary.empty else dict(zip(("rank", "step"), self._speaking_window, strict=True))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -249,7 +251,7 @@ def one_window(
 ) -> pd.DataFrame:
     """The rows of one rank and step: the first of the `wanted` that the table has, else its lowest rank and last step.
 
-    `pick` chooses another one, of a column's options, where there are several, of which it is told the default.
+    `pick(column, options, default)` chooses among several options; without it the default is taken.
     """
     for column, place in (("rank", 0), ("step", -1)):
         options = sorted(int(value) for value in table[column].dropna().unique())

@@ -28,21 +28,21 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
         notes = (findings.marks_note(diagnosis), findings.describe_prediction(of.manifest))
         blocks.append(Chart(key="marks_chart", draw=draw, note="; ".join(filter(None, notes)) or None))
     table = of.summary
-    of_rank = rows_of(table, {"rank": diagnosis.rank})
-    blocks.append(Tiles(key="tiles", tiles=findings.tiles(diagnosis, of_rank, of.unseen)))
+    rank_rows = rows_of(table, {"rank": diagnosis.rank})
+    blocks.append(Tiles(key="tiles", tiles=findings.tiles(diagnosis, rank_rows, of.unseen)))
     if diagnosis.causes:
         blocks.append(cause_bars(diagnosis, predicted=bool(findings.describe_prediction(of.manifest))))
     rows = tables.summary_rows(table)
-    held = as_shown(table, rows.columns)
-    blocks.append(Chart("summary_chart", partial(charts.summary, table, most=MOST_RANKS_DRAWN), note, held))
+    chart_table = as_shown(table, rows.columns)
+    blocks.append(Chart("summary_chart", partial(charts.summary, table, most=MOST_RANKS_DRAWN), note, chart_table))
     return Section(
         title="Summary",
         lead=sentence(findings.place_name(diagnosis)),
         blocks=[
             *blocks,
             Folded(key="steps_fold", heading="Every rank and step", blocks=lambda: [rows]),
-            Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_causes, diagnosis)),
-            Folded(key="costs_fold", heading="Bytes sent and memory, against theory", blocks=partial(_costs, of)),
+            Folded(key="causes_fold", heading="Every cause and collective", blocks=partial(_cause_blocks, diagnosis)),
+            Folded(key="costs_fold", heading="Bytes sent and memory, against theory", blocks=partial(_cost_blocks, of)),
         ],
         advice=(findings.what_to_do(diagnosis),),
     )
@@ -57,7 +57,7 @@ def cause_bars(diagnosis: Diagnosis, *, predicted: bool = False) -> Bars:
         key="causes",
         heading=findings.causes_title(diagnosis),
         heads=("cause", "exposed", "where, and what helps"),
-        bars=[_bar(share, longest, diagnosis.rank) for share in shown],
+        bars=[_cause_bar(share, longest, diagnosis.rank) for share in shown],
         predicted=predicted,
         remainder=findings.rest_line(causes[len(shown) :]),
     )
@@ -84,7 +84,7 @@ def action_bars(actions: Sequence[findings.Advised]) -> Bars:
     )
 
 
-def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
+def _cause_bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
     starts, ends = share.rows["start_ns"], share.rows["end_ns"]
     carried = int(starts.iloc[0]), int(ends.iloc[0])  # when the collective that has most of the cause had it
     where = {"start_ns": int(starts.min()), "end_ns": int(ends.max()), "carried": carried}
@@ -98,11 +98,11 @@ def _bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
     )
 
 
-def _causes(diagnosis: Diagnosis) -> list[TableBlock]:
+def _cause_blocks(diagnosis: Diagnosis) -> list[TableBlock]:
     return [tables.spots_rows(diagnosis), tables.causes_rows(diagnosis)] if diagnosis.causes else []
 
 
-def _costs(of: RunTables) -> list[TableBlock | Lines]:
+def _cost_blocks(of: RunTables) -> list[TableBlock | Lines]:
     """Bytes sent and memory held beside theory, where the run tells them."""
     windows = of.summary
     volume = of.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 import pandas as pd
 
@@ -28,6 +28,8 @@ from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 
 _RANKS = (2, 4, 8, 16, 32, 64, 128)
+_Part: TypeAlias = Literal["bucket_cap_mb", "prefetch", "ranks"]
+"""The parts of a setting over which charts are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,10 @@ class Parts:
 
     headline: str
     notes: Sequence[str]
-    over: Sequence[Chart]
+    option_charts: Sequence[Chart]
     """The step over the cap or the prefetch depth, and over the ranks."""
     lanes: Chart
-    growing: Sequence[Chart]
+    growth_charts: Sequence[Chart]
     """What becomes of throughput and memory as there are more ranks."""
     advice: str
 
@@ -63,7 +65,9 @@ def caps_tried(run: Run) -> list[float]:
 
 
 def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: str | None) -> Parts:
-    """`recorded`: rows of `recorded_caps` of this run and of others that differ from it in the cap alone.
+    """The page's parts for this question.
+
+    `recorded`: rows of `recorded_caps` of this run and of others that differ from it in the cap alone.
 
     Raises `OverlaplabError` where the run cannot tell of the setting; of others, notes say so.
     """
@@ -73,7 +77,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
         question=question,
         manifest=device_manifest(run),
         answer=answer,
-        sure=what_if.interval(run, answer, recorded),
+        interval=what_if.interval(run, answer, recorded),
         measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         note=note,
     )
@@ -83,7 +87,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
     all_ranks, alike = not missing_ranks(run), is_on_gpus(run) or is_wide(run)
     is_modelled = alike and all_ranks and played.manifest.link and not is_on_gpus(run)
     notes = findings.what_if_notes(
-        played.sure,
+        played.interval,
         played.doubt_ns,
         answer.extrapolated,
         question.algorithm if is_modelled else None,
@@ -97,14 +101,14 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
             question.setting,
             answer.step_ns,
             played.measured_ns,
-            played.sure.half_ns,
+            played.interval.half_ns,
             played.doubt_ns,
             findings.microbatches_of(run),
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (smaller, hops, no_tried, no_ranks)))],
-        over=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],
+        option_charts=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],
         lanes=_lanes(played),
-        growing=[*_growth_charts(played, ranks)],
+        growth_charts=[*_growth_charts(played, ranks)],
         advice=_advice(played, tried, advised_mb),
     )
 
@@ -123,7 +127,7 @@ class _ShownAnswer:
     question: Question
     manifest: Manifest
     answer: Answer
-    sure: Interval
+    interval: Interval
     """Around the answer's mean step."""
     measured_ns: int
     """The mean step, as recorded."""
@@ -133,7 +137,7 @@ class _ShownAnswer:
     @property
     def doubt_ns(self) -> int:
         """What a gain must exceed."""
-        return gain_half_ns(self.measured_ns, self.sure)
+        return gain_half_ns(self.measured_ns, self.interval)
 
     @property
     def ranks(self) -> int:
@@ -146,9 +150,14 @@ class _ShownAnswer:
         asked_depth, recorded_depth = self.question.setting.prefetch, self.manifest.prefetch
         return recorded_depth if asked_depth is None else asked_depth
 
-    def changes_but(self, part: Literal["bucket_cap_mb", "prefetch", "ranks"]) -> bool:
+    def changes_but(self, part: _Part) -> bool:
         """Whether anything is changed beside this part of the setting."""
-        return replace(self.question.setting, **{part: getattr(Setting(), part)}) != Setting()
+        return _setting_without(self.question.setting, part) != Setting()
+
+
+def _setting_without(setting: Setting, part: _Part) -> Setting:
+    """The setting with this part as recorded."""
+    return replace(setting, **{part: getattr(Setting(), part)})
 
 
 def _option(run: Run, setting: Setting) -> Option | None:
@@ -168,19 +177,18 @@ def _option(run: Run, setting: Setting) -> Option | None:
 def _advice(played: _ShownAnswer, tried: pd.DataFrame, advised_mb: float | None) -> str:
     """What the option's values say; compared with the setting shown, where that changes more than the option."""
     option: Option = "prefetch" if "prefetch" in tried else "bucket_cap_mb"
-    without_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
+    baseline_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
     manifest = played.run.manifest
     by_engine = manifest is not None and not manifest.by_recorder
-    unset: dict[str, Any] = {option: None}
-    others = findings.setting_words(replace(played.question.setting, **unset))
+    others = findings.setting_words(_setting_without(played.question.setting, option))
     if option == "prefetch":
-        return findings.depths_advice(tried, without_ns, played.doubt_ns, by_engine=by_engine, others=others)
-    return findings.what_if_advice(tried, without_ns, played.doubt_ns, advised_mb, by_engine=by_engine, others=others)
+        return findings.depths_advice(tried, baseline_ns, played.doubt_ns, by_engine=by_engine, others=others)
+    return findings.what_if_advice(tried, baseline_ns, played.doubt_ns, advised_mb, by_engine=by_engine, others=others)
 
 
 def advised_cap_mb(run: Run, setting: Setting) -> float | None:
     """The cap that `advise` finds best; None where more than the cap is asked for, or nothing can be advised."""
-    if replace(setting, bucket_cap_mb=None) != Setting() or findings.advice_refused(run) is not None:
+    if _setting_without(setting, "bucket_cap_mb") != Setting() or findings.advice_refused(run) is not None:
         return None
     return simulate.best_cap_mb(run)
 
@@ -197,7 +205,7 @@ def _over_option(
             tried,
             chosen=played.depth,
             measured_ns=None if played.changes_but("prefetch") or played.depth is not None else played.measured_ns,
-            half_ns=played.sure.half_ns,
+            half_ns=played.interval.half_ns,
         )
         return [Chart("depths_predicted", draw, played.note, as_held(tried, "by_depth"))]
     cap = played.question.setting.bucket_cap_mb or played.manifest.bucket_cap_mb
@@ -209,7 +217,7 @@ def _over_option(
         tried,
         recorded.head(0) if played.changes_but("bucket_cap_mb") else recorded.dropna(),
         cap,
-        played.sure.half_ns,
+        played.interval.half_ns,
         advised_mb,
         measured_ns=played.measured_ns if cap is None else None,
         found_ns=None if found_ns is None else min(found_ns, int(tried["step_ns"].min())),
@@ -226,7 +234,7 @@ def _over_ranks(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]:
             recorded=played.manifest.world_size,
             measured_ns=None if played.changes_but("ranks") else played.measured_ns,
             chosen=played.ranks,
-            half=played.sure.half_ns / played.answer.step_ns,
+            half=played.interval.half_ns / played.answer.step_ns,
         )
         yield Chart("ranks_predicted", draw, played.note, as_held(ranks, "by_ranks"))
 

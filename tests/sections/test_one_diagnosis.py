@@ -92,7 +92,7 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
     labels = {share.label for share in found.causes}
     causes = {cause.label for cause in Cause if cause.label in text and cause.label not in labels}
     rest = text
-    ahead = () if found.ahead is None else (f"with prefetch {found.ahead[0]}", f"prefetch {found.ahead[0]}")
+    ahead = () if found.ahead is None else (f"with prefetch {found.ahead.depth}", f"prefetch {found.ahead.depth}")
     actions = [each.short for each in found.actions]
     for said in (found.advice, found.headline, *ahead, *(share.remedy for share in found.causes), *actions):
         rest = rest.replace(said, "")

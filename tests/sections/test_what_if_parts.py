@@ -61,9 +61,9 @@ def test_of_ddp_that_nobody_labelled_caps_are_played(tmp_path: Path) -> None:
     nobody = recorded_caps(device_manifest(run), ())
     parts = what_if_parts(run, Question(setting=Setting(bucket_cap_mb=0.0028)), nobody, None)
     assert parts.headline.startswith("With bucket_cap_mb 0.0028 a step is predicted to take 22.8 ms")
-    assert [chart.key for chart in parts.over] == ["caps_predicted"]
+    assert [chart.key for chart in parts.option_charts] == ["caps_predicted"]
     as_recorded = what_if_parts(run, Question(setting=Setting()), nobody, None)
-    assert "measured: 20.0 ms" in str(as_recorded.over[0].draw().to_dict())
+    assert "measured: 20.0 ms" in str(as_recorded.option_charts[0].draw().to_dict())
 
 
 def test_of_a_rank_alone_only_actions_are_played() -> None:
@@ -71,7 +71,7 @@ def test_of_a_rank_alone_only_actions_are_played() -> None:
     alone = replace(run, traces=run.traces[:1])
     nobody = recorded_caps(device_manifest(alone), ())
     parts = what_if_parts(alone, Question(setting=Setting(edits=(("no-pause", None),))), nobody, None)
-    assert parts.over == []
+    assert parts.option_charts == []
     assert "Collectives take as long as recorded, waiting for the missing ranks included." in parts.notes
     with pytest.raises(OverlaplabError, match="1 of 2 ranks are there"):
         what_if_parts(alone, Question(setting=Setting(bucket_cap_mb=1)), nobody, None)

@@ -16,7 +16,7 @@ from samples import sample_run, unlabelled, with_recorders_labels
 import overlaplab
 from overlaplab.events import step_windows
 from overlaplab.simulate.advice.remedies import gains, remedies
-from overlaplab.simulate.advice.tried import gains_miss_ns
+from overlaplab.simulate.advice.tried import played_gain_half_ns
 from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
@@ -111,7 +111,7 @@ def test_larger_units_are_one_play_whoever_asks(name: str) -> None:
     assert round(mean_step_ns(run, play(programs).all_spans_ns())) == action["step_ns"]
     apart_ns = units_apart_ns(run, int(together), run.manifest.link if run.manifest else None)
     assert (apart_ns > 0) == (name != "torch-fsdp2")
-    doubt_ns = gains_miss_ns(run)
+    doubt_ns = played_gain_half_ns(run)
     assert doubt_ns is not None
     assert action["half_ns"] == round(hypot(doubt_ns, apart_ns))
 

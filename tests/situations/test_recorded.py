@@ -215,7 +215,7 @@ def setting_of(action: Advised, run: Run) -> Setting | None:
             return Setting(edits=(("model-cap", f"{action.what}:{action.setting:g}"),))
         case "cap":
             return Setting(strategy="bucketed", bucket_cap_mb=action.setting)
-        case "strategy" | "by_library":
+        case "strategy" | "library_collectives":
             return Setting(strategy=action.what)
         case "microbatches":  # `predict` plays more microbatches, not smaller ones
             return None

@@ -17,7 +17,7 @@ from overlaplab.dashboard.data import Opened, open_run, run_manifest
 from overlaplab.dashboard.folder import Stamp, run_word, stamp
 from overlaplab.dashboard.head import error_line, page_head
 from overlaplab.dashboard.spots import show_spot
-from overlaplab.dashboard.widgets import lead, show_block, show_blocks, show_section, what_to_do
+from overlaplab.dashboard.widgets import show_advice, show_block, show_blocks, show_lead, show_section
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.folders import natural_key
@@ -116,7 +116,7 @@ def _sweep(good: list[Opened]) -> None:
         section, links = _make_sweep(*_cache_arguments(good))
     first = good[0].run
     strategy = first.manifest.strategy if first.manifest else None
-    lead(section.lead, findings.sweep_subject(strategy, len(first.traces), len(good), _note(good)))
+    show_lead(section.lead, findings.sweep_subject(strategy, len(first.traces), len(good), _note(good)))
     *charts, rows = section.blocks
     with st.container(key="side_by_side"):  # one above the other where there is no room, see main.py
         for column, chart in zip(st.columns(2, vertical_alignment="bottom"), charts, strict=True):
@@ -125,7 +125,7 @@ def _sweep(good: list[Opened]) -> None:
     row = show_block(rows, choose=True)
     if row is not None:
         _go_to(good, links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])])
-    what_to_do(section.advice)
+    show_advice(section.advice)
 
 
 def _go_to(good: list[Opened], rows: pd.DataFrame) -> None:
@@ -144,11 +144,11 @@ def _runs(good: list[Opened]) -> None:
     """Runs that differ in anything: step times, and costs against theory."""
     with _say_comparing(len(good)):
         times, *costs = _make_sections(*_cache_arguments(good))
-    lead(times.lead, capitalise(_note(good) or "") or None)
+    show_lead(times.lead, capitalise(_note(good) or "") or None)
     show_blocks(times.blocks)
     for section in costs:
         show_section(section)
-    what_to_do([*times.advice, *(line for section in costs for line in section.advice)])
+    show_advice([*times.advice, *(line for section in costs for line in section.advice)])
 
 
 def _say_comparing(runs: int) -> AbstractContextManager[None]:

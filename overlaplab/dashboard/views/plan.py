@@ -15,7 +15,7 @@ from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened, open_run
 from overlaplab.dashboard.folder import run_word
 from overlaplab.dashboard.head import error_line, page_head
-from overlaplab.dashboard.widgets import lead, show_blocks, show_warnings, what_to_do
+from overlaplab.dashboard.widgets import show_advice, show_blocks, show_lead, show_warnings
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.plan import plan_section, planned_training, require_recorded
 from overlaplab.simulate.predictions.planned import PlannedStep
@@ -52,11 +52,11 @@ def page() -> None:
         error_line(error)
         return
     section = plan_section(plan, stage)
-    lead(section.lead)
+    show_lead(section.lead)
     if recording is not None:
         _show_prediction(recording, plan)
     show_blocks(section.blocks)
-    what_to_do(section.advice)
+    show_advice(section.advice)
 
 
 def _recording() -> _Recording | None:

@@ -10,7 +10,7 @@ from overlaplab import findings
 from overlaplab.dashboard.head import open_page
 from overlaplab.dashboard.pickers import pick_one, shown_diagnosis
 from overlaplab.dashboard.spots import show_spot
-from overlaplab.dashboard.widgets import nothing_counts, show_blocks, show_warnings
+from overlaplab.dashboard.widgets import show_blocks, show_nothing_counts, show_warnings
 from overlaplab.sections.run_tables import one_window
 from overlaplab.sections.summary import summary_section
 
@@ -23,7 +23,7 @@ def page() -> None:
     diagnosis = shown_diagnosis(opened)
     if diagnosis is None:
         head.show(None)
-        nothing_counts(opened)
+        show_nothing_counts(opened)
         return
     section = opened.get_or_make(
         ("summary", diagnosis.rank, diagnosis.step, diagnosis.chosen),

@@ -20,7 +20,7 @@ from overlaplab.dashboard.downloads import csv_button
 from overlaplab.dashboard.folder import run_title
 from overlaplab.dashboard.head import open_page
 from overlaplab.dashboard.pickers import pick_ranks, pick_step, shown_diagnosis
-from overlaplab.dashboard.widgets import is_dark, lead, nothing_counts, show_table, show_warnings
+from overlaplab.dashboard.widgets import is_dark, show_lead, show_nothing_counts, show_table, show_warnings
 from overlaplab.formats import as_shown, texts
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.run import window_section
@@ -45,7 +45,7 @@ def page() -> None:
     step = pick_step(opened.timeline.steps, findings.first_shown(first))
     head.show(shown_diagnosis(opened))
     if opened.timeline.events.empty or opened.summary.empty:
-        nothing_counts(opened)
+        show_nothing_counts(opened)
         return
     show_warnings(opened)
     window, event, *_ = links.spot_of_query()
@@ -187,7 +187,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
         visible, chosen, what, opened.diagnosis, whole=state.window == _whole_window(opened, ranks, None)
     )
     with above:
-        lead(section.lead)
+        show_lead(section.lead)
     with st.container(key="timeline_below", gap="small"):
         if event is not None:
             _event(opened, event)

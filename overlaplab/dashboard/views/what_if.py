@@ -17,7 +17,7 @@ from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.head import error_line, open_page
 from overlaplab.dashboard.pickers import shown_diagnosis
-from overlaplab.dashboard.widgets import nothing_to_show, show_block, show_warnings, what_to_do
+from overlaplab.dashboard.widgets import show_advice, show_block, show_nothing, show_warnings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import is_on_gpus, missing_ranks
 from overlaplab.findings.actions.words import SCHEDULES
@@ -56,20 +56,20 @@ def page() -> None:
     opened = head.opened
     head.show(shown_diagnosis(opened), "As recorded: ")
     if opened.not_predicted is not None:
-        nothing_to_show(opened, "This page can play no other setting of this run.")
+        show_nothing(opened, "This page can play no other setting of this run.")
         st.text(sentence(opened.not_predicted))
         return
     show_warnings(opened)
-    _answer(opened, caps_beside(opened))
+    _draw_answer(opened, caps_beside(opened))
 
 
 @st.fragment
-def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
+def _draw_answer(opened: Opened, recorded: pd.DataFrame) -> None:
     """The controls and what they ask for; moving one draws nothing else of the page anew."""
     head = st.container(key="headline")
     notes = st.container(key="remarks_what_if", gap=None)
     try:
-        question = _question(opened)
+        question = _ask_question(opened)
         with st.spinner("Replaying the run with each setting"):
             parts = what_if_parts(opened.run, question, recorded, findings.note(opened.manifest))
     except OverlaplabError as error:
@@ -78,16 +78,16 @@ def _answer(opened: Opened, recorded: pd.DataFrame) -> None:
     head.text(parts.headline)
     for line in parts.notes:
         notes.text(line)
-    for charts in filter(None, (parts.over, (parts.lanes,), parts.growing)):
+    for charts in filter(None, (parts.option_charts, (parts.lanes,), parts.growth_charts)):
         with st.container(key=f"side_by_side_{charts[0].key}"):
             for column, chart in zip(st.columns(len(charts), vertical_alignment="bottom"), charts, strict=True):
                 with column:
                     show_block(chart, run=opened.title)
     if opened.diagnosis is None or question != Question(setting=Setting()):  # else the page's head says it
-        what_to_do((parts.advice,))
+        show_advice((parts.advice,))
 
 
-def _question(opened: Opened) -> Question:
+def _ask_question(opened: Opened) -> Question:
     """What the controls that this run has ask for."""
     if is_on_gpus(opened.run):
         return _ask_on_gpus(opened)
@@ -96,7 +96,7 @@ def _question(opened: Opened) -> Question:
         return _ask_of_unnamed(opened, None)
     if len(recuttings(opened.run)) > 1 or not is_wide(opened.run):
         return _ask_of_unnamed(opened, manifest)
-    return _ask(opened)
+    return _ask_on_cpus(opened)
 
 
 def _ask_on_gpus(opened: Opened) -> Question:
@@ -110,7 +110,7 @@ def _ask_on_gpus(opened: Opened) -> Question:
         elif what == "bucket_cap_mb":
             cap = _value_or(manifest.bucket_cap_mb if manifest else None, "as recorded")
             setting = Setting(bucket_cap_mb=controls.slide_cap("bucket_cap_mb", opened, cap))
-        setting = replace(setting, edits=_action(controls, opened))
+        setting = replace(setting, edits=_ask_for_edit(controls, opened))
     controls.keep()
     with st.expander("Not predicted here"):
         option, why = (None, message_without_path(run, what)) if isinstance(what, OverlaplabError) else (what, "")
@@ -121,7 +121,7 @@ def _ask_on_gpus(opened: Opened) -> Question:
     return Question(setting=setting)
 
 
-def _ask(opened: Opened) -> Question:
+def _ask_on_cpus(opened: Opened) -> Question:
     """Draw the controls; they begin at what was recorded, or at what a link asks for."""
     manifest = opened.manifest
     assert manifest is not None
@@ -140,13 +140,13 @@ def _ask(opened: Opened) -> Question:
             strategy=strategy,
             bucket_cap_mb=controls.slide_cap("bucket_cap_mb", opened, cap) if traits.buckets else None,
             first_bucket_mb=controls.slide_cap("First bucket", opened, first) if has_first else None,
-            prefetch=controls.slide("Prefetch", "{} ahead", range(5), ahead) if gathers else None,
-            link=_link(controls, manifest),
+            prefetch=controls.slide("Prefetch", "{} ahead", (0, *DEPTHS), ahead) if gathers else None,
+            link=_ask_for_link(controls, manifest),
             ranks=controls.slide("Ranks", "{:,}", _RANKS, manifest.world_size),
             accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), microbatches),
             straggler=manifest.world_size == 1 or not controls.tick("No straggler", _NO_STRAGGLER),
         )
-        setting = replace(setting, edits=_action(controls, opened))
+        setting = replace(setting, edits=_ask_for_edit(controls, opened))
         algorithm: Algorithm = controls.select("Collectives", _ALGORITHMS, "ring") or "ring"
         skew: Skew = controls.select("Further ranks work as", _SKEWS, "recorded") or "recorded"
     controls.keep()
@@ -160,7 +160,7 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
     """
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
-        setting = Setting(link=_link(controls, manifest) if manifest else None)
+        setting = Setting(link=_ask_for_link(controls, manifest) if manifest else None)
         if plan := playable_plan(opened.run):
             fitting = [each for each in _MICROBATCHES if plan.schedule in playable_schedules(opened.run, each)]
             microbatches = controls.slide("Microbatches", "{}", fitting, plan.microbatches)
@@ -171,12 +171,12 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
             if is_wide(opened.run) and find_recutting(opened.run) is not None:
                 cap = controls.slide_cap("bucket_cap_mb", opened, "as recorded")
                 setting = replace(setting, bucket_cap_mb=cap)
-            setting = replace(setting, edits=_action(controls, opened))
+            setting = replace(setting, edits=_ask_for_edit(controls, opened))
     controls.keep()
     return Question(setting=setting)
 
 
-def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:
+def _ask_for_edit(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None], ...]:
     """The edit of one of the run's actions, if the reader wants one."""
     edits: dict[str, tuple[str, str | None]] = {}
     words = {"none": "none"}
@@ -191,7 +191,7 @@ def _action(controls: _Controls, opened: Opened) -> tuple[tuple[str, str | None]
     return () if chosen is None else (edits[chosen],)
 
 
-def _link(controls: _Controls, manifest: Manifest) -> Link | None:
+def _ask_for_link(controls: _Controls, manifest: Manifest) -> Link | None:
     """The link that was chosen; None for the recorded one."""
     link = manifest.link
     if link is None:
@@ -218,7 +218,8 @@ class _Controls:
         st.session_state["asked_of"] = self._run
         text = links.choice(links.SETTING)
         self._linked = links.parse_setting(text)
-        self._unmet = set(self._linked) if self._linked or not text else {text}
+        # what the link says and no control has taken
+        self._unused = set(self._linked) if self._linked or not text else {text}
         self._texts: dict[str, str] = {}
 
     def slide(self, label: str, form: str, values: Iterable[Any], recorded: Any) -> Any:
@@ -251,19 +252,20 @@ class _Controls:
 
     def keep(self) -> None:
         """Write what the controls say into the link; where a link said what none of them can, say so."""
-        if self._fresh and self._unmet:
+        if self._fresh and self._unused:
             links.warn_of_setting()
         links.keep_at_once(links.SETTING, ",".join(f"{name}:{text}" for name, text in self._texts.items()) or None)
 
     def _look(self, label: str, options: Sequence[Any], recorded: Any) -> dict[str, Any]:
-        """A control's key, so that another run's begins anew, and a width of which two fit into a narrow window."""
+        """Set a control to what the link says, or as recorded, where it is new; return its key, width and callback."""
         name = _name(label)
-        key = f"asked_{name} of {self._run}"
+        key = f"asked_{name} of {self._run}"  # another run's control begins anew
         linked = [value for value in options if _text(value) == self._linked.get(name)]
-        self._unmet -= {name} if linked else set()
+        self._unused -= {name} if linked else set()
         if self._fresh or st.session_state.get(key, self) not in options:
             st.session_state[key] = linked[0] if linked else recorded
-        return {"key": key, "width": 195, "on_change": links.control_used}
+        width = 195  # of which two fit into a narrow window
+        return {"key": key, "width": width, "on_change": links.control_used}
 
     def _note(self, label: str, value: Any, recorded: Any) -> Any:
         if value == recorded:

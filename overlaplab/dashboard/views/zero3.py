@@ -20,13 +20,13 @@ from overlaplab.dashboard.head import error_line, open_page
 from overlaplab.dashboard.pickers import pick_one, shown_diagnosis
 from overlaplab.dashboard.spots import show_in_step
 from overlaplab.dashboard.widgets import (
-    lead,
-    nothing_to_show,
+    show_advice,
     show_block,
     show_blocks,
     show_choice,
+    show_lead,
+    show_nothing,
     show_warnings,
-    what_to_do,
 )
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Manifest, strategy_traits
@@ -45,7 +45,7 @@ def page() -> None:
         nothing = opened.schedule.empty
     if nothing:
         head.show(shown_diagnosis(opened))
-        nothing_to_show(
+        show_nothing(
             opened,
             "This run gathers no parameters. The page shows runs of `overlaplab record --strategy zero3` or"
             " `torch-fsdp2`, and traces of others that name FSDP2's ranges (`FSDP::all_gather`).",
@@ -58,7 +58,7 @@ def page() -> None:
         diagnosis = opened.find_diagnosis(*window)
         section = opened.get_or_make(("gathers", *window), lambda: _section(opened, table))
     head.show(diagnosis)
-    lead(section.lead)
+    show_lead(section.lead)
     show_warnings(opened)
     *drawn, rows = section.blocks
     if other is None:
@@ -73,7 +73,7 @@ def page() -> None:
     row = show_block(rows, choose=True)
     if row is not None:
         show_in_step(opened, row, row["gather_start_ns"], row["gather_end_ns"])
-    what_to_do(section.advice, diagnosis)
+    show_advice(section.advice, diagnosis)
 
 
 def _say_following(opened: Opened) -> AbstractContextManager[None]:

@@ -20,8 +20,8 @@ from overlaplab.words import doubt_clause, ms, percent, size_exact
 Row: TypeAlias = Mapping[Any, Any]
 _COST_WEIGHT = 0.5
 """Weight, in the order, of a gain that costs more than a changed line or option."""
-_OF_ONE_STEP = 2
-"""Times what the step that speaks for the run could gain: a mean that is larger comes from another, slow step."""
+_MAX_GAIN_RATIO = 2
+"""A gain above so many times what the step that speaks for the run could gain comes from another, slow step."""
 _LIMIT_WEIGHT = 0.5
 """Weight of a gain that is a limit: on an H100 launches took twice as long while they were recorded
 (docs/predictions.md)."""
@@ -62,6 +62,10 @@ class Advised:
         """Whether its gain can be told from none."""
         return self.is_worth_it and (self.half_ns is None or self.gain_ns > self.half_ns)
 
+    def is_about(self, late_rank: int | None) -> bool:
+        """Whether it concerns waits for this late rank: only `balance` is about a single rank."""
+        return self.action.name != "balance" or late_rank is None or self.setting == late_rank
+
 
 def short_words(text: str) -> str:
     """An action's words without how it is done."""
@@ -71,13 +75,14 @@ def short_words(text: str) -> str:
 ACTIONS_TITLE = "What would help, the advice first: gain per step of training"
 
 
-def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
+def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
     """The actions that shorten a step, in the order in which they are advised.
 
-    Takes rows of `simulate.gains`, the rows of `told_causes` of the step that speaks for the run, with `overhead`, its
-    loop, and how long that step is idle. What is certain comes first, what gains more before what gains less. Of what
-    gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of what costs
-    more counts half, a limit half of that. What has to be searched for is left out where most of it is found.
+    Takes rows of `simulate.gains`, the rows of `split_unhideable` of the step that speaks for the run, with
+    `overhead`, its loop, and how long that step is idle. What is certain comes first, what gains more before what gains
+    less. Of what gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of
+    what costs more counts half, a limit half of that. What has to be searched for is left out where most of it is
+    found.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}
@@ -85,25 +90,25 @@ def ranked_actions(gains: pd.DataFrame, told_rows: pd.DataFrame, loop: Loop, idl
         by_name.setdefault(each["remedy"], []).append(each)
     for action in ACTIONS:
         for row in by_name.get(action.name, ()):
-            setting = _or_none(row["setting"])
-            rows = _answered_rows(action, setting, told_rows).sort_values("exposed_ns", ascending=False, kind="stable")
+            setting = _float_or_none(row["setting"])
+            rows = _answered_rows(action, setting, cause_rows).sort_values("exposed_ns", ascending=False, kind="stable")
             text = fill_words(action.words, Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
             if text:
                 most_ns = idle_ns + int(rows["exposed_ns"].sum())
-                if action.name == "launch_overhead" and row["gain_ns"] > _OF_ONE_STEP * most_ns:
+                if action.name == "launch_overhead" and row["gain_ns"] > _MAX_GAIN_RATIO * most_ns:
                     continue
-                why = _answered_words(action, rows, told_rows, idle_ns, int(row["gain_ns"]))
+                why = _answered_words(action, rows, cause_rows, idle_ns, int(row["gain_ns"]))
                 advised.append(_advised_action(action, text, row, why))
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
     specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
-    return tuple(_in_order(specific))
+    return tuple(_order_actions(specific))
 
 
 def _advised_action(action: Action, text: str, row: Row, why: str) -> Advised:
     return Advised(
         action=action,
         text=text,
-        setting=_or_none(row["setting"]),
+        setting=_float_or_none(row["setting"]),
         what=row["what"],
         gain_ns=int(row["gain_ns"]),
         half_ns=int_or_none(row["half_ns"]),
@@ -122,41 +127,41 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
     return (*worth[:1], *others)[:MOST_ACTIONS] if others else ()
 
 
-def explain_actions(actions: Sequence[Advised], told_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
-    """The same actions, with what they answer of another step: such rows, and its idle time."""
-    rows = [_answered_rows(each.action, each.setting, told_rows) for each in actions]
+def explain_actions(actions: Sequence[Advised], cause_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
+    """The same actions, each with what it answers in another step, of which these rows and idle time are."""
+    rows = [_answered_rows(each.action, each.setting, cause_rows) for each in actions]
     return tuple(
-        replace(each, why=_answered_words(each.action, answered, told_rows, idle_ns, each.gain_ns))
+        replace(each, why=_answered_words(each.action, answered, cause_rows, idle_ns, each.gain_ns))
         for each, answered in zip(actions, rows, strict=True)
     )
 
 
-def _answered_rows(action: Action, setting: float | None, told_rows: pd.DataFrame) -> pd.DataFrame:
+def _answered_rows(action: Action, setting: float | None, cause_rows: pd.DataFrame) -> pd.DataFrame:
     """The rows whose cause an action answers; of the waits for late ranks those for the one that it is about."""
-    answers = told_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~told_rows["overhead"])
-    concerned = action.concerns(told_rows, named=bool(told_rows["what"].notna().any()))
-    answers = concerned if action.of == "others" and not (answers & concerned).any() else answers & concerned
+    answers = cause_rows["cause"].isin(action.causes) & (action.shortens_overhead | ~cause_rows["overhead"])
+    concerned = action.concerns(cause_rows, named=bool(cause_rows["what"].notna().any()))
+    answers = concerned if action.subject == "others" and not (answers & concerned).any() else answers & concerned
     if action.name == "balance":
-        answers &= (told_rows["late_rank"] == setting).fillna(False).astype(bool)
-    return told_rows[answers]
+        answers &= (cause_rows["late_rank"] == setting).fillna(False).astype(bool)
+    return cause_rows[answers]
 
 
-def _answered_words(action: Action, rows: pd.DataFrame, told_rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
+def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
     """The largest cause of these `rows` that an action answers, or the idle time, if that is longer.
 
     A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle. What shortens
-    each transfer also gains where the loop waits by design: then that is all of `told_rows` that moves data.
+    each transfer also gains where the loop waits by design: then that is all of `cause_rows` that moves data.
     """
     if action.of_transfers and gain_ns > rows["exposed_ns"].sum():
-        moved_ns = told_rows.loc[told_rows["cause"].isin(_TRANSFERS), "exposed_ns"].sum()
+        moved_ns = cause_rows.loc[cause_rows["cause"].isin(_TRANSFERS), "exposed_ns"].sum()
         return f"all exposed transfers, {ms(int(moved_ns))}" if moved_ns else ""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         waits = rows[rows["cause"] == Cause.STRAGGLER]
         if gain_ns > idle_ns and len(waits):
-            return _answered_words(action, waits, told_rows, 0, gain_ns)
+            return _answered_words(action, waits, cause_rows, 0, gain_ns)
         return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
     if rows.empty:
-        return "exposed in other steps" if action.of == "others" else ""
+        return "exposed in other steps" if action.subject == "others" else ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
     largest = by.sort_values(by="exposed_ns", kind="stable").to_dict("records")[-1]
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])
@@ -173,17 +178,19 @@ _AND_DELAYS = ", and what that delays"
 """A late rank costs more than the exposed wait for it: it moves what is sent later behind the backward pass."""
 
 
-def _or_none(value: float) -> float | None:
+def _float_or_none(value: float) -> float | None:
     return None if pd.isna(value) else float(value)
 
 
-def _in_order(advised: Sequence[Advised]) -> list[Advised]:
+def _order_actions(advised: Sequence[Advised]) -> list[Advised]:
     left, order = list(advised), []
     while left:
         certain = any(each.is_certain for each in left)
-        worth = [each for each in left if each.is_certain == certain]
-        most = max(_weighed_ns(each) for each in worth)
-        first = next(each for each in worth if _weighed_ns(each) >= most - LITTLE_GAIN * (each.gain_ns + each.step_ns))
+        candidates = [each for each in left if each.is_certain == certain]
+        most = max(_weighed_ns(each) for each in candidates)
+        first = next(
+            each for each in candidates if _weighed_ns(each) >= most - LITTLE_GAIN * (each.gain_ns + each.step_ns)
+        )
         order.append(first)
         left.remove(first)
     return order

@@ -37,16 +37,15 @@ class Action:
     """Under which its gain is predicted, where it is a limit and no setting."""
     shortens_overhead: bool = False
     """Whether it answers the compute gaps between any two operators, too."""
-
-    of: Literal["", "gradients", "buffers", "barriers", "others"] = ""
-    """What alone it is about, if anything: others move neither gradients nor parameters, but for averages of these, and
-    synchronise nobody.
+    subject: Literal["", "gradients", "buffers", "barriers", "others"] = ""
+    """The only collectives that it is about; empty: all. `others` move neither gradients nor parameters (but averages
+    of parameters), and are no barriers.
     """
     of_transfers: bool = False
     """Whether it shortens every transfer, also where the loop waits by design."""
 
     def answers(self, cause: Cause, rows: pd.DataFrame, *, overhead: bool, named: bool) -> bool:
-        """Whether it is against most of such exposed time, of these rows of `told_causes`; see `concerns`."""
+        """Whether it is against most of such exposed time, of these rows of `split_unhideable`; see `concerns`."""
         if cause not in self.causes or (overhead and not self.shortens_overhead):
             return False
         concerned_ns = rows.loc[self.concerns(rows, named=named), "exposed_ns"].sum()
@@ -55,7 +54,7 @@ class Action:
     def concerns(self, rows: pd.DataFrame, *, named: bool) -> pd.Series:
         """Mark those of these rows that it is about; `named`: whether gradients have names in their step."""
         has_name, barriers = rows["what"].notna(), rows["kind"] == "barrier"
-        match self.of:
+        match self.subject:
             case "gradients" if named:
                 others = ~rows["what"].map(words.is_activations).astype(bool)
                 return others & (has_name | (rows["cause"] != Cause.BLOCKING))
@@ -69,7 +68,7 @@ class Action:
         return pd.Series(True, index=rows.index)
 
 
-_OF_OTHERS = (Cause.BLOCKING, Cause.QUEUED, Cause.LINK, Cause.TAIL)
+_CAUSES_OF_OTHERS = (Cause.BLOCKING, Cause.QUEUED, Cause.LINK, Cause.TAIL)
 """Why what moves neither gradients nor parameters is exposed."""
 
 ACTIONS = [
@@ -90,13 +89,13 @@ ACTIONS = [
         "larger units: fully_shard on {units} of the present ones together",
         shortens_overhead=True,
     ),
-    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket, of="gradients"),
-    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap, of="gradients"),
+    Action("first_bucket", (Cause.TAIL, Cause.QUEUED), words.first_bucket, subject="gradients"),
+    Action("cap", (Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.LINK), words.cap, subject="gradients"),
     Action("strategy", (Cause.BLOCKING,), words.DURING_BACKWARD.format(" (strategy {what})")),
     Action(
-        "by_library",
+        "library_collectives",
         (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
-        words.by_library,
+        words.library_collectives,
     ),
     Action(
         "unused_parameters",
@@ -110,10 +109,10 @@ ACTIONS = [
         "a whole optimizer on each rank in place of ZeroRedundancyOptimizer: then nothing is sent within its step",
         condition="if updating all parameters took no longer",
     ),
-    Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers, of="barriers"),
-    Action("asynchronous", _OF_OTHERS, words.asynchronous_launch, of="others"),
-    Action("background", _OF_OTHERS, words.background, of="others"),
-    Action("merge", _OF_OTHERS, "one collective in place of the {what}, on stacked tensors", of="others"),
+    Action("barriers", (Cause.BLOCKING, Cause.QUEUED), words.barriers, subject="barriers"),
+    Action("asynchronous", _CAUSES_OF_OTHERS, words.asynchronous_launch, subject="others"),
+    Action("background", _CAUSES_OF_OTHERS, words.background, subject="others"),
+    Action("merge", _CAUSES_OF_OTHERS, "one collective in place of the {what}, on stacked tensors", subject="others"),
     Action("split", (Cause.IMBALANCE,), words.pipeline_action_words("split")),
     Action("schedule", (Cause.BUBBLE, Cause.SEND), words.pipeline_action_words("schedule")),
     Action("microbatches", (Cause.BUBBLE,), words.pipeline_action_words("microbatches")),
@@ -130,8 +129,10 @@ ACTIONS = [
         shortens_overhead=True,
         condition="if launches took no time",
     ),
-    Action("buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware", of="buffers"),
-    Action("leave_out", _OF_OTHERS, words.leave_out, costs="numerics or hardware", of="others"),
+    Action(
+        "buffers", (Cause.BLOCKING, Cause.QUEUED), words.BUFFERS_STAY, costs="numerics or hardware", subject="buffers"
+    ),
+    Action("leave_out", _CAUSES_OF_OTHERS, words.leave_out, costs="numerics or hardware", subject="others"),
     Action("one_gradient_less", (Cause.LINK, Cause.UNHIDEABLE, Cause.TAIL), words.ONE_GRADIENT_LESS),
     Action(
         "half_the_bytes",

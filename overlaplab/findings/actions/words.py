@@ -31,7 +31,7 @@ class Case:
     cause: Cause | None = None
     """The one cause that it is to answer, where no play tells what it gains."""
     late_rank: int | None = None
-    tried: frozenset[str] = frozenset()
+    played: frozenset[str] = frozenset()
     """The actions that were played."""
 
 
@@ -54,7 +54,7 @@ def cause_clause(cause: Cause, time: str, late_rank: int | None = None, *, overh
 
 
 def fill_words(words: str | Words, case: Case) -> str:
-    """The words in this case; a text's fields are `what`, `units` and `fewer`, by which options."""
+    """The words in this case; a text may have the fields `what`, `units`, and `fewer` (options that send less)."""
     if not isinstance(words, str):
         return words(case)
     what, units = shorten(str(case.what), 80), int(case.setting or 0)
@@ -99,8 +99,8 @@ def cap(case: Case) -> str:
         return f"{words} for {shorten(case.what, 40)}"
     if traits is None or traits.buckets:
         return words + _present_cap(case.loop)
-    at_once = case.rows.empty or case.rows["cause"].iloc[0] == Cause.BLOCKING
-    why = "buckets leave during the backward pass" if at_once else "fewer, larger messages"
+    is_blocking = case.rows.empty or case.rows["cause"].iloc[0] == Cause.BLOCKING
+    why = "buckets leave during the backward pass" if is_blocking else "fewer, larger messages"
     return f"{_BUCKETED[case.loop.framework]} with {words}: {why}"
 
 
@@ -151,14 +151,14 @@ def even_work(case: Case) -> str:
     return f"inputs of equal length on all ranks, if those of rank {int(case.setting)} are longer"
 
 
-def by_library(case: Case) -> str:
+def library_collectives(case: Case) -> str:
     """The library's all-reduces in place of a server, or of messages by hand."""
     served = case.loop.traits is not None and case.loop.traits.gradients == "server"
     return _ALL_REDUCE if served else "the library's all-reduces (strategy bucketed) in place of messages by hand"
 
 
 def asynchronous_launch(case: Case) -> str:
-    """What is sent between the passes, beside what follows; data that one rank has are wanted by the forward pass."""
+    """Asynchronous collectives between the passes; broadcasts and scatters a step ahead: forward passes need them."""
     launched = f"async_op=True for the {case.what}"
     if not case.rows.empty and case.rows["kind"].isin(["broadcast", "scatter"]).all():
         return f"{launched}, a step before its data are needed"
@@ -241,14 +241,14 @@ def prefetch(case: Case) -> str:
     return "gathering one unit further ahead: it holds one more at a time"
 
 
-def in_general(case: Case) -> str:
+def general_remedy(case: Case) -> str:
     """What helps against one cause, where no play tells by how much."""
     loop, moved = case.loop, moved_most(case.rows)
     if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
         kinds = set(case.rows["kind"].dropna())
         if (case.rows["what"] == ALL_RANKS_ACTIVATIONS).any():
             return _FEWER_FEATURES
-        return next((words for kind, words in _OF_LAYERS.items() if kind in kinds), _FEWER_TENSOR_RANKS)
+        return next((words for kind, words in _AGAINST_ACTIVATIONS.items() if kind in kinds), _FEWER_TENSOR_RANKS)
     if loop.traits is not None and loop.traits.gradients == "server" and case.cause in _SENT_TO_A_SERVER:
         return _ALL_REDUCE
     if is_undivided(loop, case.cause):
@@ -256,22 +256,22 @@ def in_general(case: Case) -> str:
     if moved == LOOP_GRADIENTS and not loop.by_hand and case.cause not in (Cause.GAP, Cause.UNKNOWN):
         return _DURING_PASS.format(_BUCKETED[loop.framework])
     match case.cause:
-        case Cause.BUBBLE if "microbatches" in case.tried:
+        case Cause.BUBBLE if "microbatches" in case.played:
             return "a schedule with several stages on each rank: neither more microbatches nor the other schedule gains"
         case Cause.BUBBLE:
             return "more microbatches per step, or a schedule with several stages on each rank"
-        case Cause.IMBALANCE if "split" in case.tried:
+        case Cause.IMBALANCE if "split" in case.played:
             return "less work in the slowest stage: no other split of whole layers gains"
         case Cause.IMBALANCE:
             return "another split: fewer layers in the slowest stage"
-        case Cause.SEND if case.tried:
+        case Cause.SEND if case.played:
             return "larger microbatches, a faster link, or a schedule that receives ahead"
         case Cause.SEND:
             return _UNTOLD_PIPELINE
         case Cause.STRAGGLER:
             return balance(case)
         case Cause.GAP:
-            return "" if case.tried else find_pause(case)  # it was tried, and there is no pause
+            return "" if case.played else find_pause(case)  # it was tried, and there is no pause
         case Cause.UNKNOWN:
             return "opening all ranks' traces together, to tell waiting from transfer"
         case Cause.UNHIDEABLE | Cause.LINK:
@@ -283,7 +283,7 @@ def in_general(case: Case) -> str:
                 return prefetch(case)
             return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
-            return _TAILS[moved].format(_present_cap(loop))
+            return _AGAINST_TAILS[moved].format(_present_cap(loop))
         case Cause.BLOCKING:
             return _unblock(moved, case)
     return ""
@@ -295,7 +295,7 @@ def is_undivided(loop: Loop, cause: Cause | None) -> bool:
 
 
 def _unblock(moved: str, case: Case) -> str:
-    """Against waiting by design."""
+    """What helps against waiting by design."""
     loop = case.loop
     if moved == "gather" and loop.traits is not None and loop.traits.gathers == "updated_parameters":
         return _COMPUTE_FIRST  # these are gathered when they are updated, and no unit is gathered ahead
@@ -330,7 +330,7 @@ def moved_most(rows: pd.DataFrame) -> str:
     gathers = (rows["kind"] == "all_gather").fillna(False) & ~rows["what"].map(is_activations)
     if int(rows.loc[gathers, "exposed_ns"].sum()) > MAJORITY * int(rows["exposed_ns"].sum()):
         return "gather"
-    moved = rows["what"].map(lambda name: "unknown" if pd.isna(name) else _word(str(name)))
+    moved = rows["what"].map(lambda name: "unknown" if pd.isna(name) else _moved_by_name(str(name)))
     return str(rows["exposed_ns"].groupby(moved.to_numpy()).sum().idxmax())
 
 
@@ -339,7 +339,7 @@ def is_activations(name: object) -> bool:
     return str(name).startswith(ACTIVATIONS_PREFIX)
 
 
-def _word(name: str) -> str:
+def _moved_by_name(name: str) -> str:
     if is_activations(name):
         return "activations"
     if name == LOOP_GRADIENTS:
@@ -379,7 +379,7 @@ _NEXT_BLOCK = (
     "sending and receiving the next block while this one is computed, as ring attention can, or a faster link: what it"
     " gains depends on how long a block is computed"
 )
-_OF_LAYERS = {"all_to_all": _FEWER_TOKENS, "send_recv": _NEXT_BLOCK}
+_AGAINST_ACTIVATIONS = {"all_to_all": _FEWER_TOKENS, "send_recv": _NEXT_BLOCK}
 """Against time exposed for activations, by how they are sent."""
 _UNITS = (
     "fully_shard on each block, not on the root alone: a single unit is gathered before all computation and reduced"
@@ -395,7 +395,7 @@ _HOW_FEWER = {
 _BUCKETED = {"engine": "strategy bucketed", **dict.fromkeys((None, "ddp", "fsdp2"), "torch's DistributedDataParallel")}
 """What sends gradients in buckets."""
 _DURING_PASS = "{}: it launches during the backward pass, and waits at its end"
-_TAILS = {
+_AGAINST_TAILS = {
     "bucket": "a lower bucket_cap_mb{}: a smaller last bucket",
     "gather": "a smaller first unit, or gathering it before the step begins",
     "unit": "a smaller last unit, or something to compute until it is sent",

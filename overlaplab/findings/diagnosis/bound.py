@@ -1,9 +1,9 @@
-"""How short a step could have been; and the causes that are told, of which what nothing hides is one."""
+"""How short a step could have been, and how much of its exposed time nothing could have hidden."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,21 +13,27 @@ from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.words import ms
 
 
+class DeeperPrefetch(NamedTuple):
+    """A prefetch depth beyond the recorded one that was replayed."""
+
+    depth: int
+    step_ns: int
+    """How long the step then takes."""
+
+
 def bound_finding(
-    bound: Mapping[str, Any], span: int, exposed: int, ahead: tuple[int, int] | None = None, idle: int = 0
+    bound: Mapping[str, Any], span: int, exposed: int, ahead: DeeperPrefetch | None = None, idle: int = 0
 ) -> str | None:
     """Say how short one rank's step could have been.
 
     Takes a row of `overlaplab.simulate.bound`, the step's length, its exposed communication and its idle time in ns.
-
-    `ahead`: a prefetch that was replayed, and how long the step then takes.
 
     Recorded idle time stays in every figure, since it is not communication that causes it. None where nothing is
     exposed.
     """
     if exposed == 0:
         return None
-    alone = span - exposed
+    without_comm_ns = span - exposed
     idles = f", {ms(idle)} of it idle" if idle > LITTLE_GAIN * span else ""
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
@@ -36,21 +42,22 @@ def bound_finding(
         if span - best <= LITTLE_GAIN * span:
             return (
                 f"That step takes {ms(span)}; the best buckets found gain {ms(max(span - best, 0))}{gap}. Without any"
-                f" communication it would take {ms(alone)}{idles}."
+                f" communication it would take {ms(without_comm_ns)}{idles}."
             )
         how = f"{ms(best)} with the best buckets found{gap}"
     elif (gained := gains_by_buckets(bound, exposed)) is not None:
         how = f"at best {ms(span - gained)} with other buckets and no delays or late ranks"
     elif ahead is not None:
-        how = f"at best {ms(ahead[1])} with prefetch {ahead[0]}"
+        how = f"at best {ms(ahead.step_ns)} with prefetch {ahead.depth}"
     else:
-        least = alone + int(bound["bound_ns"]) - int(bound["compute_ns"])
+        least = without_comm_ns + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span - least <= LITTLE_GAIN * span:
             return (
-                f"That step takes {ms(span)}, and would take {ms(alone)} without any communication{idles}{condition}."
+                f"That step takes {ms(span)}, and would take {ms(without_comm_ns)} without any"
+                f" communication{idles}{condition}."
             )
         how = f"at best {ms(least)} with the same launches and no delays or late ranks"
-    return f"That step takes {ms(span)}: {how}, and {ms(alone)} without any communication{idles}{condition}."
+    return f"That step takes {ms(span)}: {how}, and {ms(without_comm_ns)} without any communication{idles}{condition}."
 
 
 def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
@@ -64,10 +71,10 @@ def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
 
 
 def unavoidable_ns(bound: Mapping[str, Any], exposed_ns: int) -> int:
-    """How much of so much exposed time no buckets hide, in ns, or, where their best are unknown, no schedule at all.
+    """The part of `exposed_ns` that no buckets hide; where the best buckets are unknown, that no schedule hides.
 
-    Where buckets were played, what no buckets make the step shorter; else what the best buckets of all leave exposed,
-    or by how much all transfers take longer than all computation.
+    Where buckets were played, `exposed_ns` less the most by which any buckets shorten the step; else what the best
+    buckets leave exposed, or by how much all transfers take longer than all computation.
     """
     if pd.notna(bound.get("least_ns")):
         return max(exposed_ns - max(int(bound["span_ns"]) - int(bound["least_ns"]), 0), 0)
@@ -75,13 +82,13 @@ def unavoidable_ns(bound: Mapping[str, Any], exposed_ns: int) -> int:
     return max(int(least) - int(bound["compute_ns"]), 0)
 
 
-_MAY_BE_HIDDEN = (Cause.LINK, Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.UNKNOWN)
-"""From which causes that is taken which nothing can hide, in this order: other causes are no communication's fault."""
+_MAY_BE_UNHIDEABLE = (Cause.LINK, Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.UNKNOWN)
+"""Causes from which unhideable time is taken, in this order; the others are not communication's fault."""
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 _WINDOW = ["rank", "step"]
 
 
-def told_causes(table: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
+def split_unhideable(table: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
     """Rows of `overlaplab.exposed` or `analyses.exposed_moments`, with what nothing can hide as rows of its own.
 
     `bounds`: rows of `simulate.bound`. So much of a step as its bound leaves exposed is called `Cause.UNHIDEABLE`, or
@@ -98,20 +105,19 @@ def told_causes(table: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
     with_bound = table[_WINDOW].merge(bounds[_WINDOW].assign(played=played, known=True), on=_WINDOW, how="left")
     gradients = table["what"].notna().to_numpy() | ~with_bound["played"].eq(True).to_numpy()
     order = _order_of_taking(table[with_bound["known"].eq(True).to_numpy() & gradients])
-    may_be_taken = table.loc[order].groupby(_WINDOW, dropna=False)["exposed_ns"].sum()
-    excess = table[_WINDOW].merge(_excess(bounds, may_be_taken), on=_WINDOW, how="left")
-    window = table.loc[order].groupby(_WINDOW, dropna=False, sort=False)["exposed_ns"]
-    left_ns = excess.loc[order, "excess_ns"].astype("int64") - window.cumsum() + table.loc[order, "exposed_ns"]
+    by_window = table.loc[order].groupby(_WINDOW, dropna=False, sort=False)["exposed_ns"]
+    excess = table[_WINDOW].merge(_excess(bounds, by_window.sum()), on=_WINDOW, how="left")
+    left_ns = excess.loc[order, "excess_ns"].astype("int64") - by_window.cumsum() + table.loc[order, "exposed_ns"]
     taken_ns = left_ns.clip(lower=0, upper=table.loc[order, "exposed_ns"]).reindex(table.index, fill_value=0)
-    apart = table.assign(exposed_ns=taken_ns, start_ns=table["end_ns"] - taken_ns, cause=excess["called"])
+    unhideable = table.assign(exposed_ns=taken_ns, start_ns=table["end_ns"] - taken_ns, cause=excess["new_cause"])
     hideable = table.assign(exposed_ns=table["exposed_ns"] - taken_ns, end_ns=table["end_ns"] - taken_ns)
-    both = pd.concat([hideable[hideable["exposed_ns"] > 0], apart[taken_ns > 0]])
+    both = pd.concat([hideable[hideable["exposed_ns"] > 0], unhideable[taken_ns > 0]])
     split: pd.DataFrame = both.astype(table.dtypes.to_dict()).sort_index(kind="stable").reset_index(drop=True)
     return split
 
 
 def _excess(bounds: pd.DataFrame, may_be_taken: pd.Series) -> pd.DataFrame:
-    """What nothing hides, by rank and step: `excess_ns`, and the cause that it is `called`.
+    """What nothing hides, by rank and step: `excess_ns`, and its `new_cause`.
 
     `may_be_taken`: of each rank and step the exposed time from which it is taken.
     """
@@ -120,16 +126,16 @@ def _excess(bounds: pd.DataFrame, may_be_taken: pd.Series) -> pd.DataFrame:
     for row in with_exposed.fillna({"exposed_ns": 0}).to_dict("records"):
         is_cutting_known = pd.notna(row["any_cap_ns"]) or pd.notna(row.get("least_ns"))
         excess_ns = unavoidable_ns({str(name): value for name, value in row.items()}, int(row["exposed_ns"]))
-        called = Cause.UNHIDEABLE if is_cutting_known else Cause.LINK
-        rows.append((row["rank"], row["step"], excess_ns, called.value))
-    return pd.DataFrame(rows, columns=[*_WINDOW, "excess_ns", "called"]).astype(dict.fromkeys(_WINDOW, "Int64"))
+        new_cause = Cause.UNHIDEABLE if is_cutting_known else Cause.LINK
+        rows.append((row["rank"], row["step"], excess_ns, new_cause.value))
+    return pd.DataFrame(rows, columns=[*_WINDOW, "excess_ns", "new_cause"]).astype(dict.fromkeys(_WINDOW, "Int64"))
 
 
 def _order_of_taking(rows: pd.DataFrame) -> pd.Index:
-    """The places of those rows from which may be taken: by window and cause, the last collective and moment first."""
-    turn = rows["cause"].map({cause.value: place for place, cause in enumerate(_MAY_BE_HIDDEN)})
-    may = (turn.notna() & rows["kind"].isin(_KINDS)).to_numpy()
-    rows = rows[may]
-    alike = [*_WINDOW, "cause", "collective", "what"]
-    begun = rows.groupby(alike, dropna=False, sort=False)["start_ns"].transform("min")
-    return rows.index[np.lexsort((-rows["start_ns"], -begun, turn[may]))]
+    """The index of rows that may be unhideable, in the order of taking: by cause, of each the last moments first."""
+    cause_places = rows["cause"].map({cause.value: place for place, cause in enumerate(_MAY_BE_UNHIDEABLE)})
+    is_eligible = (cause_places.notna() & rows["kind"].isin(_KINDS)).to_numpy()
+    rows = rows[is_eligible]
+    same_collective = [*_WINDOW, "cause", "collective", "what"]
+    first_start_ns = rows.groupby(same_collective, dropna=False, sort=False)["start_ns"].transform("min")
+    return rows.index[np.lexsort((-rows["start_ns"], -first_start_ns, cause_places[is_eligible]))]

@@ -1,4 +1,4 @@
-"""The causes of exposed communication in words, and the training loops that they are found in."""
+"""Collectives, buckets, and a rank's step in words."""
 
 from __future__ import annotations
 

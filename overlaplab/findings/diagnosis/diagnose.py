@@ -20,7 +20,8 @@ from overlaplab.findings.actions.ranked import (
     short_words,
 )
 from overlaplab.findings.actions.words import OPEN_ALL
-from overlaplab.findings.diagnosis.bound import told_causes
+from overlaplab.findings.diagnosis.bound import DeeperPrefetch, split_unhideable
+from overlaplab.findings.diagnosis.causes import rank_and_step
 from overlaplab.findings.diagnosis.headline import cause_of_advice, find_headline
 from overlaplab.findings.diagnosis.other_problems import (
     LEAVE_CORES,
@@ -29,12 +30,18 @@ from overlaplab.findings.diagnosis.other_problems import (
     waits_for_cores,
     why_idle,
 )
-from overlaplab.findings.diagnosis.shares import BEYOND_PLAYS, CauseShare, cause_shares, is_open, largest_share
+from overlaplab.findings.diagnosis.shares import (
+    HAVE_UNPLAYED_REMEDIES,
+    CauseShare,
+    cause_shares,
+    is_unanswered,
+    largest_share,
+)
 from overlaplab.findings.diagnosis.step_kinds import kind_name, steps_of_kind
-from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, as_recorded, started_late
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words, play_caveats
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
-from overlaplab.words import capitalise, ms, numbers_named, percent, rank_word
+from overlaplab.words import capitalise, ms, numbers_named, percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +75,8 @@ class Diagnosis:
     """What would help, the most valuable first; it is the same of all ranks and steps."""
     bound: Mapping[str, Any] | None
     """The row of `simulate.bound`."""
-    ahead: tuple[int, int] | None
-    """A prefetch depth whose replay makes the step shorter, and how long the step then takes in ns."""
+    ahead: DeeperPrefetch | None
+    """A prefetch depth whose replay makes the step shorter."""
     late_rank: int | None
     """The rank that this one waited for longest; None where it waited for none, or that is unknown."""
     waited_ns: int
@@ -116,7 +123,7 @@ def diagnose(
     buckets: pd.DataFrame | None = None,
     gains: pd.DataFrame | None = None,
     actions: tuple[Advised, ...] | None = None,
-    ahead: tuple[int, int] | None = None,
+    ahead: DeeperPrefetch | None = None,
     late_reason: str | None = None,
     kinds: str | None = None,
     busy: float | None = None,
@@ -128,47 +135,47 @@ def diagnose(
     or of `analyses.exposed_moments`, which tell more exactly when, and of `analyses.idle`; what the traces do not show;
     the window's row of `simulate.bound`; what the training loop can change; and rows of `overlaplab.buckets`. Tables
     may be about other windows, too. `gains`: rows of `simulate.gains`. `actions`: those of the diagnosis that speaks
-    for the run, where this is another one. `ahead`, `late_reason`, `kinds`: see `Diagnosis`. `busy`: which part of the
-    step computation waited for a core, of a step in which the machine was busy: that is said first, and nothing is
-    advised on what seems to be computation or a slow host; from half of the step on, nothing but a quiet machine.
-    `blocking`: rows of `overlaplab.blocking`.
+    for the run, where this is another one. `ahead`, `late_reason`, `kinds`: see `Diagnosis`. `busy`: the share of the
+    step that computation waited for a core, None where the machine was not busy; the headline says so first, and no
+    action against a slow host is advised. Above half, only a quiet machine is advised. `blocking`: rows of
+    `overlaplab.blocking`.
     """
-    idled = rows_of(idle, window)
-    rows = rows_of(causes, window)
-    lacks_cores = waits_for_cores(idled)
+    idle_rows = rows_of(idle, window)
+    exposed_rows = rows_of(causes, window)
+    lacks_cores = waits_for_cores(idle_rows)
     lead = "" if busy is None or lacks_cores else _busy_lead(busy)
-    is_lost = lead != "" and (busy or 0) > MAJORITY
-    if is_lost:
+    is_too_busy = lead != "" and (busy or 0) > MAJORITY
+    if is_too_busy:
         gains, actions = None, ()
     of_window = {"rank": window["rank"], "step": window["step"]}
-    moments = told_causes(rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
+    moments = split_unhideable(exposed_rows, pd.DataFrame([] if bound is None else [{**bound, **of_window}]))
     moments["overhead"] = (moments["cause"] == Cause.GAP) & (moments["exposed_ns"] < SHORT_PAUSE_NS)
     cause_rows = _sum_by_collective(moments)
     if actions is None:
         if gains is not None and (lead or lacks_cores):
-            gains = gains[~gains["remedy"].isin(_OF_A_BUSY_MACHINE)]
+            gains = gains[~gains["remedy"].isin(_AGAINST_A_SLOW_HOST)]
         actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
     else:
         actions = explain_actions(actions, cause_rows, int(window["idle_ns"]))
     shares = cause_shares(cause_rows, bound, window, loop, buckets, actions, gains, unseen)
     waits = [share for share in shares if share.late_rank is not None]
-    alone = pd.DataFrame([dict(window)])
-    other = other_problem(alone, rows, idled, loop.host)
+    window_table = pd.DataFrame([dict(window)])
+    other = other_problem(window_table, exposed_rows, idle_rows, loop.host)
     best = next((action for action in actions if action.is_worth_it), None)
     if lead and other is not None:
         other, advice, gain_ns = "This step's timings are unreliable.", LEAVE_CORES, None
     elif other is None:
         advice, gain_ns = _advice(window, shares, best, unseen)
         is_sure = best is not None and best.is_certain
-        if is_lost or (lead and shares and not is_sure and not is_open(largest_share(shares), best)):
+        if is_too_busy or (lead and shares and not is_sure and not is_unanswered(largest_share(shares), best)):
             advice, gain_ns = LEAVE_CORES, None
     elif best is not None and not lacks_cores:
         other += cause_of_advice(shares, best)
         advice, gain_ns = predicted_words(best), best.gain_ns
     else:
-        advice, gain_ns = other_problem_advice(alone, idled, loop.host), None
+        advice, gain_ns = other_problem_advice(window_table, idle_rows, loop.host), None
     if gain_ns:
-        advice += as_recorded(unseen)
+        advice += play_caveats(unseen)
     return Diagnosis(
         rank=int_or_none(window["rank"]),
         step=int_or_none(window["step"]),
@@ -179,7 +186,7 @@ def diagnose(
         hidden_ns=int(window["overlapped_ns"]),
         exposed_ns=int(window["exposed_comm_ns"]),
         idle_ns=int(window["idle_ns"]),
-        headline=lead + (other or find_headline(window, shares, best, why_idle(idled, loop.host))),
+        headline=lead + (other or find_headline(window, shares, best, why_idle(idle_rows, loop.host))),
         is_problem=other is None and bool(shares),
         causes=shares,
         moments=moments,
@@ -197,8 +204,8 @@ def diagnose(
     )
 
 
-_OF_A_BUSY_MACHINE = ("no_pause", "launch_overhead")
-"""Actions against what the load of a busy machine looks like."""
+_AGAINST_A_SLOW_HOST = ("no_pause", "launch_overhead")
+"""Actions against a slow host, which is what a busy machine looks like."""
 
 
 def _sum_by_collective(cause_rows: pd.DataFrame) -> pd.DataFrame:
@@ -209,10 +216,10 @@ def _sum_by_collective(cause_rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _blocks_nothing(rows: pd.DataFrame, span_ns: int) -> str | None:
-    took = int(rows["not_blocking_ns"].sum())
-    if took <= LITTLE_GAIN * span_ns:
+    not_blocking_ns = int(rows["not_blocking_ns"].sum())
+    if not_blocking_ns <= LITTLE_GAIN * span_ns:
         return None
-    return f"{ms(took)} of the exposed communication blocked nothing: no kernel waited for it."
+    return f"{ms(not_blocking_ns)} of the exposed communication blocked nothing: no kernel waited for it."
 
 
 def _busy_lead(share: float) -> str:
@@ -248,10 +255,10 @@ def _advice(
         nothing = "Nothing to do: no communication is exposed."
         return (nothing, 0) if best is None else (predicted_words(best), best.gain_ns)
     first = largest_share(shares)
-    if first.untold and best is None:
+    if first.is_wait_unknown and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
-    late = "" if first.late_rank is None else started_late(unseen, first.late_rank)
-    if is_open(first, best):
+    late = "" if first.late_rank is None else late_start_words(unseen, first.late_rank)
+    if is_unanswered(first, best):
         took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the step)"
         advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
         if best is not None:
@@ -261,7 +268,11 @@ def _advice(
             advice += f" But some of it may be waiting for other ranks: {why}."
         return " ".join(filter(None, (late, advice))), None
     if best is None:
-        left = f" Left to try: {short_words(first.remedy)}." if first.cause in BEYOND_PLAYS and first.remedy else ""
+        left = (
+            f" Left to try: {short_words(first.remedy)}."
+            if first.cause in HAVE_UNPLAYED_REMEDIES and first.remedy
+            else ""
+        )
         return f"{NOTHING_GAINS}{left}", None
     return " ".join(filter(None, (late, predicted_words(best)))), best.gain_ns
 
@@ -271,17 +282,19 @@ NOTHING_GAINS = f"Nothing that was tried gains more than {percent(LITTLE_GAIN, 1
 """The advice where no action is worth an effort."""
 
 
-def gathered_ahead(replays: pd.DataFrame, span_ns: int) -> tuple[int, int] | None:
-    """A prefetch depth whose play makes a step noticeably shorter, and how long it then takes in ns.
+def deeper_prefetch(replays: pd.DataFrame, span_ns: int) -> DeeperPrefetch | None:
+    """A prefetch depth whose play makes a step noticeably shorter.
 
     Takes the rows of `simulate.remedies` of a rank and step.
     """
     deeper = replays[(replays["remedy"] == "prefetch") & (replays["gain_ns"] > LITTLE_GAIN * span_ns)]
-    return None if deeper.empty else (int(deeper["setting"].iloc[0]), span_ns - int(deeper["gain_ns"].iloc[0]))
+    if deeper.empty:
+        return None
+    return DeeperPrefetch(int(deeper["setting"].iloc[0]), span_ns - int(deeper["gain_ns"].iloc[0]))
 
 
-def where_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_step: int | None = None) -> str:
-    """Why a diagnosis is about a certain rank and step, which are as `worst_step` got them; `chosen_step`: it chose."""
+def why_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_step: int | None = None) -> str:
+    """Why a diagnosis is about its step: `rank` and `step` as asked for, None for any; `chosen_step`: the one found."""
     ranks = table["rank"].nunique(dropna=False)
     kind = kind_name(table, chosen_step) if step is None else ""
     steps = steps_of_kind(table, chosen_step)["step"].nunique(dropna=False)
@@ -319,5 +332,4 @@ def _capital_place(diagnosis: Diagnosis) -> str:
 
 def place_name(diagnosis: Diagnosis) -> str:
     """Rank and step with why: `rank 0, step 4 (the most exposed rank, its median step by exposed time)`."""
-    step = "" if diagnosis.step is None else f", step {diagnosis.step}"
-    return f"rank {rank_word(diagnosis.rank)}{step} ({diagnosis.chosen})"
+    return f"{rank_and_step({'rank': diagnosis.rank, 'step': diagnosis.step})} ({diagnosis.chosen})"

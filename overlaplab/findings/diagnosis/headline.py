@@ -14,7 +14,7 @@ from overlaplab.findings.diagnosis.shares import (
     CauseShare,
     answered_shares,
     is_of_short_pauses,
-    is_open,
+    is_unanswered,
     largest_share,
 )
 from overlaplab.findings.thresholds import SECOND_CAUSE
@@ -24,7 +24,7 @@ from overlaplab.words import ms, percent, sentence
 def find_headline(
     window: Mapping[str, Any], shares: tuple[CauseShare, ...], best: Advised | None, why_idle: str
 ) -> str:
-    """How much of a step is exposed, for which cause, and the next or what was passed over."""
+    """How much of a step is exposed, its main cause, and the second one, or why the largest was passed over."""
     exposed, span = int(window["exposed_comm_ns"]), int(window["span_ns"])
     of = "step" if pd.notna(window["step"]) else "trace"
     if int(window["comm_ns"]) == 0:
@@ -34,7 +34,7 @@ def find_headline(
     first, idle_ns = _main_cause(shares, best), int(window["idle_ns"])
     share = percent(exposed, span)
     start = f"{share} of the {of} is exposed communication ({ms(exposed)} of {ms(span)})"
-    if best is not None and best.action.fills_idle_time and not is_open(first, best):
+    if best is not None and best.action.fills_idle_time and not is_unanswered(first, best):
         answered_ns = sum(share.exposed_ns for share in answered_shares(shares, best))
         idle = f"{percent(idle_ns, span)} of the {of} is idle{why_idle}"
         if idle_ns > max(answered_ns, shares[0].exposed_ns):
@@ -49,7 +49,7 @@ def find_headline(
         took = ms(second.exposed_ns)
         further = sentence(_clause(second, took)) if second.what == first.what else _cause_sentence(second, took)
         return f"{about_first} {further}"
-    return f"{about_first} {_passed_over(first, shares, best)}".rstrip()
+    return f"{about_first} {_why_passed_over(first, shares, best)}".rstrip()
 
 
 def _cause_sentence(share: CauseShare, time: str) -> str:
@@ -61,8 +61,7 @@ def _cause_sentence(share: CauseShare, time: str) -> str:
 def cause_of_advice(shares: tuple[CauseShare, ...], best: Advised) -> str:
     """What the recommended action is against, where the headline is about something else; empty for no cause."""
     answered = answered_shares(shares, best)
-    balanced = best.setting if best.action.name == "balance" else None
-    first = next((each for each in answered if None in (each.late_rank, balanced) or each.late_rank == balanced), None)
+    first = next((share for share in answered if best.is_about(share.late_rank)), None)
     if first is None:
         return ""
     return " " + _cause_sentence(first, ms(first.exposed_ns)).replace(" of it", " of exposed communication", 1)
@@ -75,13 +74,13 @@ def _clause(share: CauseShare, time: str) -> str:
 def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseShare:
     """The cause that the headline is about: the largest one that the recommended action answers, else the largest."""
     first = largest_share(shares)
-    if best is None or is_open(first, best):
+    if best is None or is_unanswered(first, best):
         return first
     return next(answered_shares(shares, best), first)
 
 
-def _passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advised | None) -> str:
-    """Why the headline is not about the most expensive cause."""
+def _why_passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advised | None) -> str:
+    """Why the headline is not about the most expensive cause; empty where it is."""
     if first is shares[0]:
         return ""
     took = ms(shares[0].exposed_ns)

@@ -23,7 +23,7 @@ _PHASES = {
 
 
 def late_reason(
-    steps: pd.DataFrame, phases: pd.DataFrame, recorded: int, step_ns: float, names: pd.DataFrame | None = None
+    steps: pd.DataFrame, phases: pd.DataFrame, recorded_steps: int, step_ns: float, names: pd.DataFrame | None = None
 ) -> str | None:
     """Whether it is always the same rank, and what it does for longer, as a sentence; None where none was late.
 
@@ -33,15 +33,16 @@ def late_reason(
     rank = latest_rank(steps)
     if rank is None:
         return None
-    often = steps["rank"].value_counts()
-    if not is_chronic(steps, recorded):
-        by_rank = join_names([f"rank {other} in {number}" for other, number in often.items()])
+    recorded = count(recorded_steps, "step")
+    times_latest = steps["rank"].value_counts()
+    if not is_chronic(steps, recorded_steps):
+        by_rank = join_names([f"rank {other} in {number}" for other, number in times_latest.items()])
         return (
-            f"Which rank is late changes from step to step (of {count(recorded, 'step')} {by_rank}): see whether their"
+            f"Which rank is late changes from step to step (of {recorded} {by_rank}): see whether their"
             " inputs are equally long, and what their hosts do before."
         )
-    of = f"in {often[rank]} of {count(recorded, 'step')}" if recorded > 1 else "in the recorded step"
-    sentence = f"Rank {rank} was the latest {of}"
+    how_often = f"in {times_latest[rank]} of {recorded}" if recorded_steps > 1 else "in the recorded step"
+    sentence = f"Rank {rank} was the latest {how_often}"
     if phases.empty:
         return f"{sentence}."
     first = phases.to_dict("records")[0]
@@ -50,12 +51,12 @@ def late_reason(
     words, beside = _PHASES[first["phase"]], "the others'" if "take" in _PHASES[first["phase"]] else "the others for"
     if first["what"] is not None and not pd.isna(first["what"]):
         words, beside = f"its {shorten(str(first['what']), 40)} takes", "the others'"
-    of_names = "" if names is None else _most_of_it(names, int(first["own_ns"] - first["others_ns"]))
+    of_names = "" if names is None else _where_time_goes(names, int(first["own_ns"] - first["others_ns"]))
     return f"{sentence}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}{of_names}."
 
 
-def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
-    """Into what so much more time goes; empty where that is unknown."""
+def _where_time_goes(names: pd.DataFrame, longer_ns: int) -> str:
+    """What most of `longer_ns` goes into, as the end of a sentence; empty where that is unknown."""
     if names.empty:
         return ""
     first = names.iloc[0]
@@ -63,13 +64,13 @@ def _most_of_it(names: pd.DataFrame, longer_ns: int) -> str:
         if not first["others"]:
             return f". Only it runs {shorten(str(first['name']), 60)}: {ms(first['own_ns'])}"
         alike = have_equal_counts(first["own"], first["others"])
-        calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
+        in_calls = "in as many calls" if alike else f"in {first['own']:.3g} calls against {first['others']:.3g}"
         times = f"{ms(first['own_ns'])} against {ms(first['others_ns'])}"
-        return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {calls}"
+        return f". Most of it goes into {shorten(str(first['name']), 60)}: {times}, {in_calls}"
     longer = names[names["own_ns"] > names["others_ns"]]
-    number, others = longer["own"].sum(), longer["others"].sum()
+    calls, calls_of_others = longer["own"].sum(), longer["others"].sum()
     if (longer["own_ns"] - longer["others_ns"]).sum() < MAJORITY * longer_ns:
         return ". For most of it no operator runs: see on the timeline what its host does"
-    if have_equal_counts(number, others):
+    if have_equal_counts(calls, calls_of_others):
         return ". It runs the same operators, and most take longer: its inputs are larger, or its processor is slower"
-    return f". It computes in {number:,.0f} calls, the others in {others:,.0f}"
+    return f". It computes in {calls:,.0f} calls, the others in {calls_of_others:,.0f}"

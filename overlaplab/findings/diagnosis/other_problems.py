@@ -16,7 +16,7 @@ LEAVE_CORES = (
 
 
 def other_problem(
-    table: pd.DataFrame, causes: pd.DataFrame | None, idled: pd.DataFrame | None, host: HostRole = "launches"
+    table: pd.DataFrame, causes: pd.DataFrame | None, idle_rows: pd.DataFrame | None, host: HostRole = "launches"
 ) -> str | None:
     """What the problem is if it is not communication; None if it is communication, or if there is no problem.
 
@@ -42,14 +42,14 @@ def other_problem(
         share = percent(exposed, span)
         begin = f"Communication is not the first problem ({share} of the step time is exposed{paused}): "
     if idle > IDLE_PROBLEM_SHARE * span:
-        return f"{begin}{percent(idle, span)} of the step time is idle{why_idle(idled, host)}."
+        return f"{begin}{percent(idle, span)} of the step time is idle{why_idle(idle_rows, host)}."
     if memory > IDLE_PROBLEM_SHARE * span:
         return f"{begin}for {percent(memory, span)} of the step time only copies run."
     computing = percent(int(table["compute_ns"].sum()), span)
     return f"{begin}for {computing} of the step time the rank computes." if begin else None
 
 
-def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None, host: HostRole = "launches") -> str:
+def other_problem_advice(table: pd.DataFrame, idle_rows: pd.DataFrame | None, host: HostRole = "launches") -> str:
     """What to do where `other_problem` is not None; takes the same tables."""
     span = int(table["span_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
@@ -57,18 +57,18 @@ def other_problem_advice(table: pd.DataFrame, idled: pd.DataFrame | None, host: 
         return "Copies are the larger part: pin memory, copy asynchronously, or keep data on the device."
     if idle <= IDLE_PROBLEM_SHARE * span:
         return "What is left is computation: larger or fused kernels, lower precision, or more ranks."
-    if waits_for_cores(idled):
+    if waits_for_cores(idle_rows):
         return LEAVE_CORES
-    if idled is not None and idled["host_wait_ns"].sum() >= MAJORITY * idled["idle_ns"].sum():
+    if idle_rows is not None and idle_rows["host_wait_ns"].sum() >= MAJORITY * idle_rows["idle_ns"].sum():
         return _SLOW_HOST[host]
     return "Look at the timeline for what the idle device waits for: another stream, or an event."
 
 
-def waits_for_cores(idled: pd.DataFrame | None) -> bool:
+def waits_for_cores(idle_rows: pd.DataFrame | None) -> bool:
     """Whether most idle time in rows of `analyses.idle` is that of operators that waited for a core."""
-    if idled is None or not idled["idle_ns"].any():
+    if idle_rows is None or not idle_rows["idle_ns"].any():
         return False
-    return bool(idled["preempted_ns"].sum() >= MAJORITY * idled["idle_ns"].sum())
+    return bool(idle_rows["preempted_ns"].sum() >= MAJORITY * idle_rows["idle_ns"].sum())
 
 
 _SLOW_HOST: dict[HostRole, str] = {
@@ -85,13 +85,13 @@ _SLOW_HOST: dict[HostRole, str] = {
 """What to do where the host is the reason for most idle time."""
 
 
-def why_idle(idled: pd.DataFrame | None, host: HostRole) -> str:
+def why_idle(idle_rows: pd.DataFrame | None, host: HostRole) -> str:
     """Why a rank was idle, as the end of a clause; empty where it was not."""
-    if idled is None or not idled["idle_ns"].any():
+    if idle_rows is None or not idle_rows["idle_ns"].any():
         return ""
-    whole = int(idled["idle_ns"].sum())
-    host_wait, kernel = int(idled["host_wait_ns"].sum()), int(idled["kernel_wait_ns"].sum())
-    if waits_for_cores(idled):
+    whole = int(idle_rows["idle_ns"].sum())
+    host_wait, kernel = int(idle_rows["host_wait_ns"].sum()), int(idle_rows["kernel_wait_ns"].sum())
+    if waits_for_cores(idle_rows):
         return ", as operators waited for a core"
     if host_wait >= MAJORITY * whole:
         return ", as no operator runs" if host == "computes" else ", as the device waits for its host"

@@ -13,7 +13,7 @@ from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.purposes import LOOP_GRADIENTS
 from overlaplab.findings.actions.ranked import Advised
 from overlaplab.findings.actions.table import ACTIONS
-from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, in_general, is_undivided, moved_most
+from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, general_remedy, is_undivided, moved_most
 from overlaplab.findings.diagnosis.causes import what_moved
 from overlaplab.findings.diagnosis.unseen import Unseen
 from overlaplab.findings.loops import Loop
@@ -22,7 +22,7 @@ from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
-    """The exposed time of one cause, and where it is waiting of one late rank, in one step of one rank.
+    """The exposed time of one cause in a rank's step; of waits for late ranks, that of one late rank.
 
     Compute gaps between any two operators are apart from the others.
     """
@@ -43,7 +43,7 @@ class CauseShare:
     """Whether a play tells the gain."""
     overhead: bool = False
     """Whether it is compute gaps between any two operators."""
-    untold: bool = False
+    is_wait_unknown: bool = False
     """Whether how much of it is waiting cannot be told, although all traces are here."""
 
     @property
@@ -62,49 +62,52 @@ def cause_shares(
     gains: pd.DataFrame | None,
     unseen: Unseen,
 ) -> tuple[CauseShare, ...]:
-    """Rows of `told_causes` by cause and late rank, and whether they are `overhead`."""
+    """The shares of a step's exposed time by cause, late rank and `overhead`, the largest first.
+
+    `cause_rows`: rows of `split_unhideable`.
+    """
     shares = []
     named = bool(cause_rows["what"].notna().any())
     bytes_explain = bound is None or bool(bound["bytes_explain"])
-    for (cause, late, short), rows in cause_rows.groupby(["cause", "late_rank", "overhead"], dropna=False, sort=False):
+    by = ["cause", "late_rank", "overhead"]
+    for (cause_name, late, short), rows in cause_rows.groupby(by, dropna=False, sort=False):
         rows = rows.drop(columns="overhead").sort_values("exposed_ns", ascending=False, kind="stable")
-        name, rank, overhead = Cause(str(cause)), int_or_none(late), bool(short)
-        label = cause_words(name, rank, overhead=overhead)
-        tried = _played_actions(gains, rank)
-        case = Case(loop=loop, rows=rows, cause=name, late_rank=rank, tried=tried)
+        cause, late_rank, overhead = Cause(str(cause_name)), int_or_none(late), bool(short)
+        label = cause_words(cause, late_rank, overhead=overhead)
+        case = Case(loop=loop, rows=rows, cause=cause, late_rank=late_rank, played=_played_actions(gains, late_rank))
         action = _answer(actions, case, unseen, overhead=overhead, named=named)
-        is_tried = _is_tried(case, overhead=overhead, named=named)
-        played = action is not None or (not unseen.ranks_missing and not _is_beyond_plays(case) and is_tried)
+        can_tell = not unseen.ranks_missing and not _is_beyond_plays(case)
+        replayed = action is not None or (can_tell and _is_played(case, overhead=overhead, named=named))
         much = int(rows["exposed_ns"].sum()) > LITTLE_GAIN * int(window["span_ns"])
-        unexplained = name is Cause.UNKNOWN or (name is Cause.LINK and not bytes_explain)
-        untold = not played and unseen.waits is not None and unexplained
+        unexplained = cause is Cause.UNKNOWN or (cause is Cause.LINK and not bytes_explain)
+        is_wait_unknown = not replayed and unseen.waits is not None and unexplained
         remedy = None
-        if action is not None and name in BEYOND_PLAYS and not action.is_worth_it:
+        if action is not None and cause in HAVE_UNPLAYED_REMEDIES and not action.is_worth_it:
             action = None
         if action is not None:
             remedy = action.text if action.is_worth_it else ""
-        elif untold or overhead or not much or (played and name not in BEYOND_PLAYS):
+        elif is_wait_unknown or overhead or not much or (replayed and cause not in HAVE_UNPLAYED_REMEDIES):
             remedy = ""
-        elif name is Cause.LINK and not bytes_explain:
+        elif cause is Cause.LINK and not bytes_explain:
             remedy = OPEN_ALL
         shares.append(
             CauseShare(
-                cause=name,
+                cause=cause,
                 label=label,
-                what=what_moved(name, rows, buckets),
-                remedy=in_general(case) if remedy is None else remedy,
+                what=what_moved(cause, rows, buckets),
+                remedy=general_remedy(case) if remedy is None else remedy,
                 rows=rows,
-                late_rank=rank,
+                late_rank=late_rank,
                 gain_ns=None if action is None else action.gain_ns,
-                replayed=played,
+                replayed=replayed,
                 overhead=overhead,
-                untold=untold and much,
+                is_wait_unknown=is_wait_unknown and much,
             )
         )
     return tuple(sorted(shares, key=lambda share: -share.exposed_ns))
 
 
-BEYOND_PLAYS = (Cause.BUBBLE, Cause.IMBALANCE)
+HAVE_UNPLAYED_REMEDIES = (Cause.BUBBLE, Cause.IMBALANCE)
 """Causes against which something is left to try that is not played."""
 
 
@@ -116,17 +119,17 @@ def _played_actions(gains: pd.DataFrame | None, late_rank: int | None) -> frozen
     return frozenset(gains.loc[~other, "remedy"])
 
 
-def _is_tried(case: Case, *, overhead: bool, named: bool) -> bool:
+def _is_played(case: Case, *, overhead: bool, named: bool) -> bool:
     """Whether an action that answers this cause was played; what dividing a model of one unit gains cannot be."""
     if case.cause is None or is_undivided(case.loop, case.cause):
         return False
-    tried = [action for action in ACTIONS if action.name in case.tried]
-    return any(action.answers(case.cause, case.rows, overhead=overhead, named=named) for action in tried)
+    played = [action for action in ACTIONS if action.name in case.played]
+    return any(action.answers(case.cause, case.rows, overhead=overhead, named=named) for action in played)
 
 
 def _is_beyond_plays(case: Case) -> bool:
-    """Whether it is for activations of layers, or gradients that take several collectives: what fewer ranks per layer,
-    or one all-reduce, would gain cannot be played.
+    """Whether what would help cannot be played: fewer ranks per layer for activations, or one all-reduce for gradients
+    that take several collectives.
     """
     moved = moved_most(case.rows)
     if moved == LOOP_GRADIENTS:  # a rank is waited for in one of them while it sends another
@@ -139,8 +142,8 @@ def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead:
     if case.cause is None or is_undivided(case.loop, case.cause):
         return None
     for each in actions:
-        other = each.action.name == "balance" and case.late_rank is not None and each.setting != case.late_rank
-        if each.action.answers(case.cause, case.rows, overhead=overhead, named=named) and not other:
+        answers = each.action.answers(case.cause, case.rows, overhead=overhead, named=named)
+        if answers and each.is_about(case.late_rank):
             worth = not unseen.ranks_missing or each.is_worth_it  # else what changes T, not tried then, may gain more
             return each if worth and (each.is_certain or not _is_beyond_plays(case)) else None
     return None
@@ -155,8 +158,9 @@ def answered_shares(shares: Sequence[CauseShare], best: Advised) -> Iterator[Cau
 
 
 def largest_share(shares: tuple[CauseShare, ...]) -> CauseShare:
-    """Many short pauses do not count: they come between any two operators, and would be idle time without
-    communication.
+    """The largest share that is not many short pauses, else the largest.
+
+    Short pauses come between any two operators, and would be idle time without communication.
     """
     return next((share for share in shares if not is_of_short_pauses(share)), shares[0])
 
@@ -167,6 +171,6 @@ def is_of_short_pauses(share: CauseShare) -> bool:
     return share.overhead or (share.cause is Cause.GAP and longest <= MAJORITY * share.exposed_ns)
 
 
-def is_open(share: CauseShare, best: Advised | None) -> bool:
+def is_unanswered(share: CauseShare, best: Advised | None) -> bool:
     """Whether no play answers a cause that costs more than the best action gains."""
     return not share.replayed and bool(share.remedy) and share.exposed_ns > (0 if best is None else best.gain_ns)

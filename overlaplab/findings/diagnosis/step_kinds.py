@@ -59,13 +59,13 @@ def kinds_finding(table: pd.DataFrame, phases: pd.DataFrame) -> str | None:
     names: dict[Hashable, tuple[str, str]] = {}
     for kind, kind_rows in rows.groupby("step_kind"):
         numbers = sorted(map(int, kind_rows["step"].unique()))
-        often = kind_name(rows, numbers[0])
+        how_often = kind_name(rows, numbers[0])
         named = f" ({numbers_named(numbers, last=' and ')})" if len(numbers) <= MOST_STEPS else ""
         span, exposed = (float(kind_rows[name].mean()) for name in ("span_ns", "exposed_comm_ns"))
-        is_known = often.startswith("one step in") or _fills(rows, kind_rows)
+        is_known = how_often.startswith("one step in") or _is_remainder(rows, kind_rows)
         all_known &= is_known
-        names[kind] = often, often + named
-        parts.append(f"{often}{named} with {ms(span)}, {ms(exposed)} of it exposed")
+        names[kind] = how_often, how_often + named
+        parts.append(f"{how_often}{named} with {ms(span)}, {ms(exposed)} of it exposed")
     mean = float(rows["span_ns"].mean())
     unknown = "" if all_known else " How often each kind comes is not known."
     longer = _longer_kinds(rows, phases, names)
@@ -76,8 +76,8 @@ def _longer_kinds(rows: pd.DataFrame, phases: pd.DataFrame, names: dict[Hashable
     """What takes longer in each kind of steps than in the shortest; `names` of a kind without and with its steps."""
     spans_ns = rows.groupby("step_kind")["span_ns"].mean().to_dict()
     shortest = min(spans_ns, key=lambda kind: spans_ns[kind])
-    are_unique = len({often for often, _ in names.values()}) == len(names)
-    named = {kind: often if are_unique else with_steps for kind, (often, with_steps) in names.items()}
+    are_unique = len({how_often for how_often, _ in names.values()}) == len(names)
+    named = {kind: how_often if are_unique else with_steps for kind, (how_often, with_steps) in names.items()}
     others = "other steps" if len(names) == 2 else named[shortest]
     took = _phases_by_kind(rows, phases)
     of_shortest = took[took["step_kind"] == shortest]
@@ -102,9 +102,10 @@ def _phases_by_kind(rows: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
     return by_kind[["took_ns", "number"]].mean().reset_index()
 
 
-def _why_longer(often: str, others: str, phases: pd.DataFrame, least_ns: float) -> str:
-    """The phase that takes longer than in the shortest kind of steps by most, if by so much, where it does most, as a
-    sentence. `phases`: rows of `_phases_by_kind`, each beside that of the shortest kind.
+def _why_longer(how_often: str, others: str, phases: pd.DataFrame, least_ns: float) -> str:
+    """A sentence on the phase that is longer by most than in the shortest kind, with its rank where it is longer on
+    that one alone; empty where by less than `least_ns`. `phases`: rows of `_phases_by_kind` beside those of the
+    shortest kind.
     """
     phases = phases.assign(more_ns=phases["took_ns"] - phases["took_ns_others"])
     phases = phases.sort_values("more_ns", ascending=False, kind="stable")
@@ -113,19 +114,19 @@ def _why_longer(often: str, others: str, phases: pd.DataFrame, least_ns: float) 
         return ""
     alike = phases[(phases["phase"] == first["phase"]) & (phases["what"] == first["what"])]
     elsewhere_ns = alike["more_ns"].iloc[1:].max() if len(alike) > 1 else 0
-    alone = phases["rank"].nunique() > 1 and elsewhere_ns < MAJORITY * first["more_ns"]
+    is_one_rank = phases["rank"].nunique() > 1 and elsewhere_ns < MAJORITY * first["more_ns"]
     words = f"{shorten(first['what'], 40)} takes" if first["what"] else _PHASES[first["phase"]]
-    where = f" on rank {rank_word(first['rank'])}" if alone else ""
-    times, times_others = (_time(first[f"took_ns{of}"], first[f"number{of}"]) for of in ("", "_others"))
+    where = f" on rank {rank_word(first['rank'])}" if is_one_rank else ""
+    times, times_others = (_time(first[f"took_ns{suffix}"], first[f"number{suffix}"]) for suffix in ("", "_others"))
     beside = f", {times_others} in {others}" if first["took_ns_others"] else ""
-    return f" In {often}, {words} {times}{where}{beside}."
+    return f" In {how_often}, {words} {times}{where}{beside}."
 
 
 def _time(took_ns: float, number: float) -> str:
     return ms(took_ns) + (f" ({number:.3g} of them)" if number > 1 else "")
 
 
-def _fills(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:
+def _is_remainder(rows: pd.DataFrame, kind_rows: pd.DataFrame) -> bool:
     """Whether all other kinds come periodically, so that this one has the rest."""
     others = [kind for kind in rows["step_kind"].unique() if kind not in set(kind_rows["step_kind"])]
     steps = sorted(rows["step"].dropna().unique())

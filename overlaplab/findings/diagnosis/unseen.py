@@ -47,8 +47,8 @@ def unseen(run: Run) -> Unseen:
     )
 
 
-def as_recorded(unseen: Unseen) -> str:
-    """What plays leave as it is where something is not known, as sentences; empty where all is."""
+def play_caveats(unseen: Unseen) -> str:
+    """What a play leaves as recorded since traces do not tell it, in sentences after a space; empty where they do."""
     models = _OTHER_MODELS if unseen.models_unlabelled else ""
     if not (missing := unseen.ranks_missing):
         return models
@@ -76,9 +76,9 @@ def late_starts(run: Run) -> dict[int | None, int]:
     return {rank: at - first for rank, at in begun.items() if at - first > error}
 
 
-def started_late(unseen: Unseen, rank: object) -> str:
+def late_start_words(unseen: Unseen, rank: int | None) -> str:
     """That a rank which others waited for began to record later, as a sentence; empty where it did not."""
-    late_ns = next((late for late_rank, late in unseen.late_starts.items() if late_rank == rank), None)
+    late_ns = unseen.late_starts.get(rank)
     if late_ns is None:
         return ""
     return (

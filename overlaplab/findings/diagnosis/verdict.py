@@ -6,7 +6,7 @@ import pandas as pd
 
 from overlaplab.findings.diagnosis.bound import bound_finding
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
-from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, started_late
+from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, shorten
 
@@ -25,7 +25,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, diagnosis: Diagnosis
     if diagnosis.comm_ns:
         sentences.append(hidden_finding(diagnosis, unseen))
     if diagnosis.late_rank is not None:
-        sentences.append(started_late(unseen, diagnosis.late_rank))
+        sentences.append(late_start_words(unseen, diagnosis.late_rank))
     sentences += diagnosis.remarks
     return " ".join(filter(None, sentences))
 

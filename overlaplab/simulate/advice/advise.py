@@ -18,7 +18,7 @@ from overlaplab.analyses.worst import worst_step
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.advice.devices import device_settings
-from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps
+from overlaplab.simulate.advice.tried import best_setting, depths_played, played_gain_half_ns, scattered_caps
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
@@ -44,11 +44,12 @@ def advise(run: Run) -> pd.DataFrame:
     Columns: `option` (one of `OPTIONS`), `bucket_cap_mb`, `first_bucket_mb` (Float64, in MiB), `prefetch` (Int64; all
     three null where the option leaves them as they are), `buckets` (how many, Int64), `bucket_sizes` (the bytes of each
     in order of launch), `caps_mb` (the caps in MiB that give them, the last one serves on; both tuples, null of a
-    prefetch), `gain_ns` (how much shorter a step is), `half_ns` (see `gains_miss_ns`), `low_ns`, `high_ns` (its range;
-    all four Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are null),
-    `step_ns` (the mean step then), `least_ns` (the least with any buckets, null of a prefetch, of reduce-scattered
-    buckets, and without a replay), `memory_bytes` (what each rank holds more at most; all Int64), `replayed` (see
-    [Note: by the bound]), `best` (of its option). Buckets more than twice outside the measured sizes are not tried.
+    prefetch), `gain_ns` (how much shorter a step is), `half_ns` (see `played_gain_half_ns`), `low_ns`, `high_ns` (its
+    range; all four Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are
+    null), `step_ns` (the mean step then), `least_ns` (the least with any buckets, null of a prefetch, of
+    reduce-scattered buckets, and without a replay), `memory_bytes` (what each rank holds more at most; all Int64),
+    `replayed` (see [Note: by the bound]), `best` (of its option). Buckets more than twice outside the measured sizes
+    are not tried.
     """
     rows = [*_search_rows(run), *_setting_rows(run)] or list(_rows_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
@@ -63,7 +64,7 @@ def best_cap_mb(run: Run) -> float | None:
     return best.value if best is not None and best.option == "cap" else None
 
 
-def fits(run: Run) -> bool:
+def can_try_buckets(run: Run) -> bool:
     """Whether other buckets than the recorded ones could be tried at all without extrapolating."""
     search = bucket_search(run)
     return search is None or search.best_cap is not None
@@ -76,6 +77,7 @@ def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
         return
     traits, manifest = strategy_traits(run.manifest), run.manifest
     cap = manifest.bucket_cap_mb if manifest and traits and traits.buckets else None
+    # Not `has_first_bucket`: a strategy without buckets is to become `bucketed`, which has a first one.
     has_first = manifest is not None and manifest.strategy not in (None, "torch-ddp")
     options: list[tuple[str, Sequence[Candidate], BucketsPlayed | None]] = []
     if has_first and cap is not None:
@@ -92,8 +94,8 @@ def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
                 caps["bucket_cap_mb"] = played.caps_mb[-1]
             if option in ("first_bucket", "cap_and_first_bucket"):
                 caps["first_bucket_mb"] = played.caps_mb[0]
-            held = tuple(sum(search.cut.sizes[name] for name in names) for names in played.buckets)
-            size: dict[str, Any] = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
+            bucket_bytes = tuple(sum(search.cut.sizes[name] for name in names) for names in played.buckets)
+            size: dict[str, Any] = {"buckets": len(bucket_bytes), "bucket_sizes": bucket_bytes, "memory_bytes": 0}
             is_best = best is not None and played.caps_mb == best.caps_mb
             yield {"option": option, "best": is_best} | caps | size | _gain(run, played.spans_ns)
 
@@ -113,11 +115,17 @@ def _setting_rows(run: Run) -> Iterator[dict[str, Any]]:
 
 def _gain(run: Run, spans_ns: npt.NDArray[np.int64]) -> dict[str, Any]:
     """What a setting gains whose steps take so long; see [Note: played]."""
-    took_ns, takes_ns = mean_step_ns(run, recorded_spans_ns(run)), mean_step_ns(run, spans_ns)
+    recorded_ns, changed_ns = mean_step_ns(run, recorded_spans_ns(run)), mean_step_ns(run, spans_ns)
     gained = (recorded_spans_ns(run) - spans_ns).mean(axis=0)[undisturbed_steps(run)]
-    low_ns, high_ns = int(gained.min() - TIE * took_ns), int(gained.max() + TIE * took_ns)
-    gain = {"gain_ns": round(took_ns - takes_ns), "half_ns": gains_miss_ns(run), "low_ns": low_ns, "high_ns": high_ns}
-    return gain | {"step_ns": round(takes_ns), "replayed": True}
+    low_ns, high_ns = int(gained.min() - TIE * recorded_ns), int(gained.max() + TIE * recorded_ns)
+    return {
+        "gain_ns": round(recorded_ns - changed_ns),
+        "half_ns": played_gain_half_ns(run),
+        "low_ns": low_ns,
+        "high_ns": high_ns,
+        "step_ns": round(changed_ns),
+        "replayed": True,
+    }
 
 
 def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
@@ -132,12 +140,12 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     order = range(len(gradients.bytes))
     rows = []
     for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
-        held = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
-        if times_beyond(held, gradients.sent) is None:
+        bucket_bytes = tuple(sum(gradients.bytes[place] for place in bucket) for bucket in cap_range.buckets)
+        if times_beyond(bucket_bytes, gradients.sent) is None:
             filled = list(map(len, cap_range.buckets))
-            ends = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
+            last_end_ns = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
-            rows.append(_row_by_bound(window, "cap", held, ends - gradients.ready_ns[-1]) | caps)
+            rows.append(_row_by_bound(window, "cap", bucket_bytes, last_end_ns - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)
     tied = [row for row in rows if row["gain_ns"] >= longest - TIE * int(window["span_ns"])]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
@@ -150,8 +158,10 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     yield best_row | {"caps_mb": tuple(closing_caps(cut)), "best": True}
 
 
-def _row_by_bound(window: Mapping[str, Any], option: str, held: tuple[int, ...], late_ns: int) -> dict[str, Any]:
+def _row_by_bound(
+    window: Mapping[str, Any], option: str, bucket_bytes: tuple[int, ...], late_ns: int
+) -> dict[str, Any]:
     gain_ns = int(window["exposed_comm_ns"]) - max(late_ns, 0)
     step_ns = int(window["span_ns"]) - gain_ns
-    size = {"buckets": len(held), "bucket_sizes": held, "memory_bytes": 0}
+    size = {"buckets": len(bucket_bytes), "bucket_sizes": bucket_bytes, "memory_bytes": 0}
     return {"option": option, "gain_ns": gain_ns, "step_ns": step_ns, "replayed": False} | size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,21 +59,21 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         caps = _favoured_caps(run, sizes)
         settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
     played: list[SettingPlayed] = []
-    for value, held in settings:
+    for value, bucket_bytes in settings:
         try:
-            answer = device_answer(run, Setting(bucket_cap_mb=value) if held else Setting(prefetch=int(value)))
+            answer = device_answer(run, Setting(bucket_cap_mb=value) if bucket_bytes else Setting(prefetch=int(value)))
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
         sure = prediction_interval(run, step_ns, answer.replayed_ns, transfers_ns=answer.transfers_ns)
         each = SettingPlayed(
-            option="cap" if held else "prefetch",
+            option="cap" if bucket_bytes else "prefetch",
             value=value,
             spans_ns=answer.spans_ns,
             half_ns=gain_half_ns(step_ns, sure),
-            caps_mb=(value,) if held else (),
-            sizes=held,
-            memory_bytes=0 if held else None,
+            caps_mb=(value,) if bucket_bytes else (),
+            sizes=bucket_bytes,
+            memory_bytes=0 if bucket_bytes else None,
         )
         played.append(each)
     return tuple(played)
@@ -94,8 +95,20 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
     return [ranges[place] for place in sorted(order[:_MAX_CAPS])]
 
 
-def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
-    """Names of `remedies` that can be played, what they are about, and the steps before and after: (ranks, steps)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRemedy:
+    """A remedy of a run, played."""
+
+    name: str
+    about: dict[str, Any]
+    """Its `setting` or `what`, and `half_ns` where it has one of its own: see `remedies.gains`."""
+    before_ns: Times
+    """How long the steps take without it, of shape (ranks, steps)."""
+    after_ns: Times
+
+
+def device_remedies(run: Run) -> Iterator[PlayedRemedy]:
+    """Those of `remedies` that can be played."""
     programs = _programs(run)
     if programs is None:
         return
@@ -103,12 +116,18 @@ def device_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Time
         with suppress(OverlaplabError):  # it does not apply
             prediction = predict_device(run, Setting(edits=(edit,)))
             waits = {"what": longest_wait(run)} if name == "device_waits" else {}
-            yield name, about | waits, prediction.recorded_ns, prediction.predicted_ns
+            before_ns, after_ns = prediction.recorded_ns, prediction.predicted_ns
+            yield PlayedRemedy(name=name, about=about | waits, before_ns=before_ns, after_ns=after_ns)
     if _stretches(run) > _MAX_STRETCHES_WITH_SETTINGS:
         return
     if (best := best_setting(run, device_settings(run))) is not None:
-        before = predict_device(run, Setting()).recorded_ns
-        yield best.option, {"setting": best.value, "half_ns": best.half_ns}, before, best.spans_ns
+        yield setting_remedy(best, predict_device(run, Setting()).recorded_ns)
+
+
+def setting_remedy(best: SettingPlayed, before_ns: Times) -> PlayedRemedy:
+    """A setting as a remedy."""
+    about = {"setting": best.value, "half_ns": best.half_ns}
+    return PlayedRemedy(name=best.option, about=about, before_ns=before_ns, after_ns=best.spans_ns)
 
 
 def _programs(run: Run) -> DevicePrograms | None:

@@ -19,11 +19,11 @@ def edit_remedies(
     run: Run, works: Iterable[str], *, on_devices: bool
 ) -> Iterator[tuple[str, dict[str, Any], EditChoice]]:
     """Each remedy that is an edit: its name, its `setting` or `what`, and the edit; `works`: what hosts do by name."""
-    if (late := late_rank(run)) is not None:
-        rank = run.traces[late].rank or 0
+    if (late_place := late_rank(run)) is not None:
+        rank = run.traces[late_place].rank or 0
         if is_chronic(late_steps(run), len(step_windows(run.traces[0]))):
             yield "balance", {"setting": float(rank)}, ("balance", str(rank))
-            if computes_longer(run, rank):  # which of its two reasons, is not known
+            if computes_longer(run, rank):  # either may be the reason
                 yield "even_work", {"setting": float(rank)}, ("even-work", None)
         else:
             yield "even_work", {}, ("even-work", None)

@@ -18,7 +18,7 @@ from overlaplab.simulate.pipelines.shape import UPDATE, Shape, actions_ns
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
-_MORE = (2, 4)
+_MICROBATCH_FACTORS = (2, 4)
 """Times as many microbatches."""
 _OF_ONE_STAGE = ("gpipe", "1f1b")
 """Schedules with a stage on each rank: others are not advised, nor what helps them."""
@@ -42,7 +42,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
         return pd.DataFrame(columns=list(_COLUMNS))
     before, recorded_ns = step_ns(recorded), round(mean_step_ns(run, recorded_spans_ns(run)))
     rows = []
-    for remedy, setting, changed in _rows(recorded):
+    for remedy, setting, changed in _changed_shapes(recorded):
         after, first = step_ns(changed), changed[0]
         orders = order(first.schedule, len(first.took_ns), first.microbatches)
         most = max(max(held_counts(rank_order)) for rank_order in orders)
@@ -52,19 +52,19 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     return table.sort_values("gain_ns", ascending=False, kind="stable", ignore_index=True)
 
 
-def pipeline_gains_miss_ns(run: Run) -> int:
+def pipeline_gain_half_ns(run: Run) -> int:
     """Half of the 95 % interval of a pipeline's gain, see `gain_half_ns`. Raises `OverlaplabError` without one."""
     recorded = recorded_shapes(run)[0]
-    played = play_pipeline((recorded[0], *recorded))
+    played = play_pipeline((recorded[0], *recorded))  # the first fills the pipeline
     spans_ns = np.array([played.spans_ns(rank)[1:] for rank in range(len(played.ends_ns))]).mean(axis=0)
     mean_ns = mean_step_ns(run, recorded_spans_ns(run))
     return gain_half_ns(mean_ns, prediction_interval(run, mean_ns, spans_ns.tolist()))
 
 
-def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, ...]]]:
-    """The remedies: what is called what, and the shapes of its steps."""
+def _changed_shapes(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, ...]]]:
+    """Each remedy's name, its setting, and the shapes of its steps."""
     first = recorded[0]
-    for times in _MORE:
+    for times in _MICROBATCH_FACTORS:
         number = first.microbatches * times
         yield "microbatches", str(number), tuple(shape.with_microbatches(number) for shape in recorded)
     for other in _OF_ONE_STAGE:
@@ -75,7 +75,7 @@ def _rows(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, 
 
 
 def _bubble(shapes: tuple[Shape, ...], whole_ns: int) -> float:
-    """Without an action, of the step less what is done around the actions."""
+    """The share of a step in which stages do no action, without what is done around the actions."""
     busy = fmean(shape.microbatches * actions_ns(took) for shape in shapes for took in shape.took_ns)
     stages = [stage for shape in shapes for stage in zip(shape.around_ns, shape.took_ns, strict=True)]
     around = fmean(sum(edges) + took[UPDATE] for edges, took in stages)

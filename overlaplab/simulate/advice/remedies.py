@@ -24,10 +24,16 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
 from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.devices import Times, device_remedies
+from overlaplab.simulate.advice.devices import PlayedRemedy, Times, device_remedies, setting_remedy
 from overlaplab.simulate.advice.edit_remedies import edit_remedies
-from overlaplab.simulate.advice.pipelines import pipeline_gains_miss_ns, pipeline_remedies
-from overlaplab.simulate.advice.tried import best_setting, depths_played, gains_miss_ns, scattered_caps, units_played
+from overlaplab.simulate.advice.pipelines import pipeline_gain_half_ns, pipeline_remedies
+from overlaplab.simulate.advice.tried import (
+    best_setting,
+    depths_played,
+    played_gain_half_ns,
+    scattered_caps,
+    units_played,
+)
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
@@ -40,9 +46,9 @@ from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.recorded import Recorded, editable_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
 
-_ABOUT = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
-_COLUMNS = {"rank": "Int64", "step": "Int64"} | _ABOUT
-_GAINS = _ABOUT | {"half_ns": "Int64", "memory_bytes": "Int64"}
+_SHARED_COLUMNS = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
+_COLUMNS = {"rank": "Int64", "step": "Int64"} | _SHARED_COLUMNS
+_GAIN_COLUMNS = _SHARED_COLUMNS | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
 _NEEDS_MEMORY = {
     "prefetch",
@@ -52,7 +58,7 @@ _NEEDS_MEMORY = {
     "last_pass",
     "background",
     "strategy",
-    "by_library",
+    "library_collectives",
 }
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
@@ -70,12 +76,12 @@ def remedies(run: Run) -> pd.DataFrame:
     `step_ns` (how long it would take; both int64).
     """
     rows: list[dict[str, Any]] = []
-    for name, about, before, after in _played_remedies(run):
-        for trace, *spans in zip(run.traces, before.tolist(), after.tolist(), strict=True):
-            for window, took, takes in zip(step_windows(trace), *spans, strict=True):
-                row = {"rank": trace.rank, "step": window.step, "remedy": name, "setting": np.nan, "what": None}
-                row |= {key: value for key, value in about.items() if key in row}
-                row |= {"gain_ns": took - takes, "step_ns": takes}
+    for each in _played_remedies(run):
+        for trace, *spans in zip(run.traces, each.before_ns.tolist(), each.after_ns.tolist(), strict=True):
+            for window, recorded_ns, changed_ns in zip(step_windows(trace), *spans, strict=True):
+                row = {"rank": trace.rank, "step": window.step, "remedy": each.name, "setting": np.nan, "what": None}
+                row |= {key: value for key, value in each.about.items() if key in row}
+                row |= {"gain_ns": recorded_ns - changed_ns, "step_ns": changed_ns}
                 rows.append(row)
     return _table(rows, _COLUMNS)
 
@@ -89,20 +95,21 @@ def gains(run: Run) -> pd.DataFrame:
     gain may differ with 95 % certainty), `memory_bytes` (Int64: what each rank would hold more at most, if known).
     """
     rows: list[dict[str, Any]] = []
-    for name, about, _, after in _played_remedies(run):
-        took = mean_step_ns(run, recorded_spans_ns(run))
-        takes = mean_step_after_ns(run, after, into_the_next=name in _INTO_THE_NEXT)
-        row: dict[str, Any] = {"remedy": name, "setting": np.nan, "what": None, "half_ns": gains_miss_ns(run)} | about
-        row |= {"gain_ns": round(took - takes), "step_ns": round(takes)}
+    for each in _played_remedies(run):
+        name, half_ns = each.name, played_gain_half_ns(run)
+        recorded_ns = mean_step_ns(run, recorded_spans_ns(run))
+        changed_ns = mean_step_after_ns(run, each.after_ns, into_the_next=name in _INTO_THE_NEXT)
+        row: dict[str, Any] = {"remedy": name, "setting": np.nan, "what": None, "half_ns": half_ns} | each.about
+        row |= {"gain_ns": round(recorded_ns - changed_ns), "step_ns": round(changed_ns)}
         if name == "half_the_bytes" and row["half_ns"] is not None:
             row["half_ns"] = round(hypot(row["half_ns"], transfers_miss_ns(run, [("half-bytes", None)], None)))
-        if name == "no_pause" and row["gain_ns"] > _MIN_PAUSE_SHARE * took:  # it looks at all events
+        if name == "no_pause" and row["gain_ns"] > _MIN_PAUSE_SHARE * recorded_ns:  # it looks at all events
             row["what"] = pauses_within(run)
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
-    for each in pipeline_remedies(run).to_dict("records"):
-        row = {name: each[name] for name in ("remedy", "gain_ns", "step_ns")}
-        rows.append(row | {"what": each["setting"], "half_ns": pipeline_gains_miss_ns(run)})
-    return _table(rows, _GAINS)
+    for remedy in pipeline_remedies(run).to_dict("records"):
+        row = {name: remedy[name] for name in ("remedy", "gain_ns", "step_ns")}
+        rows.append(row | {"what": remedy["setting"], "half_ns": pipeline_gain_half_ns(run)})
+    return _table(rows, _GAIN_COLUMNS)
 
 
 def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> int | None:
@@ -124,23 +131,23 @@ def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> 
 
 
 @once_per_run
-def _played_remedies(run: Run) -> list[tuple[str, dict[str, Any], Times, Times]]:
-    """Each remedy that was played: its name, its `setting` or `what`, the steps before and after, (ranks, steps)."""
+def _played_remedies(run: Run) -> list[PlayedRemedy]:
     return [*_cpu_remedies(run), *device_remedies(run)]
 
 
-def _cpu_remedies(run: Run) -> Iterator[tuple[str, dict[str, Any], Times, Times]]:
-    """Each remedy of a run on CPUs: its name, its `setting` or `what`, the steps before and after, (ranks, steps)."""
+def _cpu_remedies(run: Run) -> Iterator[PlayedRemedy]:
+    """Each remedy of a run on CPUs."""
     recorded = editable_programs(run)
     with suppress(StuckError):  # collectives of several groups, for instance
-        before = recorded_spans_ns(run) if recorded is None else play(recorded.programs).all_spans_ns()
-        changed = () if recorded is None else _changed_programs(run, recorded)
+        before_ns = recorded_spans_ns(run) if recorded is None else play(recorded.programs).all_spans_ns()
+        changed = () if recorded is None else _changed_programs(run, recorded, before_ns)
         for name, about, programs in chain(changed, _other_strategies(run)):
             with suppress(StuckError):
-                yield name, about, before, play(programs).all_spans_ns()
+                after_ns = play(programs).all_spans_ns()
+                yield PlayedRemedy(name=name, about=about, before_ns=before_ns, after_ns=after_ns)
         for played in (scattered_caps(run), depths_played(run), units_played(run)):
             if (best := best_setting(run, played)) is not None:
-                yield best.option, {"setting": best.value, "half_ns": best.half_ns}, before, best.spans_ns
+                yield setting_remedy(best, before_ns)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
@@ -148,10 +155,12 @@ def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.Da
     return pd.DataFrame(rows, columns=list(types), dtype=object).astype(types)
 
 
-def _changed_programs(run: Run, recorded: Recorded) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
-    """Each remedy's name, its `setting` or `what`, and its programs."""
+def _changed_programs(
+    run: Run, recorded: Recorded, before_ns: Times
+) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
+    """Each remedy's name, its `setting` or `what`, and its programs; `before_ns`: the steps, (ranks, steps)."""
     programs, link = recorded.programs, run.manifest.link if run.manifest else None
-    least_ns = _MIN_HOST_WORK_SHARE * (np.diff(play(programs).ends_ns[0])).sum()
+    least_ns = _MIN_HOST_WORK_SHARE * before_ns[0].sum()
     works = [name for name, ns in host_works(programs).items() if ns > least_ns]
     for remedy, about, edit in edit_remedies(run, works, on_devices=False):
         with suppress(OverlaplabError):  # it does not apply
@@ -165,15 +174,15 @@ def _other_strategies(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[
     if manifest is None or traits is None:
         return
     by_hand = traits.hops is not None or traits.gradients == "server"
-    name, other = ("by_library", "bucketed") if by_hand else ("strategy", "zero2")
+    name, other = ("library_collectives", "bucketed") if by_hand else ("strategy", "zero2")
     if by_hand or manifest.strategy == "zero1":
         with suppress(OverlaplabError):
             yield name, {"what": other}, all_programs(run, Setting(strategy=other))
 
 
 def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]]]:
-    """The best cap, where the run has a first bucket of its own its best cap, and the buckets without one gradient; of
-    each model where there are several.
+    """For each model: the best cap, that of its first bucket where it has one of its own, and buckets without the
+    largest gradient, where it has most of the bytes.
     """
     manifest, models = run.manifest, len(recuttings(run))
     for search in bucket_searches(run):

@@ -32,7 +32,7 @@ _MAX_FURTHER_UNITS = 4
 """Units further ahead than recorded: each is held in full, so few have the memory for more."""
 _MAX_CAPS = 8
 """Caps that are tried: programs of zero1 and zero2 are made anew for each."""
-_TOGETHER = (2, 4, 8)
+_UNITS_TOGETHER = (2, 4, 8)
 """Units as one."""
 
 
@@ -63,7 +63,7 @@ def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | N
 
 
 @once_per_run
-def gains_miss_ns(run: Run) -> int | None:
+def played_gain_half_ns(run: Run) -> int | None:
     """Half of the 95 % interval of a gain that was played, see `gain_half_ns`; None where nothing can be played."""
     try:
         table = replay_steps(run)
@@ -98,7 +98,7 @@ def depths_played(run: Run) -> tuple[SettingPlayed, ...]:
             option="prefetch",
             value=manifest.prefetch + further,
             spans_ns=spans_ns,
-            half_ns=gains_miss_ns(run),
+            half_ns=played_gain_half_ns(run),
             memory_bytes=prefetched_bytes(manifest, further),
         )
         played.append(each)
@@ -135,12 +135,12 @@ def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
                 option="cap",
                 value=each.cap_mb,
                 spans_ns=spans_ns,
-                half_ns=gains_miss_ns(run),
+                half_ns=played_gain_half_ns(run),
                 caps_mb=tuple(cap / MIB for cap in caps),
                 sizes=tuple(sum(sizes[name] for name in names) for names in assign(order, sizes, caps)),
             )
             played.append(cap_played)
-    return tuple(played) if len(played) == len(tried) else ()  # else at most the recorded one could be
+    return tuple(played) if len(played) == len(tried) else ()  # else perhaps only the recorded cap could be played
 
 
 def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:
@@ -164,7 +164,7 @@ def units_played(run: Run) -> tuple[SettingPlayed, ...]:
     if recorded is None:
         return ()
     played: list[SettingPlayed] = []
-    for together in _TOGETHER:
+    for together in _UNITS_TOGETHER:
         joined = join_units(run, recorded.programs, together, link)
         if joined is None:
             break
@@ -172,7 +172,7 @@ def units_played(run: Run) -> tuple[SettingPlayed, ...]:
             spans_ns = play(joined).all_spans_ns()
         except StuckError:
             break
-        doubt_ns = gains_miss_ns(run)
+        doubt_ns = played_gain_half_ns(run)
         half_ns = None if doubt_ns is None else round(hypot(doubt_ns, units_apart_ns(run, together, link)))
         played.append(SettingPlayed(option="larger_units", value=together, spans_ns=spans_ns, half_ns=half_ns))
     return tuple(played)

@@ -128,7 +128,7 @@ def test_pages_show_the_hops_where_there_are_any(run: overlaplab.Run) -> None:
 @pytest.mark.parametrize("sample", ["ring", "course/tree", "course/server"])
 def test_the_librarys_collectives_gain_what_predict_says(sample: str) -> None:
     run = sample_run(sample)
-    advised = gains(run).set_index("remedy").loc["by_library"]
+    advised = gains(run).set_index("remedy").loc["library_collectives"]
     assert advised["what"] == "bucketed"
     assert advised["step_ns"] == predict(run, Setting(strategy="bucketed")).step_ns
 

@@ -13,7 +13,7 @@ from overlaplab import findings, simulate
 from overlaplab.analyses import communication_by, memory, pipeline_steps, volume, volume_theory
 from overlaplab.causes import Cause
 from overlaplab.errors import OverlaplabError
-from overlaplab.findings.actions.words import Case, in_general
+from overlaplab.findings.actions.words import Case, general_remedy
 from overlaplab.findings.loops import loop_of
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
@@ -114,7 +114,7 @@ def test_what_helps_against_activations_is_no_bucket(cut: overlaplab.Run) -> Non
     own = rows[(rows["cause"] == Cause.BLOCKING) & rows["what"].str.startswith("activations of layers.").fillna(False)]
     assert len(own)
     loop = loop_of(cut.manifest, frozenset())
-    assert "nothing can hide them" in in_general(Case(loop=loop, rows=own, cause=Cause.BLOCKING))
+    assert "nothing can hide them" in general_remedy(Case(loop=loop, rows=own, cause=Cause.BLOCKING))
 
 
 def test_it_is_not_bounded_and_its_link_alone_is_predicted(cut: overlaplab.Run) -> None:

@@ -9,7 +9,7 @@ from made.step_rows import exposed_rows
 
 from overlaplab.causes import Cause
 from overlaplab.findings import Loop, loop_of
-from overlaplab.findings.actions.words import Case, cause_clause, cause_words, in_general
+from overlaplab.findings.actions.words import Case, cause_clause, cause_words, general_remedy
 from overlaplab.findings.diagnosis.causes import bucket_numbers, what_moved
 from overlaplab.manifest import Manifest
 from overlaplab.traits import BUCKETS, UNITS, Traits
@@ -23,7 +23,7 @@ UNKNOWN = Loop()
 
 def remedy(cause: Cause, loop: Loop, what: str | None, kind: str) -> str:
     rows = exposed_rows((0, 1, cause.value, 5, None), what=what, kind=kind)
-    return in_general(Case(loop=loop, rows=rows, cause=cause))
+    return general_remedy(Case(loop=loop, rows=rows, cause=cause))
 
 
 def test_every_cause_has_words() -> None:

@@ -14,7 +14,8 @@ from overlaplab.analyses import worst_step
 from overlaplab.analyses.worst import outlier_steps
 from overlaplab.causes import Cause
 from overlaplab.findings import Diagnosis, Loop, diagnose, what_to_do
-from overlaplab.findings.diagnosis.diagnose import outliers_finding, where_chosen
+from overlaplab.findings.diagnosis.bound import DeeperPrefetch
+from overlaplab.findings.diagnosis.diagnose import outliers_finding, why_chosen
 from overlaplab.findings.diagnosis.unseen import Unseen
 from overlaplab.findings.diagnosis.verdict import how_short
 from overlaplab.findings.first_screen import step_marks
@@ -221,7 +222,7 @@ def test_another_rank_and_step_is_advised_what_the_run_is() -> None:
 def test_a_prefetch_that_was_played_is_among_the_bounds() -> None:
     gathers = exposed_rows((0, 1, "late launch", 30, None), kind="all_gather", what="layers.1")
     bound = BOUND | {"any_cap_ns": pd.NA}
-    found = diagnosed(gathers, bound=bound, ahead=(1, 80 * MS))
+    found = diagnosed(gathers, bound=bound, ahead=DeeperPrefetch(depth=1, step_ns=80 * MS))
     assert how_short(found) == (
         "That step takes 100.0 ms: at best 80.0 ms with prefetch 1, and 70.0 ms without any communication."
     )
@@ -296,8 +297,8 @@ def test_what_an_outlier_is(steps: list[tuple[int, int, int, int]], outliers: tu
 )
 def test_why_this_step(asked: tuple[int | None, int | None], why: str) -> None:
     table = summary_rows(*STEPS, *[(1, *step[1:]) for step in STEPS])
-    assert where_chosen(table, *asked) == why
-    assert where_chosen(STEP, None, None) == "the only one"
+    assert why_chosen(table, *asked) == why
+    assert why_chosen(STEP, None, None) == "the only one"
     found = diagnose(table, worst_step(table, *asked), exposed_rows(), table, chosen=why)
     assert what_to_do(found).startswith(f"Rank 0, step {found.step} ({why}): ")
 

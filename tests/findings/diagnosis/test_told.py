@@ -11,7 +11,7 @@ from samples import each_sample, sample_run
 from overlaplab import analyses, simulate
 from overlaplab.analyses.exposed import COLUMNS
 from overlaplab.causes import Cause
-from overlaplab.findings import told_causes
+from overlaplab.findings import split_unhideable
 
 SHOWN = ["step", "cause", "collective", "exposed_ns", "start_ns", "end_ns"]
 LAST, TIMES = Cause.UNHIDEABLE, ("exposed_ns", "start_ns", "end_ns")
@@ -38,7 +38,7 @@ def test_the_last_moments_of_the_last_collectives_cannot_be_hidden() -> None:
         (0, Cause.GAP, 2, 160, 170),
         (1, Cause.TAIL, 3, 200, 210),
     )
-    found = told_causes(table, bounds((0, 0, 14)))
+    found = split_unhideable(table, bounds((0, 0, 14)))
     assert list(found[SHOWN].itertuples(index=False, name=None)) == [
         (0, Cause.TAIL, 1, 10, 100, 110),
         (0, LAST, 2, 10, 120, 130),
@@ -64,20 +64,20 @@ def test_causes_lend_in_order_and_waiting_for_ranks_never(
     bound: tuple[int, int, int | None], causes: dict[Cause, int]
 ) -> None:
     table = rows((0, Cause.QUEUED, 1, 0, 10), (0, Cause.LINK, 2, 20, 30), (0, Cause.STRAGGLER, 3, 40, 50))
-    found = told_causes(table, bounds(bound))
+    found = split_unhideable(table, bounds(bound))
     assert found.groupby("cause")["exposed_ns"].sum().to_dict() == causes
 
 
 def test_nothing_is_told_of_nothing() -> None:
-    assert told_causes(rows(), bounds()).empty
-    assert len(told_causes(rows((0, Cause.TAIL, 1, 0, 1)), pd.DataFrame())) == 1
+    assert split_unhideable(rows(), bounds()).empty
+    assert len(split_unhideable(rows((0, Cause.TAIL, 1, 0, 1)), pd.DataFrame())) == 1
 
 
 @pytest.mark.parametrize("folder", each_sample())
 def test_moments_and_collectives_tell_the_same(folder: Path) -> None:
     run = sample_run(folder)
     moments, each = (
-        told_causes(table, simulate.bound(run)) for table in (analyses.exposed_moments(run), analyses.exposed(run))
+        split_unhideable(table, simulate.bound(run)) for table in (analyses.exposed_moments(run), analyses.exposed(run))
     )
     alike = [name for name in COLUMNS if name not in TIMES]
     of_moments, of_each = (table.groupby(alike, dropna=False)["exposed_ns"].sum() for table in (moments, each))

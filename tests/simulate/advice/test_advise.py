@@ -14,9 +14,9 @@ from made.traces import event, gloo, op, run_of, step
 from samples import sample_run, sample_tables
 
 import overlaplab
-from overlaplab.simulate import advise, best_cap_mb, fits, gains
+from overlaplab.simulate import advise, best_cap_mb, can_try_buckets, gains
 from overlaplab.simulate.advice.advise import OPTIONS
-from overlaplab.simulate.advice.tried import gains_miss_ns
+from overlaplab.simulate.advice.tried import played_gain_half_ns
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
@@ -161,13 +161,13 @@ def test_where_a_strangers_ddp_is_not_played_it_is_what_the_bound_leaves(tmp_pat
 def test_where_nothing_can_be_told_there_are_no_rows(name: str) -> None:
     run = sample_run(name)
     assert advise(run).empty
-    assert fits(run)
+    assert can_try_buckets(run)
 
 
 def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
     """One interval of a gain: by the recorded mean step, whatever is asked for."""
     run = sample_run("bucketed")
-    measured_ns, half_ns = fmean(measured_steps(run)), gains_miss_ns(run)
+    measured_ns, half_ns = fmean(measured_steps(run)), played_gain_half_ns(run)
     assert set(advise(run)["half_ns"]) == {half_ns}
     assert half_ns == pytest.approx(1.96 * 0.033 * measured_ns, rel=1e-3)
     predicted = predict(run, Setting(bucket_cap_mb=2.0))

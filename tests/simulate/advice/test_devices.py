@@ -52,7 +52,7 @@ def test_advice_is_played_and_right(run: overlaplab.Run, tmp_path: Path) -> None
 
 def test_a_late_rank_and_half_the_bytes(tmp_path: Path) -> None:
     slow = made(tmp_path / "slow", backward_us=(200, 320))
-    gains = {name: (before - after)[:, 1:].mean() for name, _, before, after in device_remedies(slow)}
+    gains = {each.name: (each.before_ns - each.after_ns)[:, 1:].mean() for each in device_remedies(slow)}
     balanced, halved = (
         mean_ns(slow) - mean_ns(own)
         for own in (

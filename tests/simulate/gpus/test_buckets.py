@@ -182,7 +182,7 @@ def test_the_page_what_if_plays_actions_and_says_why_it_plays_no_caps(made: Make
         parts = what_if_parts(
             run, Question(setting=Setting(edits=(("no-launch-overhead", None),))), NONE_RECORDED, None
         )
-        assert (parts.over, parts.growing) == ([], [])
+        assert (parts.option_charts, parts.growth_charts) == ([], [])
         assert "step" in parts.headline
 
 
