@@ -10,8 +10,9 @@ from overlaplab.manifest import Link
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Program
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings, takes_behind, without_buckets
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings, takes_behind
 from overlaplab.simulate.programs.models import keep_model, model_name, named_buckets
+from overlaplab.simulate.programs.without_buckets import without_buckets
 from overlaplab.words import known_names
 
 

@@ -23,8 +23,9 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting, without_buckets
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.without_buckets import without_buckets
 from overlaplab.simulate.recorded import Recorded
 from overlaplab.simulate.undisturbed import TIE, undisturbed_spans_ns
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from overlaplab.simulate.displaced import with_displaced, without_displaced
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
-from overlaplab.simulate.programs.buckets import WithoutBuckets
+from overlaplab.simulate.programs.without_buckets import WithoutBuckets
 
 
 def spans(programs: Sequence[Sequence[Move]]) -> list[list[int]]:
