@@ -120,7 +120,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {of}."
     if table["replayed"].any():
         yield (
-            "Gains are means over all undisturbed steps. Ranges go from the smallest of these steps' gains to the"
+            "Gains are means over all steps, without disturbed ones where others are left. Ranges go from the smallest of these steps' gains to the"
             f" largest, widened by 1 % of a step.{_recorded_gains(table)}"
         )
 

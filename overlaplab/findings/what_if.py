@@ -21,7 +21,7 @@ BEST_FOUND = "best buckets found"
 BEST_POSSIBLE = "best buckets possible"
 """The name of the line at `what_if.least_ns`."""
 _ALGORITHMS: dict[Algorithm, str] = {
-    "ring": "Collectives go around a ring, as on the emulated link",
+    "ring": "Collectives go around a ring",
     "auto": "Each collective takes the faster of a ring and trees, as NCCL chooses",
 }
 

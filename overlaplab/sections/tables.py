@@ -163,7 +163,7 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
         caption="What other settings gain",
         frame=best.assign(setting=pd.Series(words, dtype=object)),
         columns=columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes"),
-        legend="ms; the mean undisturbed step; ±: the real gain may be so much more or less; more MB: each rank holds",
+        legend="ms; the mean step; ±: the real gain may be so much more or less; more MB: each rank holds",
     )
 
 

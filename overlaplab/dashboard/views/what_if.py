@@ -45,7 +45,7 @@ _LINKS = (("1Gbps", "500us"), ("10Gbps", "50us"), ("100Gbps", "5us"))
 """For runs that were recorded over an unknown link."""
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 5000, 10_000)
 _MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
-_ALGORITHMS: dict[Algorithm, str] = {"ring": "ring, as emulated", "auto": "ring or trees"}
+_ALGORITHMS: dict[Algorithm, str] = {"ring": "ring", "auto": "ring or trees"}
 _PREDICTED = [name for name, traits in TRAITS.items() if traits.is_played]
 _NO_STRAGGLER = "Every rank works as the median rank does."
 _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted distribution"}

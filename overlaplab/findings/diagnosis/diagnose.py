@@ -257,7 +257,7 @@ def _advice(
     first = largest_share(shares)
     if first.is_wait_unknown and best is None:
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
-    late = "" if first.late_rank is None else late_start_words(unseen, first.late_rank)
+    late = "" if first.late_rank is None else late_start_words(unseen, first.late_rank, first.exposed_ns)
     if is_unanswered(first, best):
         took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the step)"
         advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
@@ -300,7 +300,7 @@ def why_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_s
     steps = steps_of_kind(table, chosen_step)["step"].nunique(dropna=False)
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = "median step by exposed time" if step is None and steps > 1 else ""
-    the_step += f" among {kind}" if the_step and kind else ""
+    the_step += f" among its kind, {kind}" if the_step and kind else ""
     chosen = ", ".join(filter(None, (the_rank, the_step and f"its {the_step}")))
     return chosen or ("as chosen" if rank is not None or step is not None else "the only one")
 

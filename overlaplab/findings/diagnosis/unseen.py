@@ -12,6 +12,7 @@ from overlaplab.events import Run, host_steps, missing_ranks, once_per_run, only
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, run_zero_ns
 from overlaplab.evidence.group_pairing import DOUBTFUL_NS, ROOTED
 from overlaplab.evidence.passes import labels_some_models
+from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.words import count, ms, shorten
 
 
@@ -76,10 +77,10 @@ def late_starts(run: Run) -> dict[int | None, int]:
     return {rank: at - first for rank, at in begun.items() if at - first > error}
 
 
-def late_start_words(unseen: Unseen, rank: int | None) -> str:
-    """That a rank which others waited for began to record later, as a sentence; empty where it did not."""
+def late_start_words(unseen: Unseen, rank: int | None, waited_ns: int) -> str:
+    """A sentence that a rank which others waited for began to record later; empty where it did not, or by little."""
     late_ns = unseen.late_starts.get(rank)
-    if late_ns is None:
+    if late_ns is None or late_ns < MAJORITY * waited_ns:
         return ""
     return (
         f"Only one step was recorded, and rank {rank} began to record {ms(late_ns)} after the first rank: the"

@@ -25,7 +25,7 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, diagnosis: Diagnosis
     if diagnosis.comm_ns:
         sentences.append(hidden_finding(diagnosis, unseen))
     if diagnosis.late_rank is not None:
-        sentences.append(late_start_words(unseen, diagnosis.late_rank))
+        sentences.append(late_start_words(unseen, diagnosis.late_rank, diagnosis.waited_ns))
     sentences += diagnosis.remarks
     return " ".join(filter(None, sentences))
 

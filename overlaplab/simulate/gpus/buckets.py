@@ -88,7 +88,7 @@ def _checked_line(run: Run, line: Fitted | None, caps: Sequence[int]) -> Fitted:
     elif line.deviation > UNSTEADY:
         what = f"its all-reduces do not take as long as their sizes say (off by {line.deviation:.0%})"
     if what is not None or line is None:
-        raise refusal(run, what or "", "Name a link with --link.")
+        raise refusal(run, what or "", "Name a link (--link; on the page What if: Link).")
     return line
 
 

@@ -106,7 +106,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
         _require_no_phantoms(run, manifest)
         if link is None:
             what = "how long collectives of other numbers of ranks take is not known without a link"
-            raise refusal(run, what, "Name one with --link")
+            raise refusal(run, what, "Name one (--link; on the page What if: Link)")
     if (recut := _recut(run, setting, before, after)) is not None:
         chosen = (recut if setting.straggler else [recut[median]] * len(recut))[: after.ranks]
         return tuple(retime_program(each, manifest.link, link) for each in chosen)

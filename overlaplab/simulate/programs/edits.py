@@ -195,7 +195,7 @@ EDITS = {
         remedy="no_pause",
         apply=_programs_alone(_without_pauses),
         on_devices=lambda _run, programs, _value: _without_pauses(programs.programs),
-        nothing="the host does not pause",
+        nothing="the host pauses for no more than 1 % of a step at once",
     ),
     "without-host-work": Edit(
         value="NAME",

@@ -40,7 +40,7 @@ def transfer_times(run: Run, programs: Sequence[Program], link: Link | None) -> 
             times_by_size = took.times_by_size(kind) if hops is None else None
             if times_by_size is None:
                 what = f"how long its {kind} of other sizes take is not known"
-                raise OverlaplabError(what, path=path, remedy="Name a link with --link")
+                raise OverlaplabError(what, path=path, remedy="Name a link (--link; on the page What if: Link)")
             return times_by_size(num_bytes)
 
         return measured_ns

@@ -98,7 +98,7 @@ def test_over_gloo_alone_a_named_link_times_any_number_of_ranks(ranks: int | Non
     expected = play(all_programs(run, setting))
     found = wide_answers.play_question(run, Question(setting=setting))[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
-    with pytest.raises(OverlaplabError, match=r"without a link\. Name one with --link"):
+    with pytest.raises(OverlaplabError, match=r"without a link\. Name one \(--link"):
         all_programs(run, Setting(ranks=8))
 
 
