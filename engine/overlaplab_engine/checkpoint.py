@@ -142,7 +142,7 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
             {},
             storage_writer=FileSystemWriter(temporary),
             planner=_Saver(_slices(strategy, optimizer), specs),
-            process_group=comm.for_objects,
+            process_group=comm.object_group,
         )
     except CheckpointException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -168,7 +168,7 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
             {},
             storage_reader=FileSystemReader(path),
             planner=_Loader(slices, specs),
-            process_group=strategy.comm.for_objects,
+            process_group=strategy.comm.object_group,
         )
     except CheckpointException as error:
         raise EngineError(f"{path} is damaged: {_first_failure(error)}; resume from another") from None
