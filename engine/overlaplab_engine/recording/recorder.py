@@ -177,7 +177,7 @@ class Recorder:
             try:
                 self._recording.step()
             finally:  # its warnings may be errors
-                if self._recording.over:
+                if self._recording.is_over:
                     self._end()
         if self._recording is None and not self._closed and self._is_due():
             try:
@@ -264,7 +264,7 @@ class Recorder:
         if self._trigger is not None and self._reason is None:  # else it has restarted with what it triggered on
             self._trigger.restart()
         if self._reason is not None and self._watch is not None and self._out is not None:
-            self._watch.link(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)
+            self._watch.note_recording(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)
         self._reason = None
 
     def _begin(self) -> None:
