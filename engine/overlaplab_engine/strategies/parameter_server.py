@@ -72,7 +72,7 @@ class ParameterServer(Strategy):
         """Rank 0 sends the parameters, to all at once."""
         if self.comm.world_size > 1:
             work = self._send_values() if self._serves else self.comm.exchange([], [(v, 0) for v in self._values])
-            with self._wait:
+            with self._wait_label:
                 work.wait()
 
     def _send_values(self) -> Any:
@@ -105,11 +105,11 @@ class ParameterServer(Strategy):
                 works = [self.comm.exchange([], [buffer]) for buffer in received]
                 sent = None if self._serves else self.comm.exchange([(bucket.flat, 0)], [])
             for work, (theirs, _) in zip(works, received, strict=True):
-                with self._wait:
+                with self._wait_label:
                     work.wait()
                 bucket.flat += theirs
             if sent is not None:
-                with self._wait:
+                with self._wait_label:
                     sent.wait()
             labels.instant(bucket.marks.done)
 
@@ -174,7 +174,7 @@ class AsynchronousServer(ParameterServer):
             return
         sends = [(flat, 0) for flat in (_MORE, *gradients)]
         work = self.comm.exchange(sends, [(values, 0) for values in self._values])
-        with self._wait:
+        with self._wait_label:
             work.wait()
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class AsynchronousServer(ParameterServer):
         self.comm.broadcast(self._values)
         return super().full_parameters()
 
-    def _with_gradients(self) -> list[torch.Tensor]:
+    def _gradient_holders(self) -> list[torch.Tensor]:
         """Not the server's parameters, whose gradients are its own."""
         return list(self.parameters)
 

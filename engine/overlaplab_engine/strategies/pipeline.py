@@ -215,11 +215,11 @@ class Pipeline(Strategy):
             with bucket.marks.launch:
                 works.append(self.comm.all_reduce_mean(bucket.flat))
         for bucket, work in zip(self._buckets, works, strict=True):
-            with self._wait:
+            with self._wait_label:
                 work.wait()
             labels.instant(bucket.marks.done)
 
-    def _parts_among(self) -> Communicator | None:
+    def _part_holders(self) -> Communicator | None:
         return self._pipeline
 
     def _holds_part(self, name: str) -> bool:
