@@ -147,7 +147,9 @@ def _rehearsed_peak(config: Config, comm: Communicator) -> int:
             peak.reset_most()
         batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
         for step in range(2):  # the optimizer's states are made in the first
-            train_step(strategy, optimizer, batches, step, accumulate=config.passes, clip_norm=config.clip_norm)
+            train_step(
+                strategy, optimizer, batches, step, accumulate=config.microbatches_per_step, clip_norm=config.clip_norm
+            )
         strategy.settle()
         strategy.close()
         peak_bytes = _peak_allocated(comm, held) if peak is None else peak.most
@@ -330,7 +332,7 @@ def _run(
                     optimizer,
                     batches,
                     steps_before + step,
-                    accumulate=config.passes,
+                    accumulate=config.microbatches_per_step,
                     clip_norm=config.clip_norm,
                 )
                 losses += [] if loss is None else [loss]
