@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import dtype_name
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.recording.trace_file import write_json
@@ -65,7 +66,7 @@ class _Spec:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> "_Spec":
-        return cls(tuple(tensor.shape), _dtype_name(tensor.dtype))
+        return cls(tuple(tensor.shape), dtype_name(tensor.dtype))
 
     @property
     def numel(self) -> int:
@@ -275,9 +276,9 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
     specs = {}
     for name, parameter in strategy.model.named_parameters():
         dtype = strategy.dtypes[name]
-        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), _dtype_name(dtype))
+        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), dtype_name(dtype))
         if parameter.requires_grad:
-            exact = _Spec(spec.shape, _dtype_name(AdamW.exact(dtype)))
+            exact = _Spec(spec.shape, dtype_name(AdamW.exact(dtype)))
             kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
             specs |= {f"{kind}.{name}": exact for kind in kinds}
     return specs | {f"{BUFFERS}.{name}": _Spec.from_tensor(buffer) for name, buffer in strategy.model.named_buffers()}
@@ -395,7 +396,3 @@ def _one_line(error: BaseException) -> str:
     """The error's type and first line; torch's messages continue with advice."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

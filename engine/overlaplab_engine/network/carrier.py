@@ -246,7 +246,7 @@ def comm_span(
         Word.COMM,
         seq=seq,
         kind=kind,
-        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "none",
+        dtype=labels.dtype_name(tensors[0].dtype) if tensors else "none",
         bytes=sum(t.nbytes for t in tensors),
         group=group,
         link=str(link),

@@ -406,7 +406,7 @@ class Communicator:
             yield
             return
         word = Word.COMM if self.device.type == "cuda" else Word.COLLECTIVE
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        dtype = labels.dtype_name(tensors[0].dtype)
         with labels.span(word, seq=seq, kind=kind, dtype=dtype, bytes=_nbytes(tensors), group=name):
             yield
 

@@ -242,6 +242,7 @@ class Recorder:
         return self._every is not None or self._request is not None
 
     def _is_due(self) -> bool:
+        """Whether a recording begins before the next step; to be asked once per step, as requests are then counted."""
         requested = self._request is not None and self._request.is_due(self._steps_done)
         if requested and self._trigger is not None:
             self._count_request()

@@ -378,4 +378,4 @@ def require_same_model(model: nn.Module, comm: Communicator) -> None:
 
 
 def _describe(name: str, tensor: torch.Tensor) -> str:
-    return f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{name} {list(tensor.shape)} {labels.dtype_name(tensor.dtype)}"

@@ -23,7 +23,6 @@ from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
-from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.sleeping import half_a_backward
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
@@ -131,10 +130,7 @@ class Pipeline(Strategy):
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give this rank's stages their values: the same as its replicas'."""
-        shared = [p for stage in self._stage_modules.values() for p in stage.parameters()]
-        for parameter in shared:
-            materialise(parameter)
-        self.comm.broadcast(shared)
+        super()._share([p for stage in self._stage_modules.values() for p in stage.parameters()])
 
     @property
     def stages(self) -> list[dict[str, Any]]:

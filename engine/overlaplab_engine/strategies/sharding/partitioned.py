@@ -140,7 +140,7 @@ class Partitioned(Sharded):
         bucket.views = bucket.flat.layout.views(bucket.gradients)
 
     def _place_missing(self) -> list[int]:
-        """Place what did not arrive; returns the parameters that this rank has no gradient for."""
+        """Place what did not arrive; returns the numbers of the parameters that this rank has no gradient for."""
         unused = []
         for bucket in self._buckets:
             for i in sorted(bucket.missing):
