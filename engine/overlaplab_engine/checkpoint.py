@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import dtype_name
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.recording.trace_file import write_json
@@ -65,7 +66,7 @@ class _Spec:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> "_Spec":
-        return cls(tuple(tensor.shape), _dtype_name(tensor.dtype))
+        return cls(tuple(tensor.shape), dtype_name(tensor.dtype))
 
     @property
     def numel(self) -> int:
@@ -142,7 +143,7 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
             {},
             storage_writer=FileSystemWriter(temporary),
             planner=_Saver(_slices(strategy, optimizer), specs),
-            process_group=comm.for_objects,
+            process_group=comm.object_group,
         )
     except CheckpointException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -162,13 +163,13 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
         return progress, _match_specs(strategy, progress, offered, path)
 
     progress, specs = _run_on_all_ranks(strategy.comm, check)
-    slices = _room(strategy, specs)
+    slices = _empty_slices(strategy, specs)
     try:
         load(
             {},
             storage_reader=FileSystemReader(path),
             planner=_Loader(slices, specs),
-            process_group=strategy.comm.for_objects,
+            process_group=strategy.comm.object_group,
         )
     except CheckpointException as error:
         raise EngineError(f"{path} is damaged: {_first_failure(error)}; resume from another") from None
@@ -258,7 +259,11 @@ def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progres
     """The run's progress, and all tensors of its state by key; the same on all ranks."""
     _require_ours(strategy)
     strategy.settle()
-    mine = {o.name: optimizer.updates_of(o.optimized) for _, o in _owned_parts(strategy) if o.optimized is not None}
+    mine = {
+        part.name: optimizer.updates_of(part.optimized)
+        for _, part in _owned_parts(strategy)
+        if part.optimized is not None
+    }
     updates: dict[str, int] = {}
     for theirs in strategy.comm.gather_objects({name: count for name, count in mine.items() if count}):
         updates |= theirs
@@ -271,9 +276,9 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
     specs = {}
     for name, parameter in strategy.model.named_parameters():
         dtype = strategy.dtypes[name]
-        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), _dtype_name(dtype))
+        spec = specs[f"{PARAMETERS}.{name}"] = _Spec(tuple(parameter.shape), dtype_name(dtype))
         if parameter.requires_grad:
-            exact = _Spec(spec.shape, _dtype_name(AdamW.exact(dtype)))
+            exact = _Spec(spec.shape, dtype_name(AdamW.exact(dtype)))
             kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
             specs |= {f"{kind}.{name}": exact for kind in kinds}
     return specs | {f"{BUFFERS}.{name}": _Spec.from_tensor(buffer) for name, buffer in strategy.model.named_buffers()}
@@ -301,19 +306,21 @@ def _slices(strategy: Strategy, optimizer: AdamW) -> dict[str, _Slice]:
     """The slices that this rank saves, by key. Rank 0 saves what all ranks have, as its buffers are the valid ones."""
     sharded = _sharded_names(strategy)
     slices: dict[str, _Slice] = {}
-    for owned_kind, o in _owned_parts(strategy):
-        if o.name in sharded or strategy.comm.rank == 0:
-            tensors = {owned_kind: o.values} | ({} if o.optimized is None else optimizer.state_of(o.optimized))
-            slices |= {f"{kind}.{o.name}": _Slice(o.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
-    return {key: part for key, part in slices.items() if part.values.numel()}
+    for owned_kind, part in _owned_parts(strategy):
+        if part.name in sharded or strategy.comm.rank == 0:
+            tensors = {owned_kind: part.values} | ({} if part.optimized is None else optimizer.state_of(part.optimized))
+            slices |= {f"{kind}.{part.name}": _Slice(part.begin, t.detach().reshape(-1)) for kind, t in tensors.items()}
+    return {key: each for key, each in slices.items() if each.values.numel()}
 
 
-def _room(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
-    """Empty slices for this rank's parts of these tensors; on the CPU, so that a GPU does not hold them twice."""
+def _empty_slices(strategy: Strategy, specs: Mapping[str, _Spec]) -> dict[str, _Slice]:
+    """Make empty slices for this rank's parts of these tensors; on the CPU, so that a GPU does not hold them twice."""
     return {
-        key: _Slice(o.begin, specs[key].zeros(o.values.numel()))
-        for owned_kind, o in _owned_parts(strategy)
-        for key in (f"{kind}.{o.name}" for kind in (owned_kind, *(() if o.optimized is None else (MASTERS, *MOMENTS))))
+        key: _Slice(part.begin, specs[key].zeros(part.values.numel()))
+        for owned_kind, part in _owned_parts(strategy)
+        for key in (
+            f"{kind}.{part.name}" for kind in (owned_kind, *(() if part.optimized is None else (MASTERS, *MOMENTS)))
+        )
         if key in specs
     }
 
@@ -323,12 +330,12 @@ def _adopt(strategy: Strategy, optimizer: AdamW, progress: _Progress, slices: Ma
     """Make the loaded slices the state; gradients are discarded."""
     strategy.settle()
     strategy.zero_grad()
-    for owned_kind, o in _owned_parts(strategy):
-        o.values.copy_(slices[f"{owned_kind}.{o.name}"].values.view(o.values.shape))
-        if o.optimized is not None:
-            keys = {kind: f"{kind}.{o.name}" for kind in (MASTERS, *MOMENTS)}
+    for owned_kind, part in _owned_parts(strategy):
+        part.values.copy_(slices[f"{owned_kind}.{part.name}"].values.view(part.values.shape))
+        if part.optimized is not None:
+            keys = {kind: f"{kind}.{part.name}" for kind in (MASTERS, *MOMENTS)}
             state = {kind: slices[key].values for kind, key in keys.items() if key in slices}
-            optimizer.restore(o.optimized, state, progress.updates.get(o.name, 0))
+            optimizer.restore(part.optimized, state, progress.updates.get(part.name, 0))
     if progress.order is not None and set(progress.order) == set(strategy.names):
         strategy.rebuild_as(progress.order)
     strategy.updated()
@@ -389,7 +396,3 @@ def _one_line(error: BaseException) -> str:
     """The error's type and first line; torch's messages continue with advice."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -197,7 +197,7 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
     def __post_init__(self) -> None:
         """Refuse what cannot run. EngineError names the option and what it must be."""
         self._require_numbers()
-        self._require_company()
+        self._require_combinations()
         # torch takes a while to import, and the command line's help needs none of this
         from overlaplab_engine.models.units import policy
         from overlaplab_engine.strategies import class_of
@@ -225,8 +225,8 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
         _require(self.prefetch >= 0, "--prefetch must be 0 or more")
         _require(self.communicators in (1, 2), "--communicators must be 1 or 2")
 
-    def _require_company(self) -> None:
-        """Options that are for others, or go without them."""
+    def _require_combinations(self) -> None:
+        """Options that need another option, or exclude it."""
         _require(
             not self.main_grad or self.dtype is Dtype.BFLOAT16, "--main-grad is for --dtype bfloat16: others have it"
         )
@@ -290,8 +290,8 @@ class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOp
         return Mesh.of(ranks, dp=self.dp, pp=pp, tp=self.tp, hsdp=self.hsdp)
 
     @property
-    def passes(self) -> int:
-        """Microbatches per step."""
+    def microbatches_per_step(self) -> int:
+        """How many a rank computes before each update."""
         return self.microbatches if self.strategy == StrategyName.PIPELINE else self.accumulate
 
     def traces(self, rank: int) -> bool:
@@ -317,7 +317,7 @@ ON_GPUS: dict[str, Any] = {
 
 
 def defaults(cuda: bool) -> dict[str, Any]:
-    """What it takes for these options, on GPUs (`cuda`) or on the CPU."""
+    """Return the defaults of the options in `ON_GPUS`, on GPUs (`cuda`) or on the CPU."""
     return ON_GPUS if cuda else {f.name: f.default for f in fields(Config) if f.name in ON_GPUS}
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, cast
 from urllib.parse import quote
 
+import torch
 from torch._C._profiler import _RecordFunctionFast
 
 PREFIX = "engine::"
@@ -88,6 +89,11 @@ def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     if threading.current_thread() is not threading.main_thread():
         trace_range = cast(Span, _MayOutliveRecording(trace_range))
     return cast(Span, _Bordered(trace_range)) if word in _BORDERED else trace_range
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type in labels and files, such as `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def instant(mark: Span) -> None:

@@ -26,7 +26,7 @@ from overlaplab_engine.models.sleeping import SleepClock, put_to_sleep, unit_tim
 from overlaplab_engine.models.transformer import Transformer, initial_values
 from overlaplab_engine.models.units import Unit, UnitPolicy, policy, reads_parameters_in_backward
 from overlaplab_engine.network.calibration import choose_link, next_slower
-from overlaplab_engine.network.communicator import Communicator, Place, connect
+from overlaplab_engine.network.communicator import Communicator, LogMark, connect
 from overlaplab_engine.optimizer import AdamW, SleepingAdamW
 from overlaplab_engine.options import Option, declarations
 from overlaplab_engine.recording import processor
@@ -77,11 +77,10 @@ def record(config: Config, argv: list[str]) -> None:
         comm.barrier()
     strategy, optimizer, borders = _build(config, comm)
     before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
-    done = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
-    best, attempts = _record_steps(config, comm, strategy, optimizer, done)
+    steps_before = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
+    best, attempts = _record_steps(config, comm, strategy, optimizer, steps_before)
     strategy.close()
     if config.trace:
-        ranks = comm.world_size - len(comm.phantom_ranks)
         outcome = Outcome(
             recorded=best,
             held=held_bytes(strategy, optimizer),
@@ -93,7 +92,7 @@ def record(config: Config, argv: list[str]) -> None:
             updates=optimizer.took_ns,
             hardware=hardware_of_rank(comm.device),
         )
-        outcomes = comm.gather_objects(outcome)[:ranks]
+        outcomes = comm.gather_objects(outcome)[: comm.process_count]
         if comm.rank == 0:
             document = manifest(
                 config,
@@ -107,7 +106,7 @@ def record(config: Config, argv: list[str]) -> None:
             )
             write_json(config.out / MANIFEST, document)
     if config.save is not None:
-        save_sharded(config.save, strategy, optimizer, done + attempts * (config.warmup + config.steps))
+        save_sharded(config.save, strategy, optimizer, steps_before + attempts * (config.warmup + config.steps))
     comm.barrier()  # no rank leaves before everything is written
     comm.close()  # not after an error: other ranks may be waiting in a collective, and the process ends anyway
 
@@ -148,7 +147,9 @@ def _rehearsed_peak(config: Config, comm: Communicator) -> int:
             peak.reset_most()
         batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
         for step in range(2):  # the optimizer's states are made in the first
-            train_step(strategy, optimizer, batches, step, accumulate=config.passes, clip_norm=config.clip_norm)
+            train_step(
+                strategy, optimizer, batches, step, accumulate=config.microbatches_per_step, clip_norm=config.clip_norm
+            )
         strategy.settle()
         strategy.close()
         peak_bytes = _peak_allocated(comm, held) if peak is None else peak.most
@@ -204,18 +205,18 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
         defer(model, comm.device, partial(initial_values, seed=config.seed))
     else:
         model = model.to(comm.device)
-    units = policy(config.units)
+    unit_policy = policy(config.units)
     data = comm.along(config.mesh(comm.world_size))
-    options = _options(config, units)
+    options = _options(config, unit_policy)
     class_of(config.strategy).cut(model, data, options)
     sleep = _fall_asleep(config, comm, model) if config.compute is not None else None
     counted = comm.device.type == "cpu" and sleep is None  # a sleeping device needs no core that it could wait for
-    formed = units(model)
-    unit_of = {name: unit.name for unit in formed for name in unit.parameters}
+    units = unit_policy(model)
+    unit_of = {name: unit.name for unit in units for name in unit.parameters}
     borders = UnitBorders(
-        formed,
+        units,
         lambda: strategy.microbatch,
-        labelled=lambda unit, phase: _labels(strategy, unit, phase),
+        labelled=lambda unit, phase: _needs_border_labels(strategy, unit, phase),
         counted=counted,
     )
     # Before the strategy's hooks, so that "ready" comes before "launch".
@@ -225,23 +226,24 @@ def _build(config: Config, comm: Communicator, model: Transformer | None = None)
     strategy = make(config.strategy, model, data, options)
     borders.register()
     named = strategy.named_optimized()
-    owners = [unit_of[name] for name, _ in named] if comm.device.type == "cpu" else None  # else a launch for each
+    # On a GPU an update per unit would cost launches.
+    owners = [unit_of[name] for name, _ in named] if comm.device.type == "cpu" else None
     optimized = [tensor for _, tensor in named]
     if sleep is None:
         return strategy, AdamW(optimized, config.lr, owners), borders
     return strategy, SleepingAdamW(optimized, config.lr, owners or [], partial(sleep, strategy)), borders
 
 
-def _options(config: Config, units: UnitPolicy) -> Options:
+def _options(config: Config, unit_policy: UnitPolicy) -> Options:
     """The options of the recording that concern strategies, in torch's terms."""
     values = {name: getattr(config, name) for name in declarations(Options, Option)}
     for name in ("param_dtype", "reduce_dtype"):
         values[name] = values[name] and getattr(torch, values[name])
     shape = (config.batch, config.seq, config.width) if config.compute is not None else None
-    return Options(**values | {"units": units, "activation_shape": shape})
+    return Options(**values | {"units": unit_policy, "activation_shape": shape})
 
 
-def _labels(strategy: Strategy, unit: Unit, phase: str) -> bool:
+def _needs_border_labels(strategy: Strategy, unit: Unit, phase: str) -> bool:
     """Whether the borders of this phase of the unit are labelled here, and not by the strategy, where it gathers."""
     reads = phase == "forward" or any(reads_parameters_in_backward(module) for module in unit.modules)
     return not (strategy.labels_units and reads)
@@ -253,8 +255,9 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     units = policy(config.units)(model)
     times = unit_times(config.compute, units, config.batch * config.seq)
     kind = class_of(config.strategy)
-    unnamed = kind.waits_within_torch or (kind.traits.stages and config.link is None)  # gloo's messages note no waits
-    waited = blocked_ns if unnamed else waited_ns
+    # Torch's own waits are not noted, and neither are those of gloo's messages.
+    has_silent_waits = kind.waits_within_torch or (kind.traits.stages and config.link is None)
+    waited = blocked_ns if has_silent_waits else waited_ns
     clock, span = SleepClock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
     # A server's threads sleep beside the one that trains.
     updates = SleepClock(None) if config.asynchronous else clock
@@ -274,19 +277,19 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
 
 
 def _record_steps(
-    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, done: int
+    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, steps_before: int
 ) -> tuple[Recorded, int]:
     """Record until the emulated link was attained in all steps, or for the last time; the best is in the trace file.
 
-    Each recording trains on from the one before, the first from `done` steps. With `--link auto`, the next is behind a
-    slower link if no more than half the steps were attained. Returns the best, and how many were made.
+    Each recording trains on from the one before, the first after `steps_before` steps. With `--link auto`, the next is
+    behind a slower link if no more than half the steps were attained. Returns the best, and how many were made.
     """
-    again = comm.link is not None and comm.device.type == "cpu" and config.trace and config.save is None
+    may_repeat = comm.link is not None and comm.device.type == "cpu" and config.trace and config.save is None
     best: Recorded | None = None
-    for attempt in range(1, (config.attempts if again else 1) + 1):
-        recorder, recorded = _run(config, comm, strategy, optimizer, attempt, done)
-        done += config.warmup + config.steps
-        good = len(attained_steps(recorded.link_steps))
+    for attempt in range(1, (config.attempts if may_repeat else 1) + 1):
+        recorder, recorded = _run(config, comm, strategy, optimizer, attempt, steps_before)
+        steps_before += config.warmup + config.steps
+        attained_count = len(attained_steps(recorded.link_steps))
         if best is None or recorded.quality > best.quality:
             best = recorded
             if recorder is not None:
@@ -295,43 +298,48 @@ def _record_steps(
                     recorder.discard()  # without kernels and run.json it would look like a recording on a CPU
                     raise EngineError(nothing_seen_message(str(comm.device)))
         link = comm.link
-        if good == config.steps or not again or link is None:
+        if attained_count == config.steps or not may_repeat or link is None:
             break
-        then = f"recording them again ({attempt + 1} of {config.attempts})"
+        next_words = f"recording them again ({attempt + 1} of {config.attempts})"
         if attempt == config.attempts:
-            then = f"the best recording, number {best.attempt}, is kept"
-        elif link.auto and 2 * good <= config.steps:
+            next_words = f"the best recording, number {best.attempt}, is kept"
+        elif link.auto and 2 * attained_count <= config.steps:
             comm.set_link(next_slower(link))
-            then += f" behind {comm.link}"
-        comm.say(f"the link {link} was attained in {good} of {config.steps} steps; {then}")
+            next_words += f" behind {comm.link}"
+        comm.say(f"the link {link} was attained in {attained_count} of {config.steps} steps; {next_words}")
     assert best is not None
     return best, attempt
 
 
 def _run(
-    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, attempt: int, done: int
+    config: Config, comm: Communicator, strategy: Strategy, optimizer: AdamW, attempt: int, steps_before: int
 ) -> tuple[TraceFile | None, Recorded]:
-    """Warm-up and recorded steps, after `done` earlier ones; this rank's recorder holds what it recorded."""
+    """Warm-up and recorded steps, after `steps_before` earlier ones; this rank's recorder holds what it recorded."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = _trace_file(config, comm, strategy) if config.traces(comm.rank) else None
-    borders: list[tuple[Place, Reading]] = []  # between the recorded steps: what was launched so far, and the machine
+    step_marks: list[tuple[LogMark, Reading]] = []  # between the recorded steps: the link's log, and the machine
     losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # nobody catches the error here
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    borders.append((comm.place(), Reading.take()))
+                    step_marks.append((comm.mark_log(), Reading.take()))
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
-                    strategy, optimizer, batches, done + step, accumulate=config.passes, clip_norm=config.clip_norm
+                    strategy,
+                    optimizer,
+                    batches,
+                    steps_before + step,
+                    accumulate=config.microbatches_per_step,
+                    clip_norm=config.clip_norm,
                 )
                 losses += [] if loss is None else [loss]
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 if step >= config.warmup:
-                    borders.append((comm.place(), Reading.take()))
+                    step_marks.append((comm.mark_log(), Reading.take()))
                 advance()
                 if recorder is not None:
                     with note_wait():
@@ -339,21 +347,21 @@ def _run(
         except BaseException as error:
             faults.tell(error)  # first, because closing the recording takes a while
             raise
-    carried = [comm.carried_between(a, b) for (a, _), (b, _) in pairwise(borders)]
-    readings = list(pairwise(reading for _, reading in borders))
+    carried = [comm.carried_between(a, b) for (a, _), (b, _) in pairwise(step_marks)]
+    readings = list(pairwise(reading for _, reading in step_marks))
     steps = range(config.warmup, config.warmup + config.steps)
     link_steps = [
         link_step(comm.rank, step, launched, until.at_ns - since.at_ns)
         for step, launched, (since, until) in zip(steps, carried, readings, strict=True)
     ]
-    ranks = comm.world_size - len(comm.phantom_ranks)
+    link_steps_of_ranks = comm.gather_objects(link_steps)[: comm.process_count] if comm.link else []
     return recorder, Recorded(
         attempt=attempt,
         link=comm.link,
         losses=[float(loss) for loss in losses[config.warmup :]],
         carried=carried,
         machine=[machine_step(comm.rank, step, *reading) for step, reading in zip(steps, readings, strict=True)],
-        link_steps=[row for rows in comm.gather_objects(link_steps)[:ranks] for row in rows] if comm.link else [],
+        link_steps=[row for rows in link_steps_of_ranks for row in rows],
     )
 
 

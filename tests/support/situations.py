@@ -171,7 +171,7 @@ def _strategies() -> None:
 
         def _launch(self, number: int) -> Work:
             work = super()._launch(number)
-            with self._wait:
+            with self._wait_label:
                 work.wait()
             return work
 
@@ -199,7 +199,7 @@ def _strategies() -> None:
 
         def _finish(self) -> None:
             super()._finish()
-            with self._wait:
+            with self._wait_label:
                 self._gathering.wait()
 
     class ContrastiveEarly(Contrastive):

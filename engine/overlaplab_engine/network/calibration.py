@@ -81,7 +81,7 @@ def _measure_small_collectives(comm: Communicator) -> list[Carried]:
     a = b = torch.ones(ELEMENTS, ELEMENTS)
     full, shard = torch.ones(64 * comm.world_size), torch.ones(64)
     comm.barrier()
-    since = comm.place()
+    since = comm.mark_log()
     works = []
     for _ in range(ROUNDS):
         works += [comm.all_reduce_max(full.clone()), comm.all_gather(full.clone(), shard)]
@@ -90,4 +90,4 @@ def _measure_small_collectives(comm: Communicator) -> list[Carried]:
         a /= ELEMENTS
     for work in works:
         work.wait()
-    return comm.carried_between(since, comm.place())
+    return comm.carried_between(since, comm.mark_log())

@@ -99,7 +99,7 @@ class Carrier:
         self._world_size = world_size
         self._clock = clock
         self._stamp = torch.zeros(2, dtype=torch.int64)
-        self._offset_ns = 0 if clock is None else clock_offset_ns(_exchange(clock, world_size))
+        self._offset_ns = 0 if clock is None else clock_offset_ns(_exchange_times(clock, world_size))
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self.launched = 0
         """How many collectives were submitted so far."""
@@ -209,10 +209,10 @@ class Carrier:
         request.future.set_result(request.outputs)
 
     def _move(self, request: _Request, ready_ns: int, modelled_ns: int) -> tuple[int, int]:
-        """Run the collective and sleep until its time is over; when that began, by rank 0's clock, and for how long
-        after that the data was really on its way.
+        """Run the collective and sleep until its time is over.
 
-        It begins at the last arrival, or later if the link carries something of another group then.
+        Returns when that began, by rank 0's clock, and for how long after that the data was really on its way. It
+        begins at the last arrival, or later if the link carries something of another group then.
         """
         self._stamp[0] = max(ready_ns, self._free_ns)
         self._stamp[1] = int(self.wire.shared)  # if it is on one rank, all must agree
@@ -246,7 +246,7 @@ def comm_span(
         Word.COMM,
         seq=seq,
         kind=kind,
-        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "none",
+        dtype=labels.dtype_name(tensors[0].dtype) if tensors else "none",
         bytes=sum(t.nbytes for t in tensors),
         group=group,
         link=str(link),
@@ -279,7 +279,7 @@ def clock_offset_ns(exchanges: Sequence[ClockExchange]) -> int:
     return offset if abs(offset) > max(LEAST_OFFSET_NS, (fastest.received_ns - fastest.sent_ns) // 2) else 0
 
 
-def _exchange(clock: Any, world_size: int) -> list[ClockExchange]:
+def _exchange_times(clock: Any, world_size: int) -> list[ClockExchange]:
     """Ask rank 0 for the time; rank 0 answers the other ranks in turn."""
     exchanges = []
     time_ = torch.zeros(1, dtype=torch.int64)

@@ -27,7 +27,7 @@ from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
 from overlaplab_engine.network.streams import CommStreams
 
-Place = tuple[tuple[int, int], ...]
+LogMark = tuple[tuple[int, int], ...]
 """How many collectives each group has launched, and how many messages were carried."""
 Message = tuple[torch.Tensor, int]
 """A contiguous tensor, and the rank of the group that it goes to, or comes from."""
@@ -42,13 +42,13 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 BROADCAST_BYTES = 32 << 20
 """What is broadcast at once, unless a single tensor is larger."""
 
-_counted: "WeakKeyDictionary[dist.ProcessGroup, Counter[str]]" = WeakKeyDictionary()
+_group_counts: "WeakKeyDictionary[dist.ProcessGroup, Counter[str]]" = WeakKeyDictionary()
 """How many collectives and store keys each group has had, whichever of its communicators asked for them."""
 
 
-def _next(group: dist.ProcessGroup, what: str) -> int:
+def _next_number(group: dist.ProcessGroup, what: str) -> int:
     """The number of the group's next `what`, from 0."""
-    counts = _counted.setdefault(group, Counter())
+    counts = _group_counts.setdefault(group, Counter())
     counts[what] += 1
     return counts[what] - 1
 
@@ -74,7 +74,7 @@ class Work:
         return bool(self._work.is_completed())
 
 
-class Submitted:
+class ThreadCall:
     """A call on another thread; see `Communicator.aside`."""
 
     def __init__(self, future: "Future[None]") -> None:
@@ -104,6 +104,7 @@ class Communicator:
         the other, but may run those of two groups at once.
         """
         self.group = group
+        self._emulated = group if isinstance(group, process_group.EmulatedLinkGroup) else None
         self._gathers = gathers or group
         self.device = device
         self._streams = CommStreams() if streams is None and device.type == "cuda" else streams
@@ -135,17 +136,17 @@ class Communicator:
 
         Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
         """
-        data = self if mesh.dp == self.world_size else self._group(mesh, "dp", timeout_s)
+        data = self if mesh.dp == self.world_size else self._make_group(mesh, "dp", timeout_s)
         data._axes = {}
         for axis in reversed(mesh.group_axes):
             if mesh.axes[axis] == self.world_size:
                 data._axes[axis] = self
                 self.group._set_group_desc(axis)
             else:
-                data._axes[axis] = self._group(mesh, axis, timeout_s)
+                data._axes[axis] = self._make_group(mesh, axis, timeout_s)
         return data
 
-    def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
+    def _make_group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
         """This rank's group along an axis; the axis is its description in traces."""
         joined: Any = None
         for ranks in mesh.groups(axis):  # every rank must take part in making every group
@@ -157,37 +158,44 @@ class Communicator:
     @property
     def link(self) -> Link | None:
         """The emulated link, if there is one."""
-        return self.group.link if isinstance(self.group, process_group.EmulatedLinkGroup) else None
+        return None if self._emulated is None else self._emulated.link
 
     def set_link(self, link: Link) -> None:
         """Emulate another link from now on, between CPUs; all ranks, while nothing is under way."""
-        assert isinstance(self.group, process_group.EmulatedLinkGroup)
-        self.group.set_link(link)
+        assert self._emulated is not None
+        self._emulated.set_link(link)
 
-    def place(self) -> Place:
-        """What was launched so far on an emulated link, for `carried_between`; no message may be under way."""
+    def mark_log(self) -> LogMark:
+        """Return how far the logs of all `groups` have come, for `carried_between`; no message may be under way."""
         return tuple((g.launched, len(g.messages)) for g in self._emulated_groups())
 
-    def carried_between(self, since: Place, until: Place) -> list[Carried]:
-        """The collectives that were launched between two places, and the messages, of all `groups`."""
+    def carried_between(self, since: LogMark, until: LogMark) -> list[Carried]:
+        """The collectives that were launched between two marks, and the messages, of all `groups`."""
         return [
             carried
-            for group, (a, m), (b, n) in zip(self._emulated_groups(), since, until, strict=True)
-            for carried in (*group.log[a:b], *group.messages[m:n])
+            for group, (first, first_message), (end, end_message) in zip(
+                self._emulated_groups(), since, until, strict=True
+            )
+            for carried in (*group.log[first:end], *group.messages[first_message:end_message])
         ]
 
     def _emulated_groups(self) -> list[process_group.EmulatedLinkGroup]:
-        return [comm.group for comm in self.groups if isinstance(comm.group, process_group.EmulatedLinkGroup)]
+        return [comm._emulated for comm in self.groups if comm._emulated is not None]
 
     @property
     def phantom_ranks(self) -> list[int]:
         """Emulated ranks without a process. If there are any, losses are meaningless; see `network.phantoms`."""
-        return self.group.phantom_ranks if isinstance(self.group, process_group.EmulatedLinkGroup) else []
+        return [] if self._emulated is None else self._emulated.phantom_ranks
+
+    @property
+    def process_count(self) -> int:
+        """Ranks with a process of their own."""
+        return self.world_size - len(self.phantom_ranks)
 
     @property
     def scratch_bytes(self) -> int:
         """Memory on this rank's device that phantoms use."""
-        return self.group.scratch_bytes if isinstance(self.group, process_group.EmulatedLinkGroup) else 0
+        return 0 if self._emulated is None else self._emulated.scratch_bytes
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> Work:
         """Average prescaled tensors over the ranks, in place; returns at once, call `.wait()` for the result."""
@@ -244,7 +252,7 @@ class Communicator:
         """
         if self._streams is not None:
             return Work(self._streams.launch(Kind.SEND_RECV, call), (), self._check)
-        return Work(Submitted(self._by_hand_thread.submit(call)), (), self._check)
+        return Work(ThreadCall(self._by_hand_thread.submit(call)), (), self._check)
 
     def host_link(self, emulated: Link) -> HostLink | HostStreams:
         """This rank's link to its host's memory: a GPU's own, or the emulated one."""
@@ -294,7 +302,7 @@ class Communicator:
 
     def new_store_key(self) -> str:
         """A prefix of keys for `exchange_through_store` that nobody else uses; all ranks must ask in the same order."""
-        return f"overlaplab/{self.group.group_name}/{_next(self.group, 'store key') + 1}"
+        return f"overlaplab/{self.group.group_name}/{_next_number(self.group, 'store key') + 1}"
 
     def exchange_through_store(self, key: str, value: str, timeout_s: float) -> list[str] | None:
         """Publish a value under a new key; returns every rank's value in rank order, None if one is late.
@@ -322,7 +330,7 @@ class Communicator:
         return values[0]
 
     @cached_property
-    def for_objects(self) -> dist.ProcessGroup:
+    def object_group(self) -> dist.ProcessGroup:
         """A group for torch.distributed.checkpoint, whose plans take no time on an emulated link.
 
         All ranks must access this property together, because it may create the group.
@@ -342,9 +350,8 @@ class Communicator:
         """Carry what is queued and leave the group, and those made of it."""
         if "_by_hand_thread" in vars(self):
             self._by_hand_thread.shutdown()
-        for comm in reversed(self.groups):
-            if isinstance(comm.group, process_group.EmulatedLinkGroup):
-                comm.group.close()
+        for group in reversed(self._emulated_groups()):
+            group.close()
         dist.destroy_process_group(self.group)
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Callable[..., Any], *args: Any, **more: Any) -> Work:
@@ -379,8 +386,8 @@ class Communicator:
             return list(dist.batch_isend_irecv(operations))
 
     def _check(self) -> None:
-        if isinstance(self.group, process_group.EmulatedLinkGroup):
-            self.group.check()
+        if self._emulated is not None:
+            self._emulated.check()
 
     @contextmanager
     def _span(
@@ -393,13 +400,13 @@ class Communicator:
         receiver: each such pair numbers its own, as the emulated link does.
         """
         name = f"{group.group_name}:{lane}" if lane else group.group_name
-        seq = _next(group, lane or "collective")
+        seq = _next_number(group, lane or "collective")
         self.counts[kind] += 1
         if self.link is not None:
             yield
             return
         word = Word.COMM if self.device.type == "cuda" else Word.COLLECTIVE
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        dtype = labels.dtype_name(tensors[0].dtype)
         with labels.span(word, seq=seq, kind=kind, dtype=dtype, bytes=_nbytes(tensors), group=name):
             yield
 

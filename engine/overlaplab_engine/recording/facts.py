@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from overlaplab_engine.labels import dtype_name
 from overlaplab_engine.models.units import Unit
 
 FORMAT_VERSION = 1
@@ -56,7 +57,7 @@ def named_parameters(
         {
             "name": name,
             "shape": list(whole_shape(p)),
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": dtype_name(dtype),
             "bytes": whole_shape(p).numel() * dtype.itemsize,
             "unit": unit_of.get(name),
         }

@@ -111,7 +111,7 @@ class Recorder:
         if times < 1:
             raise EngineError(f"Recorder's times is 1 or more, not {times}")
         self._trigger = None if record_when is None else Trigger(record_when)
-        self._times = times
+        self._times_left = times
         self._reason: str | None = None  # why this rank asks for a recording
         is_watched = watch or record_when is not None
         self._watch_out = os.environ.get(WATCH_OUT) or (self._out / "watch" if self._out and is_watched else None)
@@ -150,7 +150,7 @@ class Recorder:
     def _start(self) -> None:
         try:
             _require_no_other()
-            self._hook()
+            self._install_comm_hooks()
             if self._request is not None and self._on_signal:
                 self._request.listen()
             if self._is_due():
@@ -177,7 +177,7 @@ class Recorder:
             try:
                 self._recording.step()
             finally:  # its warnings may be errors
-                if self._recording.over:
+                if self._recording.is_over:
                     self._end()
         if self._recording is None and not self._closed and self._is_due():
             try:
@@ -242,9 +242,10 @@ class Recorder:
         return self._every is not None or self._request is not None
 
     def _is_due(self) -> bool:
+        """Whether a recording begins before the next step; to be asked once per step, as requests are then counted."""
         requested = self._request is not None and self._request.is_due(self._steps_done)
         if requested and self._trigger is not None:
-            self._follow()
+            self._count_request()
         if self._start_at is None or self._steps_done < self._start_at:
             return requested
         since = self._steps_done - self._start_at
@@ -252,19 +253,19 @@ class Recorder:
 
     def _observe(self, step_ns: Sequence[int], exposed_ns: Sequence[int]) -> None:
         """Ask all ranks to record, if a burst of this one says so."""
-        if self._trigger is None or self._request is None or self._recording is not None or not self._times:
+        if self._trigger is None or self._request is None or self._recording is not None or not self._times_left:
             return
         self._reason = self._trigger.observe(step_ns, exposed_ns) or self._reason
         if self._reason is not None:
             self._request.ask()
 
-    def _follow(self) -> None:
-        """A recording begins that a rank has asked for."""
-        self._times -= 1
+    def _count_request(self) -> None:
+        """Count a recording that begins on request; a rank that has asked for it notes it in its watch."""
+        self._times_left -= 1
         if self._trigger is not None and self._reason is None:  # else it has restarted with what it triggered on
             self._trigger.restart()
         if self._reason is not None and self._watch is not None and self._out is not None:
-            self._watch.link(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)
+            self._watch.note_recording(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)
         self._reason = None
 
     def _begin(self) -> None:
@@ -298,7 +299,7 @@ class Recorder:
         inside = [ddp for ddp in self._subject.ddps if self._model is not None and self._model is ddp.module]
         return inside[0] if inside else self._model
 
-    def _hook(self) -> None:
+    def _install_comm_hooks(self) -> None:
         """Take the place of comm hooks while ranks are in step: a signal may start them at different ones."""
         for ddp in self._subject.ddps:
             if ddp._comm_hooks and unnamed_because(ddp) is None:

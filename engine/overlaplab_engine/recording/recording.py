@@ -112,16 +112,16 @@ class Recording:
         self._manifest = self._begin_manifest(warmup, ranks)
         self.done = False
         """Whether all steps are recorded."""
-        self._ended = 0  # steps
+        self._ended_steps = 0
         self._passes: Counter[nn.Module] = Counter()  # forward passes of this step
         self._sent = False  # whether a backward pass of this step has sent gradients
         self._recorded_steps: list[tuple[int, _Segment]] = []  # the number and the range of each recorded step
-        self._unsent: list[int] = []  # those in which gradients came and were not sent
+        self._unsent_steps: list[int] = []  # those in which gradients came and were not sent
         self._segments: list[_Segment] = []  # of this step, once it is recorded
         self._paused = False
-        self._short: str | None = None  # why steps that were recorded are not written
+        self._why_short: str | None = None  # why steps that were recorded are not written
         self._labels: list[BucketLabels] = []  # of each model in DDP
-        self._numbers: dict[tuple[int, int], int] = {}  # of their buckets
+        self._bucket_numbers: dict[tuple[int, int], int] = {}  # shared by `_labels`
         self._fault: str | None = None  # why a label could not be written
         self._reported = False  # whether that was said
         gpu = device if device.type == "cuda" else None
@@ -138,10 +138,10 @@ class Recording:
                 most_bytes=most_bytes,
             )
         with ExitStack() as opening:
-            self._label(opening)
+            self._write_labels(opening)
             if self._trace is not None:
                 opening.enter_context(self._trace)
-            self._opened: ExitStack | None = opening.pop_all()
+            self._exit_stack: ExitStack | None = opening.pop_all()
         self._probe_ns = probe_ns() if device.type == "cpu" else None
 
     def _begin_manifest(self, warmup: int, ranks: Sequence[int] | None) -> dict[str, Any]:
@@ -164,38 +164,38 @@ class Recording:
         }
 
     @property
-    def over(self) -> bool:
-        return self._opened is None
+    def is_over(self) -> bool:
+        return self._exit_stack is None
 
     @_close_on_error
     def step(self) -> None:
         """A step ends, and the next begins."""
-        if self._ended >= self._warmup:
-            self._keep()
+        if self._ended_steps >= self._warmup:
+            self._keep_step()
         else:
             for labels in self._labels:
                 labels.restart()  # DDP cuts its buckets anew in the warm-up
-        self._ended += 1
+        self._ended_steps += 1
         self._passes, self._sent, self._segments = Counter(), False, []
         self._report_fault()
         self.done = len(self._recorded_steps) == self._steps
-        if self.done or self._ended == self._warmup + TRIES * self._steps:
+        if self.done or self._ended_steps == self._warmup + TRIES * self._steps:
             self.close()
             return
-        if self._trace is not None and self._ended <= self._warmup:
+        if self._trace is not None and self._ended_steps <= self._warmup:
             self._trace.step()
-            if self._paused:
+            if self._paused:  # the range began within a pause, and is no step's
                 self._trace.numbers = [None for _ in self._trace.numbers]
         elif not self._paused:
-            self._cut(self._first + self._ended)
-        if self._ended >= self._warmup and not self._paused:
+            self._cut(self._first + self._ended_steps)
+        if self._ended_steps >= self._warmup and not self._paused:
             self._begin_segment()
 
     @_close_on_error
     def pause(self) -> None:
         """What follows is no part of a step, and leaves no operators in the trace."""
         self._paused = True
-        if self._ended >= self._warmup:
+        if self._ended_steps >= self._warmup:
             self._end_segment()
             self._cut(None)
         torch._C._autograd._enable_record_function(False)
@@ -207,8 +207,8 @@ class Recording:
             return
         torch._C._autograd._enable_record_function(True)
         self._paused = False
-        if self._ended >= self._warmup:
-            self._cut(self._first + self._ended)
+        if self._ended_steps >= self._warmup:
+            self._cut(self._first + self._ended_steps)
             self._begin_segment()
 
     def close(self, warn_if_empty: bool = True, fault: str | None = None) -> None:
@@ -216,15 +216,15 @@ class Recording:
 
         Without `warn_if_empty` there is no warning where no step was recorded. With a `fault` nothing is written.
         """
-        if self._opened is None:
+        if self._exit_stack is None:
             return
-        opened, self._opened = self._opened, None
+        exit_stack, self._exit_stack = self._exit_stack, None
         self.resume()
         self._leave_out(self._segments)
         if fault is None and not self._recorded_steps:
             fault = f"{self._too_few_steps()}, so that no step was recorded"
         try:
-            opened.close()
+            exit_stack.close()
             self._drop_left_out()
             if self._rank == 0 and self._recorded_steps and fault is None:
                 self._write_manifest()
@@ -242,9 +242,9 @@ class Recording:
             else:
                 warnings.warn(f"no run in {self._out}: {fault}", stacklevel=5)
         elif len(self._recorded_steps) < self._steps:
-            why = self._short or self._too_few_steps()
+            why = self._why_short or self._too_few_steps()
             warnings.warn(f"{self._out} has {len(self._recorded_steps)} of {self._steps} steps: {why}", stacklevel=5)
-        if self._unsent and self._rank == 0:
+        if self._unsent_steps and self._rank == 0:
             self._report_unsent()
         if self._rank == 0 and fault is None:
             with suppress(OSError, ValueError):  # a folder that is gone, a stderr that is closed
@@ -258,10 +258,10 @@ class Recording:
         command = f"overlaplab summary {shlex.quote(str(run))}"
         print(f"overlaplab: {steps} recorded in {run}: {command}", file=sys.stderr, flush=True)
 
-    def _keep(self) -> None:
+    def _keep_step(self) -> None:
         """The step that ends is recorded, unless a pause has split its work."""
         self._end_segment()
-        segments, number = self._segments, self._first + self._ended
+        segments, number = self._segments, self._first + self._ended_steps
         worked = [segment for segment in segments if segment.work]
         longest = max(worked or segments, key=lambda segment: segment.took_ns, default=None)
         if longest is None or len(worked) > 1:
@@ -270,7 +270,7 @@ class Recording:
         self._leave_out([segment for segment in segments if segment is not longest])
         self._recorded_steps.append((number, longest))
         if worked and not self._sent and self._world_size > 1:
-            self._unsent.append(number)
+            self._unsent_steps.append(number)
 
     def _leave_out(self, segments: Sequence[_Segment]) -> None:
         if self._trace is not None:
@@ -287,7 +287,7 @@ class Recording:
             if self._trace.numbers[segment.place] is not None
         ]
         if len(written) < len(self._recorded_steps):
-            self._short = (
+            self._why_short = (
                 f"{len(self._recorded_steps)} steps are more than max_mb; record fewer, or fewer ranks (steps=, ranks=)"
             )
         self._recorded_steps = written
@@ -305,7 +305,7 @@ class Recording:
             self._segments[-1].until = Reading.take()
 
     def _too_few_steps(self) -> str:
-        return f"the loop made {self._ended} steps, but the recording takes {self._warmup} + {self._steps}"
+        return f"the loop made {self._ended_steps} steps, but the recording takes {self._warmup} + {self._steps}"
 
     def _write_manifest(self) -> None:
         if self._trace is not None and self._trace.saw_no_device:
@@ -316,7 +316,7 @@ class Recording:
             self._out / MANIFEST,
             {
                 **self._manifest,
-                **self._facts(),
+                **self._model_facts(),
                 "steps": len(self._recorded_steps),
                 "buckets": rows,
                 **self._machine_facts(),
@@ -324,7 +324,7 @@ class Recording:
         )
 
     def _machine_facts(self) -> dict[str, Any]:
-        """On a CPU, what rank 0 knows of its machine; what other ranks use looks to it like others' processes."""
+        """On a CPU, what rank 0 measured of its machine, but no `busy_ns`: it cannot tell ranks from other programs."""
         if self._probe_ns is None:
             return {}
         rows = [
@@ -344,17 +344,17 @@ class Recording:
         warnings.warn(f"{self._out}: the profiler saw nothing run on {self._device}: {why}", stacklevel=7)
 
     def _report_unsent(self) -> None:
-        unsent = f"in {len(self._unsent)} of {len(self._recorded_steps)} recorded steps no gradients were sent"
+        unsent = f"in {len(self._unsent_steps)} of {len(self._recorded_steps)} recorded steps no gradients were sent"
         warnings.warn(
             f"{self._out}: {unsent}; call step() once per optimizer step, not per microbatch (with Accelerate: if "
             "accelerator.sync_gradients)",
             stacklevel=5,
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def _model_facts(self) -> dict[str, Any]:
         """The part of run.json about the model; empty without one, and where it cannot be told."""
         try:
-            return _facts(self._subject)
+            return _model_facts(self._subject)
         except Exception as error:
             warnings.warn(f"{self._out} has nothing about the model: {error_line(error)}", stacklevel=7)
             return {}
@@ -387,7 +387,7 @@ class Recording:
         if not torch.compiler.is_compiling():
             before_backward(output, self._hook(partial(self._count_work, root)))
 
-    def _label(self, opening: ExitStack) -> None:
+    def _write_labels(self, opening: ExitStack) -> None:
         """Write labels until `opening` closes. Where some cannot be written the others are."""
         for root in self._subject.roots:
             writes_ranges = isinstance(root.module, FSDPModule)
@@ -433,7 +433,7 @@ class Recording:
         if (why := unnamed_because(root.ddp)) is not None:
             warnings.warn(f"the buckets stay unnamed: {why}", stacklevel=8)
             return
-        labels = BucketLabels(root.parameters, self._numbers)
+        labels = BucketLabels(root.parameters, self._bucket_numbers)
         self._labels.append(labels)
         opening.callback(CommHook.install(root.ddp).label(labels, self._note_failure))
 
@@ -459,7 +459,7 @@ def _backend(device: torch.device) -> str | None:
     return backends.get(device.type)
 
 
-def _facts(subject: Subject) -> dict[str, Any]:
+def _model_facts(subject: Subject) -> dict[str, Any]:
     """The part of run.json about the model; empty without one, and of FSDP1's, which has flat shards in its place."""
     modules = (module for root in subject.roots for module in root.module.modules())
     if not subject.roots or any(isinstance(module, FullyShardedDataParallel) for module in modules):

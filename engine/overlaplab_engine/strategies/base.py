@@ -67,7 +67,7 @@ class Strategy(ABC):
     refuses: ClassVar[Mapping[str, str]] = {}
     """Other options that must keep their default, by `Config`'s names, each with the error for whoever sets it."""
     labels_units: ClassVar[bool] = False
-    """Whether it labels itself where it uses the units that it gathers."""
+    """Whether it writes labels where it uses the units that it gathers."""
     waits_within_torch: ClassVar[bool] = False
     """Whether torch's own code waits for collectives, and not `Work.wait`."""
     _buckets: Sequence[Bucket] = ()
@@ -95,11 +95,11 @@ class Strategy(ABC):
         self.on_error: Callable[[BaseException], None] = lambda error: None
         """Called with an exception in a pass before the draining, which a stuck rank may hold up for long."""
         self.sends_every_microbatch = self.traits.sends_every_microbatch
-        """Else all but the last run in `no_sync`."""
+        """Whether gradients are sent with each microbatch; else all but the last run in `no_sync`."""
         self.microbatch = 0
         """Number of the microbatch, for labels."""
         self._sync = True
-        self._wait = labels.span(Word.WAIT)
+        self._wait_label = labels.span(Word.WAIT)
         self._assembling = False  # `state_dict`
         for module in model.modules():
             module.register_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ class Strategy(ABC):
 
     @classmethod  # noqa: B027  # most cut nothing
     def cut(cls, model: nn.Module, comm: Communicator, options: Options) -> None:
-        """Before anything is hooked to its parameters: keep of the model what this rank computes with."""
+        """Keep of the model what this rank computes with, before anything is hooked to its parameters."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass, with rank 0's buffers if gradients will be synchronised; what the model returns."""
@@ -190,9 +190,9 @@ class Strategy(ABC):
         grads = [(name, g) for name, t in self.named_optimized() if (g := self.gradients.get(t)) is not None]
         parts = [grad for name, grad in grads if self._holds_part(name)]
         square = self._square(parts)
-        if (among := self._parts_among()) is not None:
-            with self._wait:
-                among.all_reduce_sum(square).wait()
+        if (holders := self._part_holders()) is not None:
+            with self._wait_label:
+                holders.all_reduce_sum(square).wait()
         square += self._square([grad for name, grad in grads if not self._holds_part(name)])
         norm = square.sqrt().squeeze()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -209,12 +209,12 @@ class Strategy(ABC):
             square += torch.linalg.vector_norm(grad, dtype=dtype).square()
         return square
 
-    def _parts_among(self) -> Communicator | None:
+    def _part_holders(self) -> Communicator | None:
         """The ranks that hold parts of one gradient when the optimizer runs; None if each rank holds all of it."""
         return self.comm.shards if "optimizer" in self.traits.sharded else None
 
     def _holds_part(self, name: str) -> bool:
-        """Whether this parameter's gradient is among those."""
+        """Whether each of the `_part_holders` holds a part of this parameter's gradient, and not all of it."""
         return "optimizer" in self.traits.sharded
 
     def optimized(self) -> list[torch.Tensor]:
@@ -231,12 +231,12 @@ class Strategy(ABC):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or fill them with zeros; call it before the passes of each update."""
-        for tensor in {id(t): t for t in self._with_gradients()}.values():
+        for tensor in {id(t): t for t in self._gradient_holders()}.values():
             for name in ("grad", "main_grad"):
                 if (old := getattr(tensor, name, None)) is not None:
                     setattr(tensor, name, None if set_to_none else old.zero_())
 
-    def _with_gradients(self) -> list[torch.Tensor]:
+    def _gradient_holders(self) -> list[torch.Tensor]:
         """What may have gradients between two updates."""
         return [*self.parameters, *self.optimized()]
 
@@ -297,14 +297,14 @@ class Strategy(ABC):
             materialise(parameter)
         self.comm.broadcast(parameters)
 
-    def _agreed_order(self, arrivals: list[int]) -> list[int]:
-        """Rank 0's order of arrival, then what did not arrive, in reverse order; the same on all ranks."""
+    def _agree_on_order(self, arrivals: list[int]) -> list[int]:
+        """Return rank 0's order of arrival, then what did not arrive, in reverse order; every rank must call it."""
         arrived = set(arrivals)
         missing = [i for i in reversed(range(len(self.parameters))) if i not in arrived]
         return self.comm.broadcast_ints(arrivals + missing)
 
     def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
-        """Tell the ranks which parameters this one has no gradient for; the answer: for which of them no rank has one.
+        """Tell the ranks which parameters this one has no gradient for; returns what waits for those that no rank has.
 
         Only a rank that asks for some waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
         torch/csrc/distributed/c10d/reducer.cpp).
@@ -345,11 +345,11 @@ class Strategy(ABC):
         """After a synchronised backward pass: wait until every gradient is the mean."""
 
     def _match_others(self) -> None:  # noqa: B027
-        """After an exception, on a rank that was to send: launch what the other ranks' collectives wait for, as NaN."""
+        """Launch as NaN what the other ranks' collectives wait for: after an exception, on a rank that was to send."""
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Then: drain what is in flight and expect a new backward pass."""
+        """After an exception: drain what is in flight and expect a new backward pass."""
 
 
 S = TypeVar("S", bound=Strategy)
@@ -378,4 +378,4 @@ def require_same_model(model: nn.Module, comm: Communicator) -> None:
 
 
 def _describe(name: str, tensor: torch.Tensor) -> str:
-    return f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{name} {list(tensor.shape)} {labels.dtype_name(tensor.dtype)}"

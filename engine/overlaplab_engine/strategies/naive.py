@@ -51,7 +51,7 @@ class Naive(Strategy):
     def _used_somewhere(self, unused_here: Collection[int]) -> list[int]:
         """The parameters that some rank has a gradient for."""
         answer = self._ask_usage(unused_here)
-        with self._wait:
+        with self._wait_label:
             nowhere = answer()
         return [i for i in range(len(self.parameters)) if i not in nowhere]
 
@@ -64,7 +64,7 @@ class Naive(Strategy):
             grad = grad * self.comm.prescale  # its own tensor: autograd may have given several parameters one storage
             self.gradients.set(parameter, grad)
             work = self.comm.all_reduce_mean(grad)
-        with self._wait:
+        with self._wait_label:
             work.wait()
         labels.instant(marks.done)
 

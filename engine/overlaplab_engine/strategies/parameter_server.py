@@ -53,9 +53,9 @@ class ParameterServer(Strategy):
         self._values = [_move_to_flat([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
         if self.gradients.main:
             for parameter in self.parameters:
-                after_accumulation(parameter, self._keep)
+                after_accumulation(parameter, self._move_to_main_grad)
 
-    def _keep(self, parameter: torch.Tensor) -> None:
+    def _move_to_main_grad(self, parameter: torch.Tensor) -> None:
         self.gradients.place(parameter, None, 1.0)
 
     @classmethod
@@ -71,12 +71,12 @@ class ParameterServer(Strategy):
     def updated(self) -> None:
         """Rank 0 sends the parameters, to all at once."""
         if self.comm.world_size > 1:
-            work = self._send_values() if self._serves else self.comm.exchange([], [(v, 0) for v in self._values])
-            with self._wait:
+            workers = range(1, self.comm.world_size)
+            sends = [(values, worker) for worker in workers for values in self._values] if self._serves else []
+            receives = [] if self._serves else [(values, 0) for values in self._values]
+            work = self.comm.exchange(sends, receives)
+            with self._wait_label:
                 work.wait()
-
-    def _send_values(self) -> Any:
-        return self.comm.exchange([(v, worker) for worker in range(1, self.comm.world_size) for v in self._values], [])
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -105,11 +105,11 @@ class ParameterServer(Strategy):
                 works = [self.comm.exchange([], [buffer]) for buffer in received]
                 sent = None if self._serves else self.comm.exchange([(bucket.flat, 0)], [])
             for work, (theirs, _) in zip(works, received, strict=True):
-                with self._wait:
+                with self._wait_label:
                     work.wait()
                 bucket.flat += theirs
             if sent is not None:
-                with self._wait:
+                with self._wait_label:
                     sent.wait()
             labels.instant(bucket.marks.done)
 
@@ -174,7 +174,7 @@ class AsynchronousServer(ParameterServer):
             return
         sends = [(flat, 0) for flat in (_MORE, *gradients)]
         work = self.comm.exchange(sends, [(values, 0) for values in self._values])
-        with self._wait:
+        with self._wait_label:
             work.wait()
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class AsynchronousServer(ParameterServer):
         self.comm.broadcast(self._values)
         return super().full_parameters()
 
-    def _with_gradients(self) -> list[torch.Tensor]:
+    def _gradient_holders(self) -> list[torch.Tensor]:
         """Not the server's parameters, whose gradients are its own."""
         return list(self.parameters)
 
@@ -220,13 +220,14 @@ class _Server:
     def __init__(self, strategy: Strategy, buckets: Sequence[Bucket], values: Sequence[torch.Tensor]) -> None:
         """Begin with a copy of `values`, in which the parameters lie as their gradients do in `buckets`."""
         self._comm, self._gradients = strategy.comm, strategy.gradients
-        self._most = strategy.options.max_staleness
+        self._max_staleness = strategy.options.max_staleness
         self.values = [flat.clone() for flat in values]
-        shapes = [[view.shape for view in bucket.views] for bucket in buckets]
-        self._layouts = [Layout(bucket_shapes, 0, 1) for bucket_shapes in shapes]
-        self._places = [m for bucket in buckets for m in bucket.members]
-        self._served = [v.requires_grad_() for v in _split(self._layouts, self.values)]
-        self.parameters = [p for _, p in sorted(zip(self._places, self._served, strict=True), key=lambda pair: pair[0])]
+        self._layouts = [Layout([view.shape for view in bucket.views], 0, 1) for bucket in buckets]
+        self._served = [view.requires_grad_() for view in _split(self._layouts, self.values)]
+        members = [member for bucket in buckets for member in bucket.members]
+        by_member = dict(zip(members, self._served, strict=True))
+        self.parameters = [by_member[member] for member in sorted(members)]
+        """What the optimizer updates, in the strategy's order."""
         self._buffers = [bucket.flat for bucket in buckets]
         self._step: Callable[[], None] | None = None
         self._turn = threading.Condition()
@@ -281,8 +282,8 @@ class _Server:
         if self._step is None:
             return False
         others = sorted(self._versions[other] for other in self._active - {worker})
-        behind = [self._version + 1 + place - version for place, version in enumerate(others)]
-        return self._most is None or max(behind, default=0) <= self._most
+        staleness = [self._version + 1 + place - version for place, version in enumerate(others)]
+        return self._max_staleness is None or max(staleness, default=0) <= self._max_staleness
 
     def _place(self, gradients: Sequence[torch.Tensor]) -> None:
         flags = [
@@ -293,9 +294,8 @@ class _Server:
 
     def _serve(self, worker: int) -> None:
         wake_on_time()
-        more = torch.zeros_like(_MORE)
         try:
-            while self._receive([more], worker) and more:
+            while self._receive_more(worker):
                 gradients = [torch.empty_like(flat) for flat in self._buffers]
                 self._receive(gradients, worker)
                 new = self.apply(worker, gradients)
@@ -304,9 +304,14 @@ class _Server:
             self._failure = error
         self._leave(worker)
 
-    def _receive(self, tensors: Sequence[torch.Tensor], worker: int) -> bool:
+    def _receive_more(self, worker: int) -> bool:
+        """Wait until the worker says whether it sends more gradients; returns that."""
+        more = torch.zeros_like(_MORE)
+        self._receive([more], worker)
+        return bool(more)
+
+    def _receive(self, tensors: Sequence[torch.Tensor], worker: int) -> None:
         self._comm.exchange([], [(tensor, worker) for tensor in tensors]).wait()
-        return True
 
     def _leave(self, worker: int) -> None:
         with self._turn:

@@ -67,7 +67,7 @@ class PerParam(Strategy):
     def _finish(self) -> None:
         self._count_missing_ready()
         answer = self._ask_usage(self._zeros)
-        with self._wait:
+        with self._wait_label:
             for marks, work in zip(self._marks, self._launcher.handles, strict=True):
                 work.wait()
                 labels.instant(marks.done)
@@ -82,7 +82,7 @@ class PerParam(Strategy):
         """Once: launch in rank 0's order of arrival, what did not arrive last."""
         if self._arrivals is None:
             return
-        self._arrange(self._agreed_order(self._arrivals))
+        self._arrange(self._agree_on_order(self._arrivals))
         self._arrivals = None
 
     def _count_missing_ready(self) -> None:

@@ -23,7 +23,6 @@ from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.batches import Batches, place
-from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.sleeping import half_a_backward
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator
@@ -131,10 +130,7 @@ class Pipeline(Strategy):
 
     def _share(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give this rank's stages their values: the same as its replicas'."""
-        shared = [p for stage in self._stage_modules.values() for p in stage.parameters()]
-        for parameter in shared:
-            materialise(parameter)
-        self.comm.broadcast(shared)
+        super()._share([p for stage in self._stage_modules.values() for p in stage.parameters()])
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -154,21 +150,21 @@ class Pipeline(Strategy):
         parts = [batches.rank_batch(step, microbatch, self.comm.rank) for microbatch in range(microbatches)]
         tokens, targets = place((torch.cat(tensors) for tensors in zip(*parts, strict=True)), self.comm.device)
         schedule = self._schedule_for(microbatches, batches.batch, batches.seq)
-        first, last = 0 in self._stage_modules, len(self.layers) - 1 in self._stage_modules
+        has_first, has_last = 0 in self._stage_modules, len(self.layers) - 1 in self._stage_modules
         losses: list[torch.Tensor] = []
         try:
             schedule.step(
-                *([tokens] if first else []),
-                target=targets if last else None,
+                *([tokens] if has_first else []),
+                target=targets if has_last else None,
                 losses=losses,
                 return_outputs=False,
-                **({"targets": targets} if last else {}),
+                **({"targets": targets} if has_last else {}),
             )
             self._average()
         except BaseException as error:
             self.on_error(error)
             raise
-        return torch.stack(losses).detach().mean() if last else None
+        return torch.stack(losses).detach().mean() if has_last else None
 
     def _schedule_for(self, microbatches: int, batch: int, seq: int) -> Any:
         key = (microbatches, batch, seq)
@@ -188,14 +184,14 @@ class Pipeline(Strategy):
         shape, dtype, device = (batch, seq, self.model.width), self.model.dtype, self.comm.device
         activations = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
         tokens = torch.empty(batch, seq, dtype=torch.int64, device=device)
-        last = number == len(self.layers) - 1
+        is_last = number == len(self.layers) - 1
         stage = _LabelledStage(
             self._stage_modules[number],
             number,
             len(self.layers),
             device,
             input_args=tokens if number == 0 else activations,
-            output_args=torch.empty((), dtype=dtype, device=device, requires_grad=True) if last else activations,
+            output_args=torch.empty((), dtype=dtype, device=device, requires_grad=True) if is_last else activations,
             group=self._pipeline.group,
         )
         stage.owner = self
@@ -215,11 +211,11 @@ class Pipeline(Strategy):
             with bucket.marks.launch:
                 works.append(self.comm.all_reduce_mean(bucket.flat))
         for bucket, work in zip(self._buckets, works, strict=True):
-            with self._wait:
+            with self._wait_label:
                 work.wait()
             labels.instant(bucket.marks.done)
 
-    def _parts_among(self) -> Communicator | None:
+    def _part_holders(self) -> Communicator | None:
         return self._pipeline
 
     def _holds_part(self, name: str) -> bool:

@@ -61,7 +61,7 @@ class _Operators:
     def __init__(self, comm: Communicator, label: Callable[[], Span], shape: tuple[int, int, int] | None) -> None:
         """`label` gives the label of a launch. Sleeping layers pass a stub; collectives then send zeros of `shape`."""
         self._comm, self._label, self._shape = comm, label, shape
-        self._wait = labels.span(Word.WAIT)
+        self._wait_label = labels.span(Word.WAIT)
 
     def identity(self, x: torch.Tensor) -> torch.Tensor:
         """A view, as autograd takes no input for an output."""
@@ -94,7 +94,7 @@ class _Operators:
     def _run(self, launch: Callable[..., Work], *tensors: torch.Tensor) -> None:
         with self._label():
             work = launch(*tensors)
-        with self._wait:
+        with self._wait_label:
             work.wait()
 
     def _full_size(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:

@@ -35,7 +35,7 @@ from overlaplab_engine.network.host_all_gather import HostAllGather
 from overlaplab_engine.network.host_link import Copy, HostLink, Way, host_memory
 from overlaplab_engine.strategies.base import Options, Strategy, Traits, register
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
-from overlaplab_engine.strategies.sharding.absent import read_early
+from overlaplab_engine.strategies.sharding.absent import early_read_error
 from overlaplab_engine.strategies.sharding.optimizers import local_part, make_part
 
 
@@ -147,7 +147,7 @@ class TorchFSDP2(Strategy):
             return super().__call__(*args, **kwargs)
         except BaseException as error:
             if "DTensor" in str(error) and self._uncalled:  # a part of a parameter was read
-                error = read_early(self.name, " or ".join(self._uncalled))
+                error = early_read_error(self.name, " or ".join(self._uncalled))
             self.on_error(error)
             self._abandon()
             raise error from None
@@ -161,7 +161,7 @@ class TorchFSDP2(Strategy):
 
     def _finish(self) -> None:
         """FSDP2 has waited inside backward; from now on the optimizer's tensors share the gradients, too."""
-        with self._wait:
+        with self._wait_label:
             for copies in self._gradient_copies:
                 copies.finish()
         for parameter, local in zip(self.parameters, self._local, strict=True):

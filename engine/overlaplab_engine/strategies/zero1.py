@@ -15,7 +15,7 @@ class Zero1(Partitioned):
     name = "zero1"
     traits = Traits(gradients="reduce_scatter", buckets=True, gathers="updated_parameters", sharded=("optimizer",))
 
-    def _open(self, bucket: ShardedBucket) -> None:
+    def _open_bucket(self, bucket: ShardedBucket) -> None:
         if bucket.gradients is None:
             self._make_room(bucket)
             return
@@ -24,7 +24,7 @@ class Zero1(Partitioned):
             if grad is not None:  # not forgotten since the pass before: out of the way of what arrives
                 self.gradients.set(piece.tensor, grad.clone())
 
-    def _full(self, bucket: ShardedBucket) -> None:
+    def _mark_full(self, bucket: ShardedBucket) -> None:
         """Nothing is sent before the backward pass is over."""
 
     def _send_remaining(self) -> None:

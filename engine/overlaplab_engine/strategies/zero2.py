@@ -32,10 +32,10 @@ class Zero2(Partitioned):
         super().__init__(model, comm, options)
         self._launcher: OrderedLauncher[None] = OrderedLauncher(len(self._buckets), self._launch)
 
-    def _open(self, bucket: ShardedBucket) -> None:
+    def _open_bucket(self, bucket: ShardedBucket) -> None:
         self._make_room(bucket)
 
-    def _full(self, bucket: ShardedBucket) -> None:
+    def _mark_full(self, bucket: ShardedBucket) -> None:
         self._launcher.mark_ready(bucket.index)
 
     def _launch(self, index: int) -> None:

@@ -47,7 +47,7 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.strategies.base import Options, Traits, register
 from overlaplab_engine.strategies.gradients import hooks
 from overlaplab_engine.strategies.gradients.buckets import Gradients
-from overlaplab_engine.strategies.sharding.absent import read_early
+from overlaplab_engine.strategies.sharding.absent import early_read_error
 from overlaplab_engine.strategies.sharding.agreement import OrderAgreement
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 from overlaplab_engine.strategies.sharding.sharded_unit import ShardedUnit, ShardState
@@ -100,16 +100,16 @@ class Zero3(Sharded):
         if options.reduce_dtype != options.param_dtype and options.reduce_dtype is not None:
             self.whole_gradients = Gradients(options.reduce_dtype)
         self.sharded_units = [
-            ShardedUnit(unit, comm, self.whole_gradients, self._read, options.param_dtype, options.offload)
+            ShardedUnit(unit, comm, self.whole_gradients, self._before_read, options.param_dtype, options.offload)
             for unit in self.units()
         ]
         self.flats = [unit.flat for unit in self.sharded_units]
         self._expected_order: list[ShardedUnit] = []  # in which the forward pass uses the units, if it is as before
-        self._passes = 0  # backward passes begun
+        self._has_run_backward = False
         self._forward_order: list[ShardedUnit] = []  # in which this forward pass has used them
         self._backward_order: list[_Use] = []  # in which the backward pass will use them
         self._in_backward = False
-        self._with_gradient: set[str] = set()  # parameters that this rank has sent a gradient of
+        self._sent_names: set[str] = set()  # parameters that this rank has sent a gradient of
         self._agreement = OrderAgreement(comm, self.name)
         for unit in self.sharded_units:
             self._register_hooks(unit)
@@ -155,7 +155,7 @@ class Zero3(Sharded):
         self._forward_order.append(unit)
         if self._expected_order[position : position + 1] != [unit]:
             self._expected_order = []
-            if self._passes:  # else its gather is agreed on, if it has one
+            if self._has_run_backward:  # else its gather is agreed on, if it has one
                 self._agreement.exchange(f"using {unit.name}")
         self._gather([unit, *self._expected_order[position + 1 :][: self.options.prefetch]], FORWARD)
         unit.active += 1
@@ -190,7 +190,7 @@ class Zero3(Sharded):
         if len(self._forward_order) != len(self._expected_order):
             self._agreement.exchange(f"the backward pass after {len(self._forward_order)} units")
         self._in_backward = True
-        self._passes += 1
+        self._has_run_backward = True
         self._expected_order, self._forward_order = self._forward_order, []
         try:
             super().backward(loss, microbatch)
@@ -217,7 +217,7 @@ class Zero3(Sharded):
 
     # Parameters
 
-    def _read(self, unit: ShardedUnit) -> None:
+    def _before_read(self, unit: ShardedUnit) -> None:
         """A parameter of a unit that is not here is about to be read. See [Note: read elsewhere]."""
         if not self._in_forward:
             raise EngineError(
@@ -225,7 +225,7 @@ class Zero3(Sharded):
                 "`full_parameters` gathers them"
             )
         if unit not in self._forward_order:
-            raise read_early(self.name, unit.name)
+            raise early_read_error(self.name, unit.name)
         unit.read_elsewhere = True
         self._gather([unit], FORWARD)
 
@@ -249,7 +249,7 @@ class Zero3(Sharded):
             self._mark(Word.FREE, unit, phase)
 
     def _free_all(self) -> None:
-        """No unit is in use: free what is gathered, used or not."""
+        """Free all units, used or not, when none is in use any more."""
         for unit in self.sharded_units:
             unit.active = 0
             unit.uses = 0
@@ -291,7 +291,7 @@ class Zero3(Sharded):
         for name, parameter, view in zip(unit.flat.names, unit.parameters, unit.layout.views(full), strict=True):
             if self._has_gradient(parameter):
                 self._move_prescaled(parameter, view)
-                self._with_gradient.add(name)
+                self._sent_names.add(name)
             else:
                 view.zero_()
         self._reduce_scatter(
@@ -315,7 +315,7 @@ class Zero3(Sharded):
                 self._send_gradients(unit)
         self._agreement.require("the end of the step")
         self._agreement.end_pass()
-        self._finish_gradients([i for i, name in enumerate(self.names) if name not in self._with_gradient])
+        self._finish_gradients([i for i, name in enumerate(self.names) if name not in self._sent_names])
         self._restart()
 
     def _abandon(self) -> None:
@@ -325,7 +325,7 @@ class Zero3(Sharded):
         self._restart()
 
     def _restart(self) -> None:
-        self._with_gradient = set()
+        self._sent_names = set()
         for unit in self.sharded_units:
             unit.sent = unit.ran = False
 

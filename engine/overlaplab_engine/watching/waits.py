@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from overlaplab_engine.network.communicator import Submitted
+from overlaplab_engine.network.communicator import ThreadCall
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
 from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
@@ -113,7 +113,7 @@ class Waits:
         for cls in _with_subclasses(dist.Work):
             self._put(cls, "wait", partial(self._time_wait, None))
         by_hand = partial(self._time_wait, CellKind.EXPOSED_GRADIENTS)  # messages of gradients
-        self._put(Submitted, "wait", by_hand)
+        self._put(ThreadCall, "wait", by_hand)
         for cls in _with_subclasses(torch._C.Future):
             self._put(cls, "wait", partial(self._time_wait, "future"))
         for cls in _with_subclasses(dist.ProcessGroup):

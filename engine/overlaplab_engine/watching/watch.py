@@ -91,7 +91,7 @@ class Watch:
         self._lookout: Lookout | None = None
         self._sums: dict[tuple[CellKind, int, int], int] = defaultdict(int)  # by kind, step and group
         self._data_ns: int | None = None
-        self._passed = False  # whether a forward pass of this step was seen
+        self._saw_pass = False  # whether a forward pass of this step was seen
         self._profiled = False
         self._step_start_ns = 0
         self._is_paused = False
@@ -220,7 +220,7 @@ class Watch:
             self.note(f"{what} are not seen: this torch lacks what tells of them ({error})")
 
     def _begin_step(self) -> None:
-        self._data_ns, self._passed = None, False
+        self._data_ns, self._saw_pass = None, False
         self._clock.begin_step()
         measured = self._bursts.holds(self._step)
         assert self._waits is not None
@@ -248,10 +248,14 @@ class Watch:
             for timers in self._timers:
                 timers.stop()
             self._timers_stop_at = None
-            step_ns, exposed_ns = self._bursts.take(ddp=self._has_ddp)
-            if self._after_burst is not None and step_ns:
-                self._after_burst(step_ns, exposed_ns)
+            self._end_burst()
         self._measured = measured
+
+    def _end_burst(self) -> None:
+        """Hand the burst's times to `after_burst`, now that DDP's timers are complete."""
+        step_ns, exposed_ns = self._bursts.take(ddp=self._has_ddp)
+        if self._after_burst is not None and step_ns:
+            self._after_burst(step_ns, exposed_ns)
 
     def _end_step(self) -> None:
         step_ns = time.perf_counter_ns() - self._step_start_ns
@@ -283,10 +287,10 @@ class Watch:
     def _look_if_stalled(self) -> None:
         log, since_ns = self._log, time.perf_counter_ns() - self._step_start_ns
         if log is not None and since_ns >= STALLED_NS and not self._is_paused:
-            with suppress(OSError):  # the training's thread has it, too
+            with suppress(OSError):  # the training's thread meets the error, too
                 log.append(self._look(LookFlag.STALLED, self._step, since_ns))
 
-    def _write(self, cells: "list[Cell] | tuple[()]") -> None:
+    def _write(self, cells: Sequence[Cell]) -> None:
         """Append cells and what was summed up since."""
         if self._log is None:
             return
@@ -296,7 +300,7 @@ class Watch:
             self._log.append([*cells, *sums])
 
     def _receiver(self, kind: CellKind) -> Callable[[int], None]:
-        """Add a duration, which may come steps later, to what this step has of the kind."""
+        """Return what adds a duration to this step's sum of the kind, even if it is called steps later."""
         return partial(self._add, kind, self._step)
 
     def _add(self, kind: CellKind, step: int, duration_ns: int) -> None:
@@ -305,8 +309,8 @@ class Watch:
 
     def _forward_began(self, trains: bool) -> None:
         """What lies before a step's first pass is data loading, unless that pass is one of an evaluation."""
-        if not self._passed:
-            self._passed = True
+        if not self._saw_pass:
+            self._saw_pass = True
             if trains:
                 self._data_ns = time.perf_counter_ns() - self._step_start_ns
 
@@ -316,9 +320,10 @@ class Watch:
             return
         in_step_ns = time.perf_counter_ns() - self._step_start_ns
         for timers in self._timers:
-            times = timers.read()
-            step = self._step if times is None or times.ended_before_ns < in_step_ns else self._step - 1
-            if times is not None and self._bursts.holds(step):  # not of a pass before the first step
+            if (times := timers.read()) is None:
+                continue
+            step = self._step if times.ended_before_ns < in_step_ns else self._step - 1
+            if self._bursts.holds(step):  # not of a pass before the first step
                 self._add(CellKind.EXPOSED_DDP, step, times.exposed_ns)
                 group = self._number_group(timers.group)
                 self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns
@@ -331,7 +336,7 @@ class Watch:
                 self._groups[id(group)] = group, len(self._groups)
             return self._groups[id(group)][1]
 
-    def link(self, step: int, path: Path, reason: str) -> None:
+    def note_recording(self, step: int, path: Path, reason: str) -> None:
         """Note a recording that begins before this step, and why."""
         if self._log is not None:
             self._log.add("recordings", {"step": step, "path": str(path), "reason": reason})

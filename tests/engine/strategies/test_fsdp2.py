@@ -291,11 +291,11 @@ def counted(comm: Communicator, found: Counter[str]) -> Iterator[None]:
     """Add the collectives within: by CommDebugMode on plain gloo, by the link's log behind one."""
     from torch.distributed.tensor.debug import CommDebugMode  # slow to import
 
-    before = comm.place()
+    before = comm.mark_log()
     with CommDebugMode() as mode:
         yield
     if comm.link is not None:
-        found.update(c.kind for c in comm.carried_between(before, comm.place()))
+        found.update(c.kind for c in comm.carried_between(before, comm.mark_log()))
         return
     kinds = {"_allgather_base_": Kind.ALL_GATHER, "_reduce_scatter_base_": Kind.REDUCE_SCATTER}
     found.update({kinds[op.__name__]: count for op, count in mode.get_comm_counts().items()})

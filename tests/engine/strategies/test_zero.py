@@ -508,7 +508,7 @@ def mutant_one_gather_skipped(comm: Communicator) -> None:
     def skip(to: Communicator) -> None:
         unit.full.untyped_storage().resize_(unit.full.nbytes)
         unit.full.zero_()
-        unit.state, unit._gather = ShardState.GATHERING, Done()
+        unit.state, unit._gather_work = ShardState.GATHERING, Done()
 
     unit.gather = skip
     with pytest.raises(AssertionError, match="off by"):

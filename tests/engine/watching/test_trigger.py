@@ -67,7 +67,7 @@ def test_what_a_recorder_has_triggered_on_is_what_is_usual_when_it_records(tmp_p
     recorder._request = SimpleNamespace(ask=lambda: begun.append(recorder._reason))  # type: ignore[assignment]
     for step_ns in (10, 10, 10, 20, 20):
         recorder._observe([step_ns], [])
-    recorder._follow()
+    recorder._count_request()
     for step_ns in (20, 40, 40):
         recorder._observe([step_ns], [])
     assert len(begun) == 2

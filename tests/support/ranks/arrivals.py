@@ -109,8 +109,8 @@ class Late(Communicator):
         self.flights = Flights()
         self.postponed: deque[Flight] = deque()
 
-    def _group(self, mesh: Mesh, axis: str, timeout_s: float) -> Communicator:
-        made = type(self)(super()._group(mesh, axis, timeout_s))
+    def _make_group(self, mesh: Mesh, axis: str, timeout_s: float) -> Communicator:
+        made = type(self)(super()._make_group(mesh, axis, timeout_s))
         made.flights = self.flights
         self.flights.of_groups = True
         self.groups[-1] = made

@@ -47,7 +47,7 @@ class InBuckets(Strategy):
         """Form the buckets anew, once, in rank 0's order of arrival, what did not arrive last; gradients move along."""
         if self._arrivals is None:
             return
-        self._build(self._agreed_order(self._arrivals))
+        self._build(self._agree_on_order(self._arrivals))
         self._arrivals = None
         for i, parameter in enumerate(self.parameters):
             if self.gradients.get(parameter) is not None:
@@ -94,7 +94,7 @@ class InBuckets(Strategy):
     @torch.no_grad()
     def _finish(self) -> None:
         absent = self._count_missing_ready()
-        with self._wait:
+        with self._wait_label:
             for bucket, work in zip(self._buckets, self._launcher.handles, strict=True):
                 work.wait()
                 labels.instant(bucket.marks.done)

@@ -52,7 +52,7 @@ def mark_present(parameters: Iterable[nn.Parameter]) -> None:
             delattr(parameter, _ON_READ)
 
 
-def read_early(strategy: str, unit: str) -> EngineError:
+def early_read_error(strategy: str, unit: str) -> EngineError:
     """The error for a forward pass that reads a unit's parameters before it calls one of the unit's modules."""
     return EngineError(
         f"{strategy}: parameters of unit {unit} are read before a module of the unit is called; "

@@ -21,7 +21,7 @@ from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options
 from overlaplab_engine.strategies.gradients.buckets import Marks, assign
 from overlaplab_engine.strategies.gradients.hooks import after_accumulation
-from overlaplab_engine.strategies.sharding.absent import mark_absent, mark_present, read_early
+from overlaplab_engine.strategies.sharding.absent import early_read_error, mark_absent, mark_present
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 from overlaplab_engine.strategies.sharding.shards import Flat, Layout
 
@@ -34,12 +34,14 @@ class ShardedBucket:
     """In launch order."""
     members: list[int]
     """Positions of the parameters in the strategy's list, in the order of the buffer."""
+    nbytes: int
+    """Bytes of the gradients, without padding."""
     full: torch.Tensor
     """(padded,), the parameters' memory."""
     flat: Flat
     marks: Marks
-    gather: Span
-    wait: Span
+    gather_label: Span
+    wait_label: Span
     gradients: torch.Tensor | None = None
     """(padded,), where there is room for them."""
     views: list[torch.Tensor] = field(default_factory=list)
@@ -62,14 +64,14 @@ class Partitioned(Sharded):
         super().__init__(model, comm, options)
         nbytes = [self.gradients.nbytes(p) for p in self.parameters]
         keys = [(p.device, p.dtype) for p in self.parameters]
-        self._number = {name: i for i, name in enumerate(self.names)}
         order = reversed(range(len(self.parameters)))
         self._buckets = [
-            self._bucket(index, members) for index, members in enumerate(assign(order, nbytes, keys, options.caps))
+            self._make_bucket(index, members) for index, members in enumerate(assign(order, nbytes, keys, options.caps))
         ]
         self.flats = [bucket.flat for bucket in self._buckets]
         # Each parameter's bucket and place in it.
         self._slots = {member: (bucket, k) for bucket in self._buckets for k, member in enumerate(bucket.members)}
+        self._bucket_index = {name: bucket.index for bucket in self._buckets for name in bucket.flat.names}
         self._gathers: dict[int, Work] = {}
         for i, parameter in enumerate(self.parameters):
             after_accumulation(parameter, partial(self._take_gradient, i))
@@ -80,9 +82,10 @@ class Partitioned(Sharded):
                 module.register_forward_pre_hook(partial(self._before_forward, unit))
         self._expect_parameters()
 
-    def _bucket(self, index: int, members: list[int]) -> ShardedBucket:
+    def _make_bucket(self, index: int, members: list[int]) -> ShardedBucket:
         parameters = [self.parameters[m] for m in members]
         names = [self.names[m] for m in members]
+        nbytes = sum(self.gradients.nbytes(p) for p in parameters)
         layout = Layout([p.shape for p in parameters], self.comm.rank, self.comm.world_size)
         full = torch.zeros(layout.padded, dtype=parameters[0].dtype, device=parameters[0].device)
         for parameter, view in zip(parameters, layout.views(full), strict=True):
@@ -91,19 +94,14 @@ class Partitioned(Sharded):
         return ShardedBucket(
             index,
             members,
+            nbytes,
             full,
             Flat(names, layout, layout.local_chunk(full), [True] * len(members), offload=self.options.offload),
-            Marks.for_bucket(index, sum(self.gradients.nbytes(p) for p in parameters), names),
+            Marks.for_bucket(index, nbytes, names),
             labels.span(Word.PARAM_GATHER_LAUNCH, bucket=index, bytes=full.nbytes),
             labels.span(Word.PARAM_GATHER_WAIT, bucket=index),
             missing=set(members),
         )
-
-    @property
-    def buckets(self) -> list[tuple[int, list[str]]]:
-        return [
-            (sum(self.gradients.nbytes(self.parameters[m]) for m in b.members), b.flat.names) for b in self._buckets
-        ]
 
     # The backward pass
 
@@ -111,13 +109,13 @@ class Partitioned(Sharded):
         if not self._sync:
             self.gradients.place(parameter, None, 1.0)
             return
-        self._place(i)
+        self._place_gradient(i)
 
-    def _place(self, i: int) -> None:
+    def _place_gradient(self, i: int) -> None:
         """Put parameter `i`'s gradient, or zeros for none, into its bucket."""
         bucket, k = self._slots[i]
         if len(bucket.missing) == len(bucket.members):
-            self._open(bucket)
+            self._open_bucket(bucket)
         if self._has_gradient(self.parameters[i]):
             self._move_prescaled(self.parameters[i], bucket.views[k])
         else:
@@ -125,14 +123,14 @@ class Partitioned(Sharded):
         bucket.missing.discard(i)
         if not bucket.missing:
             labels.instant(bucket.marks.ready)
-            self._full(bucket)
+            self._mark_full(bucket)
 
     @abstractmethod
-    def _open(self, bucket: ShardedBucket) -> None:
+    def _open_bucket(self, bucket: ShardedBucket) -> None:
         """The bucket's first gradient is about to arrive: see to it that there is room."""
 
     @abstractmethod
-    def _full(self, bucket: ShardedBucket) -> None:
+    def _mark_full(self, bucket: ShardedBucket) -> None:
         """The bucket holds all its gradients."""
 
     def _make_room(self, bucket: ShardedBucket) -> None:
@@ -142,13 +140,13 @@ class Partitioned(Sharded):
         bucket.views = bucket.flat.layout.views(bucket.gradients)
 
     def _place_missing(self) -> list[int]:
-        """Place what did not arrive; tells which parameters this rank has no gradient for."""
+        """Place what did not arrive; returns the numbers of the parameters that this rank has no gradient for."""
         unused = []
         for bucket in self._buckets:
             for i in sorted(bucket.missing):
                 if not self._has_gradient(self.parameters[i]):
                     unused.append(i)
-                self._place(i)
+                self._place_gradient(i)
         return unused
 
     # Parameters
@@ -160,7 +158,7 @@ class Partitioned(Sharded):
         self._copy_to_device([bucket.flat for bucket in reversed(self._buckets)])
         for bucket in reversed(self._buckets):
             self._wait_for_device_copy(bucket.flat)
-            with bucket.gather:
+            with bucket.gather_label:
                 self._gathers[bucket.index] = self.comm.all_gather(bucket.full, bucket.flat.resident)
         if not self.options.overlap_param_gather:
             self.settle()
@@ -187,9 +185,9 @@ class Partitioned(Sharded):
         if unit.name not in self._expected:
             return
         self._expected.remove(unit.name)
-        buckets = {self._slots[self._number[name]][0].index for name in unit.parameters}
+        buckets = {self._bucket_index[name] for name in unit.parameters}
         for index in sorted(buckets & self._gathers.keys(), reverse=True):
-            with self._buckets[index].wait:
+            with self._buckets[index].wait_label:
                 self._gathers.pop(index).wait()
         mark_present(unit.parameters.values())
 
@@ -199,7 +197,7 @@ class Partitioned(Sharded):
     def _read_early(self, unit: Unit) -> None:
         """A unit's parameters are read, and none of its modules has been called since the update."""
         if self._in_forward:
-            raise read_early(self.name, unit.name)
+            raise early_read_error(self.name, unit.name)
         self._receive(unit)
 
     # The end of a pass
@@ -217,11 +215,11 @@ class Partitioned(Sharded):
     def _match_others(self) -> None:
         for bucket in (bucket for bucket in self._buckets if bucket.missing):
             if len(bucket.missing) == len(bucket.members):
-                self._open(bucket)
+                self._open_bucket(bucket)
             bucket.missing = set()
             assert bucket.gradients is not None
             bucket.gradients.fill_(torch.nan)
-            self._full(bucket)
+            self._mark_full(bucket)
         self._send_remaining()
         self._finish_gradients(())
 

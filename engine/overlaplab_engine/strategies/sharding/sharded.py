@@ -43,7 +43,7 @@ class _UnderWay:
     received: torch.Tensor
     """(chunk,), what this rank gets."""
     work: Work | Copy | StreamCopy
-    done: Span
+    done_label: Span
     average_label: Span | None
     """HSDP: that of its all-reduce."""
 
@@ -123,29 +123,29 @@ class Sharded(Strategy):
         flat: Flat,
         full: torch.Tensor,
         received: torch.Tensor,
-        launch: Span,
-        done: Span,
+        launch_label: Span,
+        done_label: Span,
         average_label: Span | None = None,
     ) -> None:
         """Launch the reduce-scatter of prescaled gradients (padded,) to `received` (chunk,).
 
         With HSDP the results are then averaged across the replicas.
         """
-        with launch:
+        with launch_label:
             work = self.comm.shards.reduce_scatter_mean(received, full)
-        self._in_flight.append(_UnderWay(flat, received, work, done, average_label))
+        self._in_flight.append(_UnderWay(flat, received, work, done_label, average_label))
 
     def _wait_for_scatters(self, leave: int = 0) -> None:
         """Accumulate the results of reduce-scatters, and wait until no more than `leave` are under way."""
-        for scatter in _pop_completed(self._in_flight, leave, self._wait):
-            labels.instant(scatter.done)
+        for scatter in _pop_completed(self._in_flight, leave, self._wait_label):
+            labels.instant(scatter.done_label)
             if self._replicas is None:
                 self._take_mean(scatter)
                 continue
             with scatter.average_label or nullcontext():
                 work = self._replicas.all_reduce_mean(scatter.received)
             self._averaging.append(replace(scatter, work=work))
-        for average in _pop_completed(self._averaging, leave, self._wait):
+        for average in _pop_completed(self._averaging, leave, self._wait_label):
             self._take_mean(average)
         for copied in _pop_completed(self._host_copies, leave, nullcontext()):
             with host_allocation():
@@ -179,7 +179,7 @@ class Sharded(Strategy):
         """
         answer = self._ask_usage(unused)
         self._wait_for_scatters()
-        with self._wait:
+        with self._wait_label:
             unused_everywhere = {self.names[i] for i in answer()}
         for piece in self._first_gradients:
             if piece.name in unused_everywhere:

@@ -55,7 +55,7 @@ class ShardedUnit:
         The shard keeps their type; from now on they have `dtype`, if one is given and they are floating-point numbers.
         With `offload` the optimizer updates a copy of the shard on the host. `gradients` tells the type in which theirs
         are sent. Deferred parameters are materialised here, one by one. `on_read` is called before a parameter is read
-        that is not here; it makes sure of it, or raises. EngineError if they have several dtypes.
+        that is not here; it gathers the unit, or raises. EngineError if they have several dtypes.
         """
         parameters = list(unit.parameters.values())
         dtypes = {p.dtype for p in parameters}
@@ -72,7 +72,7 @@ class ShardedUnit:
         self.trained = any(p.requires_grad for p in parameters)
         self.layout = Layout([p.shape for p in parameters], comm.shards.rank, comm.shards.world_size)
         self.state = ShardState.GATHERED
-        self._gather: Work | None = None
+        self._gather_work: Work | None = None
         self.active = 0
         """How many of its modules have begun their forward pass and not ended it."""
         self.uses = 0
@@ -83,7 +83,7 @@ class ShardedUnit:
         """Whether it was used since gradients were last sent."""
         self.sent = False
         """Whether the gradients of this pass are on their way."""
-        self.label = cache(self._label)
+        self.label = cache(self._make_label)
         self._on_read = partial(on_read, self)
         self._shard(unit, comm, dtype, offload)
         self.gradient_dtype = gradients.dtype(self.full)
@@ -114,13 +114,13 @@ class ShardedUnit:
         if shard.dtype != self.full.dtype:
             with torch.no_grad():
                 shard = self.layout.local_chunk(self.full).copy_(shard)
-        self._gather = comm.shards.all_gather(self.full, shard)
+        self._gather_work = comm.shards.all_gather(self.full, shard)
 
     def wait(self) -> None:
         """Wait for the gather under way, if there is one; on CUDA, make the stream wait."""
-        gather, self._gather = self._gather, None
-        if gather is not None:
-            gather.wait()
+        work, self._gather_work = self._gather_work, None
+        if work is not None:
+            work.wait()
             self._point_to(self._views)
             self.state = ShardState.GATHERED
 
@@ -142,7 +142,7 @@ class ShardedUnit:
         full[self.layout.numel :].zero_()
         return full
 
-    def _label(self, word: Word, microbatch: int, phase: str = "") -> Span:
+    def _make_label(self, word: Word, microbatch: int, phase: str = "") -> Span:
         values: dict[str, str | int] = {"unit": self.name, "microbatch": microbatch}
         if phase:
             values["phase"] = phase

@@ -55,7 +55,7 @@ class CutsLayers(Strategy):
     def gather_whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
         """A parameter, or its gradient, of which this rank has `part`; every rank must call it."""
 
-    def _parts_among(self) -> Communicator | None:
+    def _part_holders(self) -> Communicator | None:
         return self._tensor
 
     def _holds_part(self, name: str) -> bool:
