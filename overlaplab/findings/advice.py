@@ -120,8 +120,8 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {of}."
     if table["replayed"].any():
         yield (
-            "Gains are means over all steps, without disturbed ones where others are left. Ranges go from the smallest of these steps' gains to the"
-            f" largest, widened by 1 % of a step.{_recorded_gains(table)}"
+            "Gains are means over the steps that nothing disturbed, or all if none is left. Ranges go from the smallest"
+            f" of these steps' gains to the largest, widened by 1 % of a step.{_recorded_gains(table)}"
         )
 
 

@@ -158,12 +158,13 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
     """The best setting of each kind, of rows of `simulate.advise`."""
     best = table[table["best"]].reset_index(drop=True)
     words = [findings.option_words(row) for row in best.to_dict("records")]
+    of = "the mean step" if table["replayed"].any() else "at most, of the step that speaks for the run"
     return TableBlock(
         key="advice_table",
         caption="What other settings gain",
         frame=best.assign(setting=pd.Series(words, dtype=object)),
         columns=columns("advise", "setting", "buckets", "gain_ns", "half_ns", "step_ns", "memory_bytes"),
-        legend="ms; the mean step; ±: the real gain may be so much more or less; more MB: each rank holds",
+        legend=f"ms; {of}; ±: the real gain may be so much more or less; more MB: each rank holds",
     )
 
 

@@ -17,7 +17,7 @@ from overlaplab.findings.diagnosis.shares import (
     is_unanswered,
     largest_share,
 )
-from overlaplab.findings.thresholds import SECOND_CAUSE
+from overlaplab.findings.thresholds import MAJORITY, SECOND_CAUSE
 from overlaplab.words import ms, percent, sentence
 
 
@@ -72,11 +72,14 @@ def _clause(share: CauseShare, time: str) -> str:
 
 
 def _main_cause(shares: tuple[CauseShare, ...], best: Advised | None) -> CauseShare:
-    """The cause that the headline is about: the largest one that the recommended action answers, else the largest."""
+    """The cause that the headline is about: the largest one that the recommended action answers, unless another is more
+    than twice as large, else the largest. What shortens all transfers is also against the largest of them.
+    """
     first = largest_share(shares)
-    if best is None or is_unanswered(first, best):
+    if best is None or is_unanswered(first, best) or (best.action.of_transfers and first.cause.origin == "transfer"):
         return first
-    return next(answered_shares(shares, best), first)
+    answered = next(answered_shares(shares, best), first)
+    return answered if answered.exposed_ns >= MAJORITY * first.exposed_ns else first
 
 
 def _why_passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Advised | None) -> str:
