@@ -75,10 +75,10 @@ def _late_rank(diagnosis: Diagnosis, steps: pd.DataFrame) -> Tile:
 def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     """How long the step took and how short it could have been: `word`, `ns`, the shortest first.
 
-    No rows where nothing is exposed. Recorded idle time stays in all of them, see `bound_finding`.
+    No rows where nothing is exposed. Recorded idle time and pauses stay in all of them, see `bound_finding`.
     """
     span, exposed = diagnosis.span_ns, diagnosis.exposed_ns
-    alone = span - exposed
+    alone = span - exposed + diagnosis.paused_ns
     marks = {"measured": span, "no communication": alone} if exposed else {}
     if exposed and diagnosis.bound is not None:
         gained = gains_by_buckets(diagnosis.bound, exposed)
@@ -111,8 +111,10 @@ def marks_note(diagnosis: Diagnosis) -> str | None:
     """On what `step_marks` depend."""
     open_ = diagnosis.bound is not None and not diagnosis.bound["waits_known"]
     notes = ["if none of the exposed time is waiting for other ranks"] if open_ else []
-    if diagnosis.idle_ns > LITTLE_GAIN * diagnosis.span_ns:
-        notes.append(f"by less exposed communication: {ms(diagnosis.idle_ns)} of idle time stays in each")
+    idle_ns = diagnosis.idle_ns + diagnosis.paused_ns
+    if idle_ns > LITTLE_GAIN * diagnosis.span_ns:
+        what = "idle time and pauses of the host stay" if diagnosis.paused_ns else "idle time stays"
+        notes.append(f"by less exposed communication: {ms(idle_ns)} of {what} in each")
     return "; ".join(notes) or None
 
 

@@ -22,19 +22,25 @@ class DeeperPrefetch(NamedTuple):
 
 
 def bound_finding(
-    bound: Mapping[str, Any], span: int, exposed: int, ahead: DeeperPrefetch | None = None, idle: int = 0
+    bound: Mapping[str, Any],
+    span: int,
+    exposed: int,
+    ahead: DeeperPrefetch | None = None,
+    idle: int = 0,
+    paused: int = 0,
 ) -> str | None:
     """Say how short one rank's step could have been.
 
-    Takes a row of `overlaplab.simulate.bound`, the step's length, its exposed communication and its idle time in ns.
+    Takes a row of `overlaplab.simulate.bound`, the step's length, its exposed communication, its idle time, and how
+    much of the exposed time the host paused, in ns.
 
-    Recorded idle time stays in every figure, since it is not communication that causes it. None where nothing is
-    exposed.
+    Recorded idle time and pauses stay in every figure, since it is not communication that causes them. None where
+    nothing is exposed.
     """
     if exposed == 0:
         return None
-    without_comm_ns = span - exposed
-    idles = f", {ms(idle)} of it idle" if idle > LITTLE_GAIN * span else ""
+    without_comm_ns = span - exposed + paused
+    idles = f", {ms(idle + paused)} of it idle" if idle + paused > LITTLE_GAIN * span else ""
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
         best, least, condition = int(bound["found_ns"]), int(bound["least_ns"]), ""

@@ -91,6 +91,11 @@ class Diagnosis:
     """How much exposed communication no kernel waited for, as a sentence; None where hardly any, or unknown."""
 
     @property
+    def paused_ns(self) -> int:
+        """How much of the exposed time the host paused: communication did not cause it, and hiding it gains nothing."""
+        return sum(share.exposed_ns for share in self.causes if share.cause is Cause.GAP)
+
+    @property
     def listed_actions(self) -> Sequence[Advised]:
         """What a first screen lists of the actions: nothing where the machine's load is what was recorded."""
         return () if self.advice == LEAVE_CORES else listed_actions(self.actions)
