@@ -33,6 +33,7 @@ from overlaplab.simulate.predictions.device_answers import option_or_why
 from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.predictions.what_if import message_without_path
 from overlaplab.simulate.predictions.wide_answers import is_wide
+from overlaplab.simulate.programs import is_served
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.options import has_first_bucket
 from overlaplab.simulate.programs.setting import Setting
@@ -127,20 +128,10 @@ def _ask_on_cpus(opened: Opened) -> Question:
     assert manifest is not None
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
-        strategy = controls.select("Strategy", {name: name for name in _PREDICTED}, manifest.strategy)
-        traits = TRAITS.get(strategy or manifest.strategy or "") or strategy_traits(manifest) or Traits()
-        name, gathers = strategy or manifest.strategy or "", traits.gathers == "units"
-        ahead = _value_or(manifest.prefetch, 1)
-        cap = _value_or(manifest.bucket_cap_mb, CAP_MB)
-        first = _value_or((manifest.raw or {}).get("first_bucket_mb"), "as the others")
-        has_first = has_first_bucket(name, traits)
         # A Recorder does not count microbatches.
         microbatches = _value_or(manifest.accumulate, "as recorded" if manifest.by_recorder else 1)
-        setting = Setting(
-            strategy=strategy,
-            bucket_cap_mb=controls.slide_cap("bucket_cap_mb", opened, cap) if traits.buckets else None,
-            first_bucket_mb=controls.slide_cap("First bucket", opened, first) if has_first else None,
-            prefetch=controls.slide("Prefetch", "{} ahead", (0, *DEPTHS), ahead) if gathers else None,
+        setting = replace(
+            _ask_for_strategy(controls, opened, manifest),
             link=_ask_for_link(controls, manifest),
             ranks=controls.slide("Ranks", "{:,}", _RANKS, manifest.world_size),
             accumulate=controls.slide("Microbatches", "{}", (1, 2, 4, 8), microbatches),
@@ -153,6 +144,23 @@ def _ask_on_cpus(opened: Opened) -> Question:
     return Question(setting=setting, algorithm=algorithm, skew=skew)
 
 
+def _ask_for_strategy(controls: _Controls, opened: Opened, manifest: Manifest) -> Setting:
+    """The strategy and its options."""
+    strategy = controls.select("Strategy", {name: name for name in _PREDICTED}, manifest.strategy)
+    traits = TRAITS.get(strategy or manifest.strategy or "") or strategy_traits(manifest) or Traits()
+    name, gathers = strategy or manifest.strategy or "", traits.gathers == "units"
+    first = _value_or((manifest.raw or {}).get("first_bucket_mb"), "as the others")
+    has_first, recorded = has_first_bucket(name, traits), strategy_traits(manifest)
+    cap = _value_or(manifest.bucket_cap_mb, CAP_MB if recorded and recorded.buckets else None)
+    ahead = _value_or(manifest.prefetch, 1)
+    return Setting(
+        strategy=strategy,
+        bucket_cap_mb=controls.slide_cap("bucket_cap_mb", opened, cap) if traits.buckets else None,
+        first_bucket_mb=controls.slide_cap("First bucket", opened, first) if has_first else None,
+        prefetch=controls.slide("Prefetch", "{} ahead", (0, *DEPTHS), ahead) if gathers else None,
+    )
+
+
 def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
     """DDP's cap, and actions: of a run whose strategy nobody named, of which ranks are missing, or of several models.
 
@@ -160,7 +168,10 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
     """
     controls = _Controls()
     with st.container(key="asked", horizontal=True, gap="small"):
-        setting = Setting(link=_ask_for_link(controls, manifest) if manifest else None)
+        setting = Setting()
+        if manifest is not None and is_served(opened.run, setting):
+            setting = _ask_for_strategy(controls, opened, manifest)
+        setting = replace(setting, link=_ask_for_link(controls, manifest) if manifest else None)
         if plan := playable_plan(opened.run):
             fitting = [each for each in _MICROBATCHES if plan.schedule in playable_schedules(opened.run, each)]
             microbatches = controls.slide("Microbatches", "{}", fitting, plan.microbatches)
@@ -222,20 +233,26 @@ class _Controls:
         self._unused = set(self._linked) if self._linked or not text else {text}
         self._texts: dict[str, str] = {}
 
-    def slide(self, label: str, form: str, values: Iterable[Any], recorded: Any) -> Any:
-        """A slider's value, at first the recorded one; None while it is that. Texts stand before all values."""
+    def slide(self, label: str, form: str, values: Iterable[Any], recorded: Any, first: Any = None) -> Any:
+        """A slider's value, at first the recorded one, or this; None while it is the recorded one.
+
+        Texts come before all values.
+        """
         others = sorted({*values} - {recorded})
         place = 0 if isinstance(recorded, str) else bisect_left(others, recorded)
         options = [*others[:place], recorded, *others[place:]]
-        look = self._look(label, options, recorded)
+        look = self._look(label, options, _value_or(first, recorded))
         chosen = st.select_slider(label, options, format_func=lambda value: _label(form, value, recorded), **look)
         return self._note(label, chosen, recorded)
 
     def slide_cap(self, label: str, opened: Opened, recorded: Any) -> Any:
-        """A slider for a cap of buckets, the advised one among them."""
+        """A slider for a cap of buckets, the advised one among them; where none was recorded, it is the first."""
         actions = opened.diagnosis.actions if opened.diagnosis else ()
         advised = [each.setting for each in actions if each.action.name == "cap" and each.what is None]
-        return self.slide(label, "{:g} MiB", {*caps_tried(opened.run), *filter(None, advised)}, recorded)
+        caps = {*caps_tried(opened.run), *filter(None, advised)}
+        if recorded is None:
+            return self.slide(label, "{:g} MiB", {CAP_MB, *caps}, "default", first=next(iter(advised), CAP_MB))
+        return self.slide(label, "{:g} MiB", caps, recorded)
 
     def select(self, label: str, words: Mapping[Any, str], recorded: str | None) -> Any:
         """One of the options, at first the recorded one; None while it is that."""
@@ -247,7 +264,7 @@ class _Controls:
 
     def tick(self, label: str, explanation: str) -> bool:
         """Whether the reader wants it."""
-        look = self._look(label, (False, True), recorded=False)
+        look = self._look(label, (False, True), first=False)
         return bool(self._note(label, st.checkbox(label, help=explanation, **look), recorded=False))
 
     def keep(self) -> None:
@@ -256,14 +273,14 @@ class _Controls:
             links.warn_of_setting()
         links.keep_at_once(links.SETTING, ",".join(f"{name}:{text}" for name, text in self._texts.items()) or None)
 
-    def _look(self, label: str, options: Sequence[Any], recorded: Any) -> dict[str, Any]:
-        """Set a control to what the link says, or as recorded, where it is new; return its key, width and callback."""
+    def _look(self, label: str, options: Sequence[Any], first: Any) -> dict[str, Any]:
+        """Set a control to what the link says, or to its first value, where it is new; return key, width, callback."""
         name = _name(label)
         key = f"asked_{name} of {self._run}"  # another run's control begins anew
         linked = [value for value in options if _text(value) == self._linked.get(name)]
         self._unused -= {name} if linked else set()
         if self._fresh or st.session_state.get(key, self) not in options:
-            st.session_state[key] = linked[0] if linked else recorded
+            st.session_state[key] = linked[0] if linked else first
         width = 195  # of which two fit into a narrow window
         return {"key": key, "width": width, "on_change": links.control_used}
 

@@ -188,6 +188,25 @@ def test_a_strategy_has_its_own_controls(on: Callable[[str], AppTest]) -> None:
     assert body_texts(app)[0].startswith("With strategy bucketed")
 
 
+def test_a_strategy_with_buckets_begins_at_the_advised_cap(on: Callable[[str], AppTest]) -> None:
+    """What the page advises of a run that sends no buckets is two clicks away, and gains the same."""
+    app, diagnosis = on("per-param"), RunTables(run=sample_run("per-param")).diagnosis
+    assert diagnosis is not None
+    advised = next(each for each in diagnosis.actions if each.action.name == "cap")
+    app.selectbox(key="asked_strategy of per-param").set_value("bucketed").run()
+    assert app.select_slider(key="asked_bucket_cap_mb of per-param").value == advised.setting
+    assert f"is predicted to take {ms(advised.step_ns)} ±" in body_texts(app)[0]
+    slide(app, "bucket_cap_mb", "per-param", "default")
+    assert body_texts(app)[0].startswith("With strategy bucketed a step is predicted")
+
+
+def test_another_strategy_of_a_server_is_predicted(on: Callable[[str], AppTest]) -> None:
+    app = on("course/server")
+    app.selectbox(key="asked_strategy of course/server").set_value("bucketed").run()
+    predicted = predict(sample_run("course/server"), Setting(strategy="bucketed", bucket_cap_mb=25))
+    assert f"is predicted to take {ms(predicted.step_ns)} ±" in " ".join(body_texts(app))
+
+
 def test_another_run_begins_as_it_was_recorded(on: Callable[[str], AppTest]) -> None:
     app = on("bucketed")
     slide(app, "bucket_cap_mb", "bucketed", 1.0)
