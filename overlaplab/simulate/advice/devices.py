@@ -65,7 +65,8 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
-        sure = prediction_interval(run, step_ns, answer.replayed_ns, transfers_ns=answer.transfers_ns)
+        about: dict[str, Any] = {"far": answer.extrapolated, "transfers_ns": answer.transfers_ns}
+        sure = prediction_interval(run, answer.mean_ns, answer.replayed_ns, **about)
         each = SettingPlayed(
             option="cap" if bucket_bytes else "prefetch",
             value=value,

@@ -7,9 +7,11 @@ import pytest
 from made.ddp import ddp_ranks
 from made.fsdp import fsdp
 from made.traces import run_of
+from samples import sample_run
 
 from overlaplab import Run
 from overlaplab.sections.what_if import what_if_parts
+from overlaplab.simulate import gains
 from overlaplab.simulate.predictions import device_answers, what_if
 from overlaplab.simulate.predictions.answer import DEPTHS, Question
 from overlaplab.simulate.predictions.error import gain_half_ns
@@ -70,6 +72,15 @@ def test_a_gain_is_as_certain_as_predict_says(ddp: Run) -> None:
     half_ns = gain_half_ns(expected.recorded_step_ns, expected.interval)
     assert half_ns != gain_half_ns(expected.step_ns, expected.interval)
     assert any(f"lies within ± {ms(half_ns)}" in note for note in parts.notes), parts.notes
+
+
+def test_an_extrapolated_cap_is_as_uncertain_as_predict_says() -> None:
+    """The sample has one bucket, so other caps send messages whose sizes lie far from any recorded one."""
+    run = sample_run("h100/loops/one-bucket")
+    advised = gains(run).set_index("remedy").loc["cap"]
+    expected = predict(run, Setting(bucket_cap_mb=advised["setting"]))
+    assert expected.interval.extrapolation_ns > 0
+    assert advised["half_ns"] == gain_half_ns(expected.recorded_step_ns, expected.interval)
 
 
 def test_a_setting_is_played_once(ddp: Run) -> None:
