@@ -154,7 +154,8 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
     """
     if action.of_transfers and gain_ns > rows["exposed_ns"].sum():
         moved_ns = cause_rows.loc[cause_rows["cause"].isin(_TRANSFERS), "exposed_ns"].sum()
-        return f"all exposed transfers, {ms(int(moved_ns))}" if moved_ns else ""
+        delays = _AND_DELAYS if gain_ns > moved_ns else ""
+        return f"all exposed transfers, {ms(int(moved_ns))}{delays}" if moved_ns else ""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         waits = rows[rows["cause"] == Cause.STRAGGLER]
         if gain_ns > idle_ns and len(waits):
@@ -175,7 +176,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
 
 _TRANSFERS = tuple(cause for cause in Cause if cause.origin == "transfer")
 _AND_DELAYS = ", and what that delays"
-"""A late rank costs more than the exposed wait for it: it moves what is sent later behind the backward pass."""
+"""A late rank, or a transfer, costs more than the exposed wait for it: it moves what is sent later."""
 
 
 def _float_or_none(value: float) -> float | None:

@@ -37,7 +37,7 @@ class Action:
     """Under which its gain is predicted, where it is a limit and no setting."""
     shortens_overhead: bool = False
     """Whether it answers the compute gaps between any two operators, too."""
-    subject: Literal["", "gradients", "buffers", "barriers", "others"] = ""
+    subject: Literal["", "gradients", "gathers", "buffers", "barriers", "others"] = ""
     """The only collectives that it is about; empty: all. `others` move neither gradients nor parameters (but averages
     of parameters), and are no barriers.
     """
@@ -58,6 +58,8 @@ class Action:
             case "gradients" if named:
                 others = ~rows["what"].map(words.is_activations).astype(bool)
                 return others & (has_name | (rows["cause"] != Cause.BLOCKING))
+            case "gathers":
+                return rows["kind"] == "all_gather"
             case "buffers":
                 return rows["what"] == BUFFERS
             case "barriers":
@@ -82,7 +84,12 @@ ACTIONS = [
         words.ARRIVAL_ORDER,
     ),
     Action("prefetch", (Cause.LATE,), words.prefetch),
-    Action("keep_gathered", (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.LINK), words.keep_gathered),
+    Action(
+        "keep_gathered",
+        (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.LINK),
+        words.keep_gathered,
+        subject="gathers",
+    ),
     Action(
         "larger_units",
         (Cause.BLOCKING, Cause.LATE, Cause.QUEUED, Cause.TAIL, Cause.LINK, Cause.GAP),
