@@ -257,8 +257,9 @@ def best_buckets_remark(best: pd.DataFrame | None) -> str | None:
     if best is None or best.empty:
         return None
     sizes = dict.fromkeys(size_exact(int(value)) for value in (best["bytes"].min(), best["bytes"].max()))
-    late = max(int(best["end_ns"].max()) - int(best["last_ns"].iloc[0]), 0)
+    last_ns = int(best["last_ns"].iloc[0])
+    late = max(int(best["end_ns"].max()) - last_ns, 0)
     return (
         f"Last row: the best buckets on the same link, {count(len(best), 'bucket')} of {' to '.join(sizes)};"
-        f" {'it' if len(best) == 1 else 'the last'} ends {ms(late)} after the last gradient."
+        f" {'it' if len(best) == 1 else 'the last'} ends {ms(late)} after the last gradient, then at {ms(last_ns)}."
     )
