@@ -26,7 +26,7 @@ from overlaplab.findings.across_runs.sweeps import (
     sweep_subject,
     sweep_title,
 )
-from overlaplab.findings.actions.ranked import ACTIONS_TITLE, Advised, certainty_words
+from overlaplab.findings.actions.ranked import Advised, actions_title, certainty_words
 from overlaplab.findings.advice import (
     advice_lines,
     advice_refused,

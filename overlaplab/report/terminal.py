@@ -65,7 +65,7 @@ def summary(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
         yield " ".join(filter(None, (findings.why_and_what_to_do(diagnosis)[0], findings.how_short(diagnosis))))
         yield " ".join((diagnosis.advice, *diagnosis.remarks))
         if listed := diagnosis.listed_actions:
-            yield terminal_table(tables.actions_rows(listed))
+            yield terminal_table(tables.actions_rows(listed, advised=diagnosis.gain_ns is not None))
         if diagnosis.causes:
             yield terminal_table(tables.causes_rows(diagnosis))
     yield from _tables(tables.summary_rows(of.summary), findings.run_title(of.run), every=every)

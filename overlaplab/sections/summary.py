@@ -21,7 +21,7 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
     """What stands under the headline of `diagnosis`, a diagnosis of this run."""
     blocks: list[Block] = []
     if listed := diagnosis.listed_actions:
-        blocks.append(action_bars(listed))
+        blocks.append(action_bars(listed, advised=diagnosis.gain_ns is not None))
     marks = findings.step_marks(diagnosis)
     if len(marks):
         draw = partial(charts.step_marks, marks)
@@ -63,12 +63,15 @@ def cause_bars(diagnosis: Diagnosis, *, predicted: bool = False) -> Bars:
     )
 
 
-def action_bars(actions: Sequence[findings.Advised]) -> Bars:
-    """One bar per action, in the order in which they are advised: what it gains per step of a training."""
+def action_bars(actions: Sequence[findings.Advised], *, advised: bool) -> Bars:
+    """One bar per action, in the order in which they are advised: what it gains per step of a training.
+
+    `advised`: whether the first is what the advice says.
+    """
     longest_ns = max(each.gain_ns for each in actions)
     return Bars(
         key="actions",
-        heading=findings.ACTIONS_TITLE,
+        heading=findings.actions_title(advised=advised),
         heads=("action", "predicted gain", "how certain, and against what"),
         bars=[
             Bar(

@@ -197,8 +197,8 @@ def _place(diagnosis: findings.Diagnosis) -> str:
     return capitalise(findings.rank_and_step({"rank": diagnosis.rank, "step": diagnosis.step}))
 
 
-def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
-    """What would help, in the order in which it is advised."""
+def actions_rows(actions: Sequence[findings.Advised], *, advised: bool) -> TableBlock:
+    """What would help, in the order in which it is advised; whether the first is what the advice says."""
     frame = pd.DataFrame(
         {
             "gain_ns": [each.gain_ns for each in actions],
@@ -209,7 +209,7 @@ def actions_rows(actions: Sequence[findings.Advised]) -> TableBlock:
     )
     return TableBlock(
         key="actions_table",
-        caption=findings.ACTIONS_TITLE,
+        caption=findings.actions_title(advised=advised),
         frame=frame,
         columns=columns("advise", "gain_ns", "half_ns", "action", "against"),
         legend="ms; gains do not add up; ±: by how much the real gain may differ; against: the cause that it reduces",

@@ -72,7 +72,9 @@ def short_words(text: str) -> str:
     return re.split(r": | \(|, ", text, maxsplit=1)[0]
 
 
-ACTIONS_TITLE = "What would help, the advice first: gain per step of training"
+def actions_title(*, advised: bool) -> str:
+    """The heading of the actions, of which the first may be advised."""
+    return f"What would help{', the advice first' * advised}: gain per step of training"
 
 
 def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
@@ -211,7 +213,8 @@ def predicted_words(advised: Advised, *, beside: bool = False) -> str:
     memory = advised.memory_bytes
     takes = f" It takes up to {size_exact(memory)} more memory on each rank." if memory else ""
     if not advised.is_certain:
-        return f"No {'other ' * beside}gain is certain. First to try: {advised.text}. Predicted gain: {gain}.{takes}"
+        start = "Or try" if beside else "No gain is certain. First to try:"
+        return f"{start} {advised.text}. Predicted gain: {gain}.{takes}"
     condition = f" {advised.action.condition}" if advised.action.condition else ""
     return f"{'Or try' if beside else 'Try'} {advised.text}. Predicted gain{condition}: {gain}.{takes}"
 
