@@ -26,7 +26,7 @@ def text(value: Any, unit: str, digits: int = 0, *, grouped: bool = False) -> st
     commas = "," if grouped else ""
     if unit == "count":
         return f"{value:{commas}{'g' if isinstance(value, float) else ''}}"
-    return str(value) if unit == "text" else f"{_number(value, unit):{commas}.{digits}f}"
+    return str(value) if unit == "text" else f"{_number(value, unit):z{commas}.{digits}f}"
 
 
 def digits(values: pd.Series[Any] | pd.DataFrame, unit: str = "ns", *, one_digit_from: float = 1000) -> int:
