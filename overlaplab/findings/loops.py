@@ -38,6 +38,8 @@ class Loop:
     """Whether it averages gradients with all-reduces of its own."""
     roots: int = 0
     """How many roots of FSDP2 are told apart, where there are several."""
+    has_many_stages: bool = False
+    """Whether each rank has several stages of a pipeline already."""
     loads_in_workers: bool = False
     """Whether its DataLoader has worker processes already."""
 
@@ -66,6 +68,7 @@ def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[
             accumulates=(manifest.accumulate or 1) > 1,
             units=len(units),
             roots=0 if engine else roots,
+            has_many_stages=manifest.pipeline is not None and manifest.pipeline.schedule not in ("gpipe", "1f1b"),
         )
     if "fsdp2" in sources:
         return Loop(traits=UNITS, framework="fsdp2", swept=swept, units=len(units), roots=roots)

@@ -259,7 +259,8 @@ def general_remedy(case: Case) -> str:
         case Cause.BUBBLE if "microbatches" in case.played:
             return "a schedule with several stages on each rank: neither more microbatches nor the other schedule gains"
         case Cause.BUBBLE:
-            return "more microbatches per step, or a schedule with several stages on each rank"
+            stages = "" if loop.has_many_stages else ", or a schedule with several stages on each rank"
+            return f"more microbatches per step{stages}"
         case Cause.IMBALANCE if "split" in case.played:
             return "less work in the slowest stage: no other split of whole layers gains"
         case Cause.IMBALANCE:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from made.traces import event, gloo, launched, op, run_of, step
+from samples import sample_run
 
 import overlaplab
 from overlaplab import Run, findings
 from overlaplab.analyses import each_collective, worst_step
 from overlaplab.charts import waits
+from overlaplab.findings.diagnosis.unseen import late_start_words
 from overlaplab.sections.run_tables import RunTables
 
 
@@ -123,3 +125,17 @@ def test_where_one_step_was_recorded_the_profilers_start_may_be_the_cause(tmp_pa
 def test_of_several_steps_the_start_is_in_the_first_alone(tmp_path: Path) -> None:
     assert findings.unseen(late_ranks(tmp_path / "a", 0, 100, 7500, steps=2)).late_starts == {}
     assert findings.unseen(late_ranks(tmp_path / "b", 0, 100, 150)).late_starts == {}
+
+
+def test_a_start_that_explains_little_of_the_wait_is_no_excuse(tmp_path: Path) -> None:
+    unseen = findings.unseen(late_ranks(tmp_path, 0, 100, 7500))
+    assert "rank 2 began to record 7.5 ms" in late_start_words(unseen, 2, 15_000_000)
+    assert late_start_words(unseen, 2, 16_000_000) == ""
+    assert late_start_words(unseen, 1, 1) == ""
+
+
+def test_what_a_pipeline_has_already_is_not_advised() -> None:
+    for sample in ("course/interleaved", "course/zero-bubble"):
+        diagnosis = RunTables(run=sample_run(sample)).diagnosis
+        assert diagnosis is not None
+        assert "several stages on each rank" not in diagnosis.advice + "".join(map(str, diagnosis.causes))
