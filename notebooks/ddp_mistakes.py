@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from overlaplab_engine import Bucketed, Communicator, Link, Options, PerParam, Recorder, Strategy, connect, labels
-from overlaplab_engine.strategies.gradients.buckets import InOrder
+from overlaplab_engine.strategies.gradients.buckets import OrderedLauncher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -330,12 +330,12 @@ def _first_sentences(error: Exception) -> str:
 # The recordings
 
 
-class OwnOrder(InOrder[Any]):
+class OwnOrder(OrderedLauncher[Any]):
     """The mistake of the first lesson: what is ready is launched, whatever comes before it on other ranks."""
 
-    def __init__(self, ordered: InOrder[Any]) -> None:
+    def __init__(self, ordered: OrderedLauncher[Any]) -> None:
         """In place of `ordered`."""
-        super().__init__(len(ordered.waiting), ordered._launch)
+        super().__init__(len(ordered.not_ready), ordered._launch)
         self.reset()
 
     def mark_ready(self, number: int) -> None:
