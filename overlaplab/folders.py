@@ -8,16 +8,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 MANIFEST_NAME = "run.json"
-_BASELINE_NAME = "baseline.json"
-"""How the name of a file ends that `overlaplab baseline` writes."""
 _WATCHED_NAME = re.compile(r"rank\d{1,6}\.(json|cells)")
 
 
 def is_trace_name(name: str) -> bool:
-    """Whether a file of this name counts as a trace; a baseline, which may lie beside runs, is none."""
-    if name == MANIFEST_NAME or name.endswith(_BASELINE_NAME):
-        return False
-    return name.endswith((".json", ".json.gz")) and not name.startswith(".")
+    """Whether a file of this name counts as a trace."""
+    return name.endswith((".json", ".json.gz")) and not name.startswith(".") and name != MANIFEST_NAME
 
 
 def is_watched_name(name: str) -> bool:

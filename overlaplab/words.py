@@ -95,7 +95,7 @@ def percent(part: float, whole: float) -> str:
         return "<1\u00a0%"
     if 99 < share < 100:
         return ">99\u00a0%"
-    return f"{share:.0f}\u00a0%"
+    return f"{share:z.0f}\u00a0%"
 
 
 def ms(ns: float) -> str:
@@ -106,7 +106,7 @@ def ms(ns: float) -> str:
 def duration(milliseconds: float) -> str:
     """Format a duration in ms with as many digits as it needs."""
     digits = 0 if abs(milliseconds) >= 1000 else 1 if abs(milliseconds) >= 1 else 2 if abs(milliseconds) >= 0.1 else 3
-    return f"{milliseconds:,.{digits}f} ms" if milliseconds else "0 ms"
+    return f"{milliseconds:z,.{digits}f} ms" if milliseconds else "0 ms"
 
 
 def ordinal(number: int) -> str:

@@ -31,6 +31,7 @@ from overlaplab.columns import REGISTRY, column, columns
 from overlaplab.costs.batch import planned_batch
 from overlaplab.costs.plan import Plan
 from overlaplab.findings import diagnose
+from overlaplab.findings.predictions import figure_line
 from overlaplab.formats import as_held, as_shown, digits, in_one_unit, text, texts
 from overlaplab.load.watched import load_watched
 from overlaplab.report.terminal import terminal_table
@@ -41,6 +42,7 @@ from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events
 from overlaplab.timeline.window_statistics import timeline_window
+from overlaplab.words import ms, percent
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "sweep" / "cap-25"
 RING = SAMPLE.parents[1] / "ring"
@@ -312,3 +314,13 @@ def test_a_column_is_read_in_one_unit(name: str, values: list[Any], unit: str, s
     read, *look = in_one_unit(pd.Series(values, dtype=kind), column("each_collective", name))
     assert look == [unit, form]
     assert [None if pd.isna(value) else pytest.approx(value) for value in read] == shown
+
+
+def test_nothing_is_minus_nothing() -> None:
+    assert text(-10_000, "ns", 1) == "0.0"
+    assert text(-1_234_560_000, "ns", 1, grouped=True) == "-1,234.6"
+    assert ms(-1) == "0.000 ms"
+    assert percent(-1, 1000) == "0\u00a0%"
+    assert figure_line("mean step", 1_500_000_000, 1_499_999_000) == (
+        "mean step: 1,500.0 ms recorded, 1,500.0 ms predicted (+0.0%)"
+    )

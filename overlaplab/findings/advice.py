@@ -110,7 +110,8 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
     else:
-        yield f"First to try: {_sentence(chosen)}"
+        others_first = any(each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1])
+        yield f"{'Of these settings' if others_first else 'First to try'}: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             yield capitalise(_sentence(row))
@@ -193,8 +194,11 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
     """The lines of a training script, or the options of `overlaplab record`, to change; none where none would gain, or
     where something else is advised.
     """
-    if any(each.is_certain and each.action.name not in _BY_LINES for each in diagnosis.actions[:1]):
-        return
+    for each in diagnosis.actions[:1]:
+        if each.action.name in ("strategy", "library_collectives"):
+            yield f"overlaplab record … --strategy {each.what}"
+        if each.is_certain and each.action.name not in _BY_LINES:
+            return
     worth = {row["option"]: row for row in table[table["best"]].to_dict("records") if not _is_little(row)}
     if loop.framework == "engine" and (chosen := choose_setting(table, diagnosis)) is not None:
         yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"

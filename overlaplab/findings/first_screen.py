@@ -81,7 +81,7 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     alone = span - exposed + diagnosis.paused_ns
     marks = {"measured": span, "no communication": alone} if exposed else {}
     if exposed and diagnosis.bound is not None:
-        gained = gains_by_buckets(diagnosis.bound, exposed)
+        gained = gains_by_buckets(diagnosis.bound, exposed - diagnosis.paused_ns)
         played = pd.notna(diagnosis.bound.get("found_ns"))
         launched = alone + int(diagnosis.bound["bound_ns"]) - int(diagnosis.bound["compute_ns"])
         if gained is not None:

@@ -106,7 +106,7 @@ def _change(name: str, value: object) -> str:
 def figure_line(name: str, recorded_ns: int, predicted_ns: int, half_ns: int | None = None) -> str:
     """One figure, recorded and predicted; means over all ranks' steps that nothing disturbed."""
     within = "" if half_ns is None else f" ± {to_ms(half_ns):,.1f}"
-    change = f" ({(predicted_ns - recorded_ns) / recorded_ns:+.1%})" if recorded_ns else ""
+    change = f" ({(predicted_ns - recorded_ns) / recorded_ns:+z.1%})" if recorded_ns else ""
     return f"{name}: {to_ms(recorded_ns):,.1f} ms recorded, {to_ms(predicted_ns):,.1f}{within} ms predicted{change}"
 
 

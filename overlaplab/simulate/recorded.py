@@ -71,7 +71,9 @@ def plain_programs(run: Run) -> Recorded | None:
 def editable_programs(run: Run) -> Recorded | None:
     """`plain_programs`, or those of a ring or a tree, which make the collectives of buckets by hand."""
     traits = strategy_traits(run.manifest)
-    return recorded_programs(run) if traits is not None and traits.hops is not None else plain_programs(run)
+    by_hops = traits is not None and traits.hops is not None
+    meshed = run.manifest is not None and not run.manifest.axes.is_one_axis
+    return recorded_programs(run) if by_hops and not meshed else plain_programs(run)
 
 
 @once_per_run

@@ -152,9 +152,8 @@ class TraceFile:
         # Torch crashes if it is stopped twice. With `all_threads` this thread cannot ask whether it still runs.
         if not self._all_threads and not torch._C._autograd._profiler_enabled():
             raise EngineError(OTHER_PROFILER_STARTED)
-        with (
-            torch.cuda.device(self._gpu) if self._gpu else nullcontext()
-        ):  # the current device is the one that torch waits for
+        # Torch waits for the current device.
+        with torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             self._profiler.stop_trace()
         if not self._hold:
             self._export(self._profiler)

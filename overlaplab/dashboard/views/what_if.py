@@ -241,9 +241,10 @@ class _Controls:
         others = sorted({*values} - {recorded})
         place = 0 if isinstance(recorded, str) else bisect_left(others, recorded)
         options = [*others[:place], recorded, *others[place:]]
-        look = self._look(label, options, _value_or(first, recorded))
+        linked = self._fresh and bool(self._linked)  # a link that does not name the control means the recorded value
+        look = self._look(label, options, recorded if first is None or linked else first)
         chosen = st.select_slider(label, options, format_func=lambda value: _label(form, value, recorded), **look)
-        return self._note(label, chosen, recorded)
+        return self._note(label, chosen, recorded, is_told=first is not None)
 
     def slide_cap(self, label: str, opened: Opened, recorded: Any) -> Any:
         """A slider for a cap of buckets, the advised one among them; where none was recorded, it is the first."""
@@ -284,11 +285,11 @@ class _Controls:
         width = 195  # of which two fit into a narrow window
         return {"key": key, "width": width, "on_change": links.control_used}
 
-    def _note(self, label: str, value: Any, recorded: Any) -> Any:
-        if value == recorded:
-            return None
-        self._texts[_name(label)] = _text(value)
-        return value
+    def _note(self, label: str, value: Any, recorded: Any, *, is_told: bool = False) -> Any:
+        """The value; None for the recorded one, which the link only says where the control begins at another."""
+        if value != recorded or is_told:
+            self._texts[_name(label)] = _text(value)
+        return None if value == recorded else value
 
 
 def _name(label: str) -> str:

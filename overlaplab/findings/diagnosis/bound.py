@@ -51,7 +51,7 @@ def bound_finding(
                 f" communication it would take {ms(without_comm_ns)}{idles}."
             )
         how = f"{ms(best)} with the best buckets found{gap}"
-    elif (gained := gains_by_buckets(bound, exposed)) is not None:
+    elif (gained := gains_by_buckets(bound, exposed - paused)) is not None:
         how = f"at best {ms(span - gained)} with other buckets and no delays or late ranks"
     elif ahead is not None:
         how = f"at best {ms(ahead.step_ns)} with prefetch {ahead.depth}"

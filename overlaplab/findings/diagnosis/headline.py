@@ -17,7 +17,7 @@ from overlaplab.findings.diagnosis.shares import (
     is_unanswered,
     largest_share,
 )
-from overlaplab.findings.thresholds import MAJORITY, SECOND_CAUSE
+from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, SECOND_CAUSE
 from overlaplab.words import ms, percent, sentence
 
 
@@ -48,8 +48,21 @@ def find_headline(
     if first is shares[0] and second is not first and second.exposed_ns >= SECOND_CAUSE * span:
         took = ms(second.exposed_ns)
         further = sentence(_clause(second, took)) if second.what == first.what else _cause_sentence(second, took)
-        return f"{about_first} {further}"
-    return f"{about_first} {_why_passed_over(first, shares, best)}".rstrip()
+        return f"{about_first} {further}{_cause_of_other_advice((first, second), shares, best)}"
+    passed_over = _why_passed_over(first, shares, best)
+    return f"{about_first} {passed_over}".rstrip() + _cause_of_other_advice((first,), shares, best)
+
+
+def _cause_of_other_advice(named: tuple[CauseShare, ...], shares: tuple[CauseShare, ...], best: Advised | None) -> str:
+    """What the recommended action is against, where that is none of the causes that are named already; else empty."""
+    if best is None or is_unanswered(named[0], best) or not best.is_worth_it:
+        return ""
+    of_transfer = best.action.of_transfers and named[0].cause.origin == "transfer"
+    answered = [each for each in answered_shares(shares, best) if best.is_about(each.late_rank)]
+    little_ns = LITTLE_GAIN * (best.gain_ns + best.step_ns)
+    if of_transfer or not answered or answered[0].exposed_ns <= little_ns or any(each in named for each in answered):
+        return ""
+    return cause_of_advice(shares, best)
 
 
 def _cause_sentence(share: CauseShare, time: str) -> str:

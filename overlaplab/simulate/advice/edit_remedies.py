@@ -12,7 +12,7 @@ from overlaplab.simulate.edits.collectives import BARRIER, after_the_update, nam
 from overlaplab.simulate.edits.unused import unused_parameters
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.edits import EDITS, EditChoice, late_rank
-from overlaplab.simulate.recorded import plain_programs
+from overlaplab.simulate.recorded import editable_programs
 
 
 def edit_remedies(
@@ -32,7 +32,7 @@ def edit_remedies(
     if not on_devices:
         yield "barriers", {}, ("leave-out", BARRIER)
     about: dict[str, dict[str, Any]] = {"half_the_bytes": {"setting": 0.5}, "launch_overhead": {"half_ns": None}}
-    if not on_devices and (recorded := plain_programs(run)) is not None:
+    if not on_devices and (recorded := editable_programs(run)) is not None:
         about["unused_parameters"] = {"what": ", ".join(unused_parameters(recorded.programs) or ())}
         about |= {name: {"what": what} for name, what in _other_collectives(recorded.programs)}
     without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}

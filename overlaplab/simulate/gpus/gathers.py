@@ -88,9 +88,8 @@ class _GatherEditor:
                 moved.append(Moved(start_ns=gather.launch.start_ns, end_ns=gather.launch.end_ns, at_ns=at_ns))
                 # What these waited for of computation was of where they were; `waits` has what they wait for now.
                 freed |= {event for event in events if self._waits_for_main(event)}
-                copied_out = (
-                    anchor - offset - (gather.phase == "forward")
-                )  # the memory of this unit's copy is used again
+                # The memory of this unit's copy is used again.
+                copied_out = anchor - offset - (gather.phase == "forward")
                 if copied_out >= 0:
                     waits[events[0]] += self._copying_events(gathers[copied_out])[-1:]
                 for before, after in pairwise(events):  # the copying in and the collective lie on two streams

@@ -149,7 +149,6 @@ def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
         run_of(tmp_path / name, bucketed_step(0, 0, 100), manifest={})
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "README").write_text("no run")
-    (tmp_path / "overlaplab-baseline.json").write_text("{}")
     names = ["cap-0.5", "cap-5", "cap-5-2", "cap-25", "cap-100"]
     assert run_folders(tmp_path) == [str(tmp_path / name) for name in names]
     for alone in (str(tmp_path / "cap-5"), str(tmp_path / "notes"), "absent", "s3://somewhere/sweep"):

@@ -200,6 +200,16 @@ def test_a_strategy_with_buckets_begins_at_the_advised_cap(on: Callable[[str], A
     assert body_texts(app)[0].startswith("With strategy bucketed a step is predicted")
 
 
+@pytest.mark.parametrize("setting", ["strategy:bucketed", "strategy:bucketed,bucket_cap_mb:default"])
+def test_a_link_to_another_strategy_means_its_default_cap(followed: Open, setting: str) -> None:
+    """As `predict --strategy bucketed` does, though the control begins at the advised cap."""
+    app = followed(SAMPLES, "what_if", run="per-param", setting=setting)
+    assert app.select_slider(key="asked_bucket_cap_mb of per-param").value == "default"
+    predicted = predict(sample_run("per-param"), Setting(strategy="bucketed"))
+    assert f"is predicted to take {ms(predicted.step_ns)} ±" in body_texts(app)[0]
+    assert app.query_params["setting"] == "strategy:bucketed,bucket_cap_mb:default"
+
+
 def test_another_strategy_of_a_server_is_predicted(on: Callable[[str], AppTest]) -> None:
     app = on("course/server")
     app.selectbox(key="asked_strategy of course/server").set_value("bucketed").run()

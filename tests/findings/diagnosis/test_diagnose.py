@@ -20,7 +20,7 @@ from overlaplab.findings.diagnosis.unseen import Unseen
 from overlaplab.findings.diagnosis.verdict import how_short
 from overlaplab.findings.first_screen import step_marks
 from overlaplab.sections.run_tables import RunTables
-from overlaplab.traits import TRAITS
+from overlaplab.traits import TRAITS, UNITS
 
 WAIT = Cause.STRAGGLER
 STEP = summary_rows((0, 1, 100, 30))
@@ -405,3 +405,38 @@ def test_a_second_large_cause_is_in_the_headline() -> None:
     for waited, ending in ((12, " For 12.0 ms of it, the rank waited for rank 3 (bucket 1)."), (9, "(bucket 0).")):
         causes = exposed_rows((0, 1, "tail", 30 - waited, None), (0, 1, "straggler wait", waited, 3))
         assert diagnosed(causes).headline.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        (12, "For 12.0 ms of it, no computation was left to overlap with (bucket 0). For 18.0 ms of it, the rank"),
+        (
+            6,
+            "For 18.0 ms of it, the rank waited for rank 3 (bucket 1). For 6.0 ms of exposed communication, no"
+            " computation was left to overlap with (bucket 0).",
+        ),
+        (1, "For 18.0 ms of it, the rank waited for rank 3 (bucket 1)."),
+    ],
+)
+def test_the_headline_is_about_the_advice_unless_another_cause_is_twice_as_large(tail: int, said: str) -> None:
+    """Where another is, that of the advice follows, unless it is little."""
+    causes = exposed_rows((0, 1, "tail", tail, None), (0, 1, "straggler wait", 18, 3))
+    found = diagnosed(causes, gains=gains(("first_bucket", 1.0, 5), ("even_work", None, 0)))
+    assert found.advice.startswith("Try a first bucket")
+    first = found.headline.partition("100.0 ms). ")[2]
+    assert first.startswith(said) if tail == 12 else first == said
+
+
+def test_what_shortens_transfers_is_against_the_largest_of_them() -> None:
+    causes = exposed_rows((0, 1, "tail", 10, None), (0, 1, "blocking", 18, None))
+    found = diagnosed(causes, gains=gains(("half_the_bytes", 0.5, 29)))
+    assert "For 18.0 ms of it, the rank waited at once instead of computing (bucket 1). For 10.0 ms" in found.headline
+    assert found.actions[0].why == "all exposed transfers, 28.0 ms, and what that delays"
+
+
+def test_units_stay_gathered_against_waits_for_gathers_alone() -> None:
+    for kind, remedies in (("all_gather", True), ("reduce_scatter", False)):
+        causes = exposed_rows((0, 1, "blocking", 18, None), (0, 1, "tail", 2, None), kind=kind)
+        found = diagnosed(causes, gains=gains(("keep_gathered", None, 9)), loop=Loop(traits=UNITS, framework="fsdp2"))
+        assert any("reshard_after_forward" in share.remedy for share in found.causes) is remedies
