@@ -48,8 +48,8 @@ def advise(run: Run) -> pd.DataFrame:
     range; all four Int64, see [Note: played]; without a replay `gain_ns` is the most that it can be, and the others are
     null), `step_ns` (the mean step then), `least_ns` (the least with any buckets, null of a prefetch, of
     reduce-scattered buckets, and without a replay), `memory_bytes` (what each rank holds more at most; all Int64),
-    `replayed` (see [Note: by the bound]), `best` (of its option). Buckets more than twice outside the measured sizes
-    are not tried.
+    `replayed` (see [Note: by the bound]), `best` (of its option). Without a link, buckets more than twice
+    outside the measured sizes are not tried.
     """
     rows = [*_search_rows(run), *_setting_rows(run)] or list(_rows_by_bound(run))
     return pd.DataFrame(rows, columns=list(_TYPES)).astype(_TYPES)
