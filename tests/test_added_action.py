@@ -45,7 +45,8 @@ def test_it_is_ranked_and_said(command: Any, sample: str) -> None:
     found = RunTables(run=overlaplab.load_run(folder)).diagnosis
     assert found is not None
     (own,) = [each for each in found.actions if each.action.name == "ideal_link"]
-    assert own.gain_ns == max(each.gain_ns for each in found.actions)
+    same_loop = [each.gain_ns for each in found.actions if each.action.name != "cap"]  # hosts of `bucketed` do less
+    assert own.gain_ns == max(same_loop)
     assert own.why.startswith("waited for at once (blocking), ")
     assert "an ideal link" in command("summary", folder)[1]
     code, out, _ = command("predict", folder, "--edit", "ideal-link")
