@@ -105,7 +105,7 @@ def who_gets_a_broadcast_waits_for_its_sender(comm: Communicator) -> None:
         for step in range(4):
             for communicate in (partial(dist.broadcast, src=1), partial(dist.reduce, dst=0)):
                 comm.barrier()
-                time.sleep(0.05 * comm.rank)
+                time.sleep(0.15 * comm.rank)
                 communicate(torch.ones(1000))
             train(comm, ddp, step)
             recorder.step()
@@ -114,7 +114,8 @@ def who_gets_a_broadcast_waits_for_its_sender(comm: Communicator) -> None:
     for kind in ("broadcast", "reduce"):
         rows = table[(table["kind"] == kind) & (table["bytes"] == 4000)].set_index("rank")
         assert (rows["last_rank"] == 1).all(), rows
-        assert (rows.loc[0, "wait_ns"] > 40_000_000).all(), rows
+        # On a busy machine rank 0 may leave the barrier tens of ms later.
+        assert (rows.loc[0, "wait_ns"] > 50_000_000).all(), rows["wait_ns"]
         assert (rows.loc[1, "wait_ns"] == 0).all() if kind == "broadcast" else rows.loc[1, "wait_ns"].isna().all()
 
 
