@@ -34,6 +34,11 @@ class Traits:
     """Whether `offload` leaves no shard of the parameters on the device, so that each gather copies one there."""
 
     @property
+    def averages_by_messages(self) -> bool:
+        """Whether gradients travel as messages of its own, around a ring, along a tree, or to a server."""
+        return self.hops is not None or self.gradients == "server"
+
+    @property
     def is_played(self) -> bool:
         """Whether its steps are played for any number of ranks from a recording of another strategy.
 

@@ -63,17 +63,15 @@ class Recorded:
 
 def plain_programs(run: Run) -> Recorded | None:
     """`recorded_programs` of a run whose collectives are the library's and all ranks': the others change otherwise."""
-    traits, manifest = strategy_traits(run.manifest), run.manifest
-    by_hand = traits is not None and (traits.hops is not None or traits.gradients == "server")
-    return None if by_hand or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
+    traits = strategy_traits(run.manifest)
+    return None if traits is not None and traits.averages_by_messages else editable_programs(run)
 
 
 def editable_programs(run: Run) -> Recorded | None:
     """`plain_programs`, or those of a ring or a tree, which make the collectives of buckets by hand."""
-    traits = strategy_traits(run.manifest)
-    by_hops = traits is not None and traits.hops is not None
-    meshed = run.manifest is not None and not run.manifest.axes.is_one_axis
-    return recorded_programs(run) if by_hops and not meshed else plain_programs(run)
+    traits, manifest = strategy_traits(run.manifest), run.manifest
+    served = traits is not None and traits.gradients == "server"
+    return None if served or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
 
 
 @once_per_run

@@ -65,8 +65,13 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
-        about: dict[str, Any] = {"far": answer.extrapolated, "transfers_ns": answer.transfers_ns}
-        sure = prediction_interval(run, answer.mean_ns, answer.replayed_ns, **about)
+        sure = prediction_interval(
+            run,
+            answer.mean_ns,
+            answer.replayed_ns,
+            far=answer.extrapolated,
+            transfers_ns=answer.transfers_ns,
+        )
         each = SettingPlayed(
             option="cap" if bucket_bytes else "prefetch",
             value=value,

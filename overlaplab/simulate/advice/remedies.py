@@ -37,7 +37,7 @@ from overlaplab.simulate.advice.tried import (
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
-from overlaplab.simulate.programs import all_programs
+from overlaplab.simulate.programs import all_programs, is_served
 from overlaplab.simulate.programs.buckets import recuttings
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
 from overlaplab.simulate.programs.models import model_name
@@ -138,6 +138,8 @@ def _played_remedies(run: Run) -> list[PlayedRemedy]:
 def _cpu_remedies(run: Run) -> Iterator[PlayedRemedy]:
     """Each remedy of a run on CPUs."""
     recorded = editable_programs(run)
+    if recorded is None and not is_served(run, Setting()):
+        return
     with suppress(StuckError):  # collectives of several groups, for instance
         before_ns = recorded_spans_ns(run) if recorded is None else play(recorded.programs).all_spans_ns()
         changed = () if recorded is None else _changed_programs(run, recorded, before_ns)
@@ -173,9 +175,8 @@ def _other_strategies(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[
     manifest, traits = run.manifest, strategy_traits(run.manifest)
     if manifest is None or traits is None:
         return
-    by_hand = traits.hops is not None or traits.gradients == "server"
-    name, other = ("library_collectives", "bucketed") if by_hand else ("strategy", "zero2")
-    if by_hand or manifest.strategy == "zero1":
+    name, other = ("library_collectives", "bucketed") if traits.averages_by_messages else ("strategy", "zero2")
+    if traits.averages_by_messages or manifest.strategy == "zero1":
         with suppress(OverlaplabError):
             yield name, {"what": other}, all_programs(run, Setting(strategy=other))
 

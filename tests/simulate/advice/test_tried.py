@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made.traces import op, run_of, step
 from samples import sample_run
 from situations import LINK, SLEEP, record
 
 import overlaplab
-from overlaplab.simulate import advise, best_cap_mb, remedies
+from overlaplab.simulate import advise, best_cap_mb, gains, remedies
 from overlaplab.simulate.advice.tried import best_setting, depths_played, scattered_caps
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
@@ -104,3 +105,10 @@ def test_the_cap_gains_what_was_said(tmp_path: Path) -> None:
     gained_ns = before_ns - after_ns
     print(f"{best.value:g} MiB: {said_ns / 1e6:.1f} ms predicted, {gained_ns / 1e6:.1f} ms recorded")
     assert abs(said_ns - gained_ns) <= max(0.2 * abs(gained_ns), 0.02 * before_ns)
+
+
+def test_ranks_with_unequal_numbers_of_steps_have_no_remedies(tmp_path: Path) -> None:
+    work = op("aten::mm", 10, 500)
+    run = run_of(tmp_path, [step(0, 0, 1000), work], [step(0, 0, 1000), step(1, 1000, 2000), work])
+    assert gains(run).empty
+    assert remedies(run).empty
