@@ -60,10 +60,10 @@ def marks(**others: Any) -> dict[str, int]:
 
 
 def test_marks_keep_the_hosts_pauses() -> None:
-    """Of 30 ms of exposed communication the host paused for 12: neither buckets nor no communication gain these."""
+    """The host paused for 12 of 30 ms of exposed communication: neither buckets nor no communication gain these."""
     causes = (share(Cause.TAIL, 18 * MS), share(Cause.GAP, 12 * MS))
-    found = marks(bound=bound(), causes=causes)
-    assert (found["no communication"], found["best buckets possible"]) == (82, 87)
+    shown = marks(bound=bound(), causes=causes)
+    assert (shown["no communication"], shown["best buckets possible"]) == (82, 87)
     note = findings.marks_note(replace(diagnosis(), causes=causes, idle_ns=3 * MS))
     assert note == "by less exposed communication: 15.0 ms of idle time and pauses of the host stay in each"
 

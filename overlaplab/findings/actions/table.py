@@ -102,7 +102,7 @@ ACTIONS = [
     Action(
         "library_collectives",
         (Cause.BLOCKING, Cause.TAIL, Cause.QUEUED, Cause.LATE, Cause.LINK, Cause.UNHIDEABLE),
-        words.library_collectives,
+        words.all_reduces,
     ),
     Action(
         "unused_parameters",

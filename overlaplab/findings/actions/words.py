@@ -151,7 +151,7 @@ def even_work(case: Case) -> str:
     return f"inputs of equal length on all ranks, if those of rank {int(case.setting)} are longer"
 
 
-def library_collectives(case: Case) -> str:
+def all_reduces(case: Case) -> str:
     """The library's all-reduces in place of a server, or of messages by hand."""
     served = case.loop.traits is not None and case.loop.traits.gradients == "server"
     return _ALL_REDUCE if served else "the library's all-reduces (strategy bucketed) in place of messages by hand"

@@ -40,9 +40,15 @@ def how_short(diagnosis: Diagnosis) -> str:
     """How short the step could have been; empty where communication is not its problem, or where that is unknown."""
     if not diagnosis.is_problem or diagnosis.bound is None:
         return ""
-    times_ns = diagnosis.span_ns, diagnosis.exposed_ns
-    idle = {"idle": diagnosis.idle_ns, "paused": diagnosis.paused_ns}
-    return bound_finding(diagnosis.bound, *times_ns, diagnosis.ahead, **idle) or ""
+    sentence = bound_finding(
+        diagnosis.bound,
+        diagnosis.span_ns,
+        diagnosis.exposed_ns,
+        diagnosis.ahead,
+        idle=diagnosis.idle_ns,
+        paused=diagnosis.paused_ns,
+    )
+    return sentence or ""
 
 
 def hidden_finding(diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:

@@ -64,8 +64,8 @@ def test_sentences(bound: dict[str, Any], measured: tuple[int, int], sentence: s
 
 
 def test_pauses_of_the_host_stay_in_every_figure() -> None:
-    said = bound_finding(row(600, 710, 669), 799 * MS, 116 * MS, idle=50 * MS, paused=20 * MS)
-    assert said == (
+    sentence = bound_finding(row(600, 710, 669), 799 * MS, 116 * MS, idle=50 * MS, paused=20 * MS)
+    assert sentence == (
         "That step takes 799.0 ms: at best 772.0 ms with other buckets and no delays or late ranks, and 703.0 ms"
         " without any communication, 70.0 ms of it idle."
     )

@@ -222,11 +222,11 @@ def test_another_rank_and_step_is_advised_what_the_run_is() -> None:
 def test_a_prefetch_that_was_played_is_among_the_bounds() -> None:
     gathers = exposed_rows((0, 1, "late launch", 30, None), kind="all_gather", what="layers.1")
     bound = BOUND | {"any_cap_ns": pd.NA}
-    found = diagnosed(gathers, bound=bound, ahead=DeeperPrefetch(depth=1, step_ns=80 * MS))
-    assert how_short(found) == (
+    diagnosis = diagnosed(gathers, bound=bound, ahead=DeeperPrefetch(depth=1, step_ns=80 * MS))
+    assert how_short(diagnosis) == (
         "That step takes 100.0 ms: at best 80.0 ms with prefetch 1, and 70.0 ms without any communication."
     )
-    assert dict(step_marks(found).to_numpy().tolist())["prefetch 1"] == 80 * MS
+    assert dict(step_marks(diagnosis).to_numpy().tolist())["prefetch 1"] == 80 * MS
 
 
 def test_where_nothing_is_exposed_there_is_nothing_to_do() -> None:
@@ -408,7 +408,7 @@ def test_a_second_large_cause_is_in_the_headline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tail", "said"),
+    ("tail", "sentences"),
     [
         (12, "For 12.0 ms of it, no computation was left to overlap with (bucket 0). For 18.0 ms of it, the rank"),
         (
@@ -419,24 +419,28 @@ def test_a_second_large_cause_is_in_the_headline() -> None:
         (1, "For 18.0 ms of it, the rank waited for rank 3 (bucket 1)."),
     ],
 )
-def test_the_headline_is_about_the_advice_unless_another_cause_is_twice_as_large(tail: int, said: str) -> None:
+def test_the_headline_is_about_the_advice_unless_another_cause_is_twice_as_large(tail: int, sentences: str) -> None:
     """Where another is, that of the advice follows, unless it is little."""
     causes = exposed_rows((0, 1, "tail", tail, None), (0, 1, "straggler wait", 18, 3))
-    found = diagnosed(causes, gains=gains(("first_bucket", 1.0, 5), ("even_work", None, 0)))
-    assert found.advice.startswith("Try a first bucket")
-    first = found.headline.partition("100.0 ms). ")[2]
-    assert first.startswith(said) if tail == 12 else first == said
+    diagnosis = diagnosed(causes, gains=gains(("first_bucket", 1.0, 5), ("even_work", None, 0)))
+    assert diagnosis.advice.startswith("Try a first bucket")
+    first = diagnosis.headline.partition("100.0 ms). ")[2]
+    assert first.startswith(sentences) if tail == 12 else first == sentences
 
 
 def test_what_shortens_transfers_is_against_the_largest_of_them() -> None:
     causes = exposed_rows((0, 1, "tail", 10, None), (0, 1, "blocking", 18, None))
-    found = diagnosed(causes, gains=gains(("half_the_bytes", 0.5, 29)))
-    assert "For 18.0 ms of it, the rank waited at once instead of computing (bucket 1). For 10.0 ms" in found.headline
-    assert found.actions[0].why == "all exposed transfers, 28.0 ms, and what that delays"
+    diagnosis = diagnosed(causes, gains=gains(("half_the_bytes", 0.5, 29)))
+    assert (
+        "For 18.0 ms of it, the rank waited at once instead of computing (bucket 1). For 10.0 ms" in diagnosis.headline
+    )
+    assert diagnosis.actions[0].why == "all exposed transfers, 28.0 ms, and what that delays"
 
 
 def test_units_stay_gathered_against_waits_for_gathers_alone() -> None:
     for kind, remedies in (("all_gather", True), ("reduce_scatter", False)):
         causes = exposed_rows((0, 1, "blocking", 18, None), (0, 1, "tail", 2, None), kind=kind)
-        found = diagnosed(causes, gains=gains(("keep_gathered", None, 9)), loop=Loop(traits=UNITS, framework="fsdp2"))
-        assert any("reshard_after_forward" in share.remedy for share in found.causes) is remedies
+        diagnosis = diagnosed(
+            causes, gains=gains(("keep_gathered", None, 9)), loop=Loop(traits=UNITS, framework="fsdp2")
+        )
+        assert any("reshard_after_forward" in share.remedy for share in diagnosis.causes) is remedies

@@ -38,8 +38,8 @@ def test_the_last_moments_of_the_last_collectives_cannot_be_hidden() -> None:
         (0, Cause.GAP, 2, 160, 170),
         (1, Cause.TAIL, 3, 200, 210),
     )
-    found = split_unhideable(table, bounds((0, 0, 14)))
-    assert list(found[SHOWN].itertuples(index=False, name=None)) == [
+    split = split_unhideable(table, bounds((0, 0, 14)))
+    assert list(split[SHOWN].itertuples(index=False, name=None)) == [
         (0, Cause.TAIL, 1, 10, 100, 110),
         (0, LAST, 2, 10, 120, 130),
         (0, Cause.TAIL, 1, 6, 140, 146),
@@ -47,7 +47,7 @@ def test_the_last_moments_of_the_last_collectives_cannot_be_hidden() -> None:
         (0, Cause.GAP, 2, 10, 160, 170),
         (1, Cause.TAIL, 3, 10, 200, 210),
     ]
-    assert found.dtypes.to_dict() == table.dtypes.to_dict()
+    assert split.dtypes.to_dict() == table.dtypes.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_causes_lend_in_order_and_waiting_for_ranks_never(
     bound: tuple[int, int, int | None], causes: dict[Cause, int]
 ) -> None:
     table = rows((0, Cause.QUEUED, 1, 0, 10), (0, Cause.LINK, 2, 20, 30), (0, Cause.STRAGGLER, 3, 40, 50))
-    found = split_unhideable(table, bounds(bound))
-    assert found.groupby("cause")["exposed_ns"].sum().to_dict() == causes
+    split = split_unhideable(table, bounds(bound))
+    assert split.groupby("cause")["exposed_ns"].sum().to_dict() == causes
 
 
 def test_nothing_is_told_of_nothing() -> None:

@@ -110,11 +110,11 @@ class Late(Communicator):
         self.postponed: deque[Flight] = deque()
 
     def _make_group(self, mesh: Mesh, axis: str, timeout_s: float) -> Communicator:
-        made = type(self)(super()._make_group(mesh, axis, timeout_s))
-        made.flights = self.flights
+        group = type(self)(super()._make_group(mesh, axis, timeout_s))
+        group.flights = self.flights
         self.flights.of_groups = True
-        self.groups[-1] = made
-        return made
+        self.groups[-1] = group
+        return group
 
     def _launch(self, kind: Kind, tensor: torch.Tensor, call: Any, *args: Any, **more: Any) -> Work:
         def carry(*tensors: torch.Tensor) -> Work:
