@@ -37,6 +37,7 @@ from overlaplab_engine import Recorder
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.strategy_names import StrategyName
+from overlaplab_engine.watching.bursts import Bursts
 from overlaplab_engine.watching.passes import Passes
 from overlaplab_engine.watching.waits import Waits
 from overlaplab_engine.watching.watch import Watch
@@ -85,6 +86,7 @@ def cost(
     for _ in range(5):
         side()
     shares: list[float] = []
+    burst_ratios: list[float] = []
 
     def train_block(*, watched: bool) -> float:
         with tempfile.TemporaryDirectory() as out, _measure_cpu() as cpu:
@@ -92,28 +94,32 @@ def cost(
             comm.barrier()
             if watched:
                 watch.start()
-            begun, begun_cpu = time.perf_counter(), time.thread_time_ns()
+            ends, begun_cpu = [time.perf_counter()], time.thread_time_ns()
             for _ in range(block):
                 side()
                 if watched:
                     watch.step()
+                ends.append(time.perf_counter())
             took_cpu = time.thread_time_ns() - begun_cpu
-            took = max(comm.gather_objects(time.perf_counter() - begun))
+            took = max(comm.gather_objects(ends[-1] - ends[0]))
             watch.close()
             if watched:
                 shares.append(sum(cpu) / took_cpu)
+                burst_ratios.append(_burst_ratio(np.diff(ends), Bursts(every, burst)))
             return took
 
     on, off = take_turns([partial(train_block, watched=watched) for watched in (True, False)], blocks)
     if comm.rank == 0:
         ratios = [a / b for a, b in zip(on, off, strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        half = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        quartile, _, upper_quartile = statistics.quantiles(ratios, n=4)
+        low, high = _median_interval(ratios)
+        burst_low, burst_high = _median_interval(burst_ratios)
         print(
             f"{strategy.value}, {statistics.median(off) / block * 1e3:.0f} ms a step: watched ÷ not"
-            f" {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}, {blocks} pairs of {block} steps; mean"
-            f" {statistics.mean(ratios):.3f} ± {half:.3f}); CPU time within the watch"
-            f" {statistics.median(shares):.3%} of the training thread's"
+            f" {statistics.median(ratios):.4f} (95 %: {low:.4f} to {high:.4f}; quartiles {quartile:.3f} to"
+            f" {upper_quartile:.3f}; {blocks} pairs of {block} steps); CPU time within the watch"
+            f" {statistics.median(shares):.3%} of the training thread's; steps of a burst ÷ the others of their block"
+            f" {statistics.median(burst_ratios):.4f} (95 %: {burst_low:.4f} to {burst_high:.4f})"
         )
     end_rank(comm)
 
@@ -146,6 +152,19 @@ def compare_exposed(
     if comm.rank == 0:
         print(f"{sum(hits)} of {len(hits)} recorded ranks within {TOLERANCE:.0%} of the step")
     end_rank(comm)
+
+
+def _burst_ratio(steps_s: Any, bursts: Bursts) -> float:
+    """The median step of the block's bursts ÷ that of its other steps."""
+    in_burst = np.array([bursts.holds(number) for number in range(len(steps_s))])
+    return float(np.median(steps_s[in_burst]) / np.median(steps_s[~in_burst]))
+
+
+def _median_interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median by order statistics, which assumes no distribution; of under 6 values, all."""
+    ordered = sorted(values)
+    place = max(0, int(len(values) / 2 - 0.98 * len(values) ** 0.5))
+    return ordered[place], ordered[-1 - place]
 
 
 def _model(side: Side) -> Any:

@@ -184,6 +184,8 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
                 setting = replace(setting, bucket_cap_mb=cap)
             setting = replace(setting, edits=_ask_for_edit(controls, opened))
     controls.keep()
+    if not controls.count:
+        findings.refuse_to_predict(opened.run)  # where ranks are missing it says so
     return Question(setting=setting)
 
 
@@ -232,6 +234,7 @@ class _Controls:
         # what the link says and no control has taken
         self._unused = set(self._linked) if self._linked or not text else {text}
         self._texts: dict[str, str] = {}
+        self.count = 0
 
     def slide(self, label: str, form: str, values: Iterable[Any], recorded: Any, first: Any = None) -> Any:
         """A slider's value, at first the recorded one, or this; None while it is the recorded one.
@@ -276,6 +279,7 @@ class _Controls:
 
     def _look(self, label: str, options: Sequence[Any], first: Any) -> dict[str, Any]:
         """Set a control to what the link says, or to its first value, where it is new; return key, width, callback."""
+        self.count += 1
         name = _name(label)
         key = f"asked_{name} of {self._run}"  # another run's control begins anew
         linked = [value for value in options if _text(value) == self._linked.get(name)]

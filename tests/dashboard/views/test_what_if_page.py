@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,14 @@ def test_a_run_that_does_not_tell_says_why(on: Callable[[str], AppTest]) -> None
     assert "can play no other setting" in app.info[0].value
     assert any("Its workers do not wait for each other" in text for text in body_texts(app))
     assert not specs(app)
+
+
+def test_where_nothing_can_be_asked_for_it_says_why(opened: Open, tmp_path: Path) -> None:
+    """Actions need no other ranks, but of a server with a missing worker there is none that is played."""
+    shutil.copytree(SAMPLES / "course" / "server", tmp_path / "server")
+    (tmp_path / "server" / "rank1.pt.trace.json.gz").unlink()
+    app = opened(tmp_path, "what_if")
+    assert not app.select_slider and app.code[0].value.startswith("3 of 4 ranks: a prediction needs them all.")
 
 
 def test_what_a_setting_cannot_be_made_of_is_one_line(on: Callable[[str], AppTest]) -> None:
