@@ -68,7 +68,7 @@ class Side:
         """Build it as configured."""
         with comm.device:  # a GPU draws many weights at once
             model = make_model(config)
-        self.strategy, self.optimizer = build(config, comm, model)
+        self.strategy, self.optimizer, _ = build(config, comm, model)
         self._batches = Batches(seed=0, vocab=config.vocab, seq=config.seq, batch=config.batch)
         self._accumulate = config.accumulate
         self._numbers = count()

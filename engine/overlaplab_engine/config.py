@@ -10,15 +10,7 @@ from overlaplab_engine.errors import EngineError
 from overlaplab_engine.models.times import Sleep
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
-from overlaplab_engine.options import (
-    STAGES,
-    CommunicationOptions,
-    Dtype,
-    Need,
-    Option,
-    PipelineOptions,
-    PrecisionOptions,
-)
+from overlaplab_engine.options import STAGES, Dtype, Need, Option, StrategyOptions
 from overlaplab_engine.strategy_names import StrategyName
 
 
@@ -66,8 +58,8 @@ COMMUNICATORS = Need("--communicators 2 is for zero3: no other strategy of ours 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelOptions:
-    """What trains, and where."""
+class _RunOptions:
+    """What trains, and where; and what a step is."""
 
     strategy: Annotated[str, Option(", ".join(StrategyName))]
     """A `StrategyName`, or another strategy that is registered."""
@@ -94,12 +86,6 @@ class _ModelOptions:
     vocab: Annotated[int, Option("Size of the vocabulary.")] = 1000
     tied: Annotated[bool, Option("Output projection = embedding.", "--tied/--untied")] = False
     dtype: Annotated[Dtype, Option("float32, bfloat16 or float64.")] = Dtype.FLOAT32
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StepOptions:
-    """What a step is."""
-
     batch: Annotated[int, Option("Samples per rank and microbatch.")] = 4
     memory_limit: Annotated[
         Bytes | None,
@@ -120,18 +106,14 @@ class _StepOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MicrobatchOptions(PipelineOptions):
+class Config(StrategyOptions, _RunOptions):
+    """One recording. Each field is an option of the command line; those of the last base come first."""
+
     microbatches: Annotated[
         int,
         Option("pipeline: microbatches per step; with 1 the ranks take turns, as in plain model parallelism."),
         STAGES,
     ] = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(CommunicationOptions, _MicrobatchOptions, _StepOptions, PrecisionOptions, _ModelOptions):
-    """One recording. Each field is an option of the command line; those of the last base come first."""
-
     checkpointing: Annotated[
         str, Option("Activation checkpointing: all (layers), K (every K-th layer, from the first on) or none.")
     ] = "none"

@@ -101,8 +101,8 @@ def declarations(options: type, kind: type[T]) -> dict[str, T]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionOptions:
-    """The types in which strategies compute, keep and send."""
+class StrategyOptions:
+    """In which types strategies compute, how they cut a pipeline, and what they send, gather and free, and when."""
 
     main_grad: Annotated[bool, Option("fp32 gradients beside bfloat16 parameters.")] = False
     """Gradients are accumulated and sent in fp32."""
@@ -119,12 +119,6 @@ class PrecisionOptions:
         Option("zero3, torch-fsdp2: reduce gradients in this type; default --param-dtype, as in FSDP2's policy."),
         PRECISION,
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineOptions:
-    """How a pipeline is cut, and in which order it works."""
-
     schedule: Annotated[
         Schedule, Option(f"pipeline: {', '.join(Schedule)}; in which order microbatches are worked on."), STAGES
     ] = Schedule.GPIPE
@@ -134,12 +128,6 @@ class PipelineOptions:
         STAGES,
     ] = None
     """None: one on each rank, or two where the schedule needs several."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommunicationOptions:
-    """What strategies send, gather and free, and when."""
-
     bucket_cap_mb: Annotated[float, Option("A bucket closes once it holds this many MiB.")] = 25.0
     first_bucket_mb: Annotated[float | None, Option("Another cap for the first bucket, in MiB.")] = None
     prefetch: Annotated[int, Option("zero3, torch-fsdp2: units gathered ahead; 0: none.")] = 1

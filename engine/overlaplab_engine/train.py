@@ -75,7 +75,7 @@ def record(config: Config, argv: list[str]) -> None:
         if int(os.environ["LOCAL_RANK"]) == 0:
             clear(config.out)
         comm.barrier()
-    strategy, optimizer, borders = _build(config, comm)
+    strategy, optimizer, borders = build(config, comm)
     before = _calibrate(config, comm, strategy, borders) if config.trace and device.type == "cpu" else None
     steps_before = 0 if config.resume is None else load_sharded(config.resume, strategy, optimizer)
     best, attempts = _record_steps(config, comm, strategy, optimizer, steps_before)
@@ -141,7 +141,7 @@ def _rehearsed_peak(config: Config, comm: Communicator) -> int:
     if cuda:
         torch.cuda.reset_peak_memory_stats(comm.device)
     with nullcontext(None) if cuda else Peak() as peak:
-        strategy, optimizer = build(config, comm)
+        strategy, optimizer = build(config, comm)[:2]
         if peak is not None:
             peak.leave_out(strategy.optimized() if config.offload else [])
             peak.reset_most()
@@ -188,17 +188,12 @@ def _calibrate(config: Config, comm: Communicator, strategy: Strategy, borders: 
     )
 
 
-def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW]:
-    """The strategy around the model, whose gradients are labelled, and the optimizer; `comm` is that of all ranks.
+def build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW, UnitBorders]:
+    """The strategy around the model, whose gradients are labelled, the optimizer, and what labels the borders of units.
 
     Without `model` a new one is built on the device; strategies that shard parameters fill and shard it unit by unit.
+    `comm` is that of all ranks.
     """
-    strategy, optimizer, _ = _build(config, comm, model)
-    return strategy, optimizer
-
-
-def _build(config: Config, comm: Communicator, model: Transformer | None = None) -> tuple[Strategy, AdamW, UnitBorders]:
-    """Build as `build` does, with what labels the borders of units."""
     if model is None:
         with torch.device("meta"):
             model = make_model(config)

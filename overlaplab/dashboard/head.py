@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -20,8 +19,6 @@ from overlaplab.dashboard.folder import run_title
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import Diagnosis
 from overlaplab.words import shorten
-
-_SUMMARY = Path(__file__).with_name("views") / "summary.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class PageHead:
             st.text(lead + diagnosis.headline)
             with st.container(key="advice_line", horizontal=True, gap="small"):
                 st.text(lead + diagnosis.advice, width="stretch")
-                st.page_link(_SUMMARY, label="Summary ›")
+                st.page_link(links.SUMMARY, label="Summary ›")
 
     def show_whole(self, diagnosis: Diagnosis) -> None:
         """The same as the Summary's first screen has it: large, with what is said after the advice."""

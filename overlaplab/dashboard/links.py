@@ -37,7 +37,7 @@ AGAINST, SETTING = "against", "setting"
 
 _CHOICES = (RUN, RANK, RANKS, STEP, COMMUNICATION, RUNS, AGAINST, SETTING)  # what every page keeps
 _LONGEST = 2000  # characters of a value that are kept
-_UNKNOWN = {
+UNKNOWN = {
     RUNS: "The link names runs that are not here. Those that compare with the run on the left are shown.",
     AGAINST: "The link compares with a run that is not here. It is left out.",
     RANK: "The link names a rank that this run does not have. Another one is shown.",
@@ -47,7 +47,7 @@ _UNKNOWN = {
     STEP: "The link names a step that this run does not have. The page shows what it shows without one.",
 }
 _TIMELINE = Path(__file__).with_name("views") / "timeline.py"
-_SUMMARY = _TIMELINE.with_name("summary.py")
+SUMMARY = _TIMELINE.with_name("summary.py")
 TURN = "Turn the page"
 """What the hidden link says that `turn.js` clicks."""
 _NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits into 64 bits
@@ -71,15 +71,6 @@ class Spot(NamedTuple):
     dragged: tuple[int, int] | None = None
 
 
-def timeline_link(name: str, spot: Spot, rank: int | None = None) -> dict[str, str]:
-    """The query parameters that open the Timeline page of the run of this name, below the opened folder, at a spot.
-
-    `rank`: one that is to be shown.
-    """
-    query = {RUN: name} | _spot_query(spot)
-    return query if rank is None else query | {RANK: str(int(rank))}
-
-
 def _spot_query(spot: Spot) -> dict[str, str]:
     window, event, hosts, dragged = spot
     query = {} if window is None else {FROM: str(int(window[0])), TO: str(int(window[1]))}
@@ -88,18 +79,16 @@ def _spot_query(spot: Spot) -> dict[str, str]:
     return query if dragged is None else query | {RANGE: f"{dragged[0]},{dragged[1]}"}
 
 
-def go_to_timeline(query: dict[str, str], *others: int | None) -> NoReturn:
-    """Turn to the Timeline page at the spot of `timeline_link`; its rank and others join the chosen ones, if any."""
-    chosen, rank = numbers(choice(RANKS)), number(query.get(RANK))
-    if chosen:
+def go_to_timeline(name: str, spot: Spot, rank: int | None, *others: int | None) -> NoReturn:
+    """Turn to the Timeline page of the run of this name, below the opened folder, at a spot.
+
+    `rank` is to be shown, if any; it and the others join the chosen ones, if any.
+    """
+    query = {RUN: name} | _spot_query(spot) | ({} if rank is None else {RANK: str(rank)})
+    if chosen := numbers(choice(RANKS)):
         ranks = {*chosen, *(each for each in (rank, *others) if each is not None)}
-        query = query | {RANKS: ",".join(map(str, sorted(ranks)))}
+        query[RANKS] = ",".join(map(str, sorted(ranks)))
     turn_to(_TIMELINE, query)
-
-
-def go_to_run(name: str) -> NoReturn:
-    """Turn to the Summary page of a run below the opened folder."""
-    turn_to(_SUMMARY, {RUN: name})
 
 
 def turn_to(page: Path | StreamlitPage, query: dict[str, str]) -> NoReturn:
@@ -200,8 +189,8 @@ def start(name: str, key: str, wanted: T | None, default: T, options: Any) -> T:
     is_option = wanted is not None and _is_among(wanted, options)
     if not is_option:
         st.session_state.get("links_kept", {}).pop(name, None)
-        if name in fresh and name in _UNKNOWN:
-            st.warning(_UNKNOWN[name])
+        if name in fresh and name in UNKNOWN:
+            st.warning(UNKNOWN[name])
     new = name in fresh or st.session_state.get("links_turned", True)  # another page's control of this key is not it
     if new or key not in st.session_state or not _is_among(st.session_state[key], options):
         st.session_state[key] = wanted if is_option else default
@@ -272,11 +261,6 @@ def parse_setting(text: str | None) -> dict[str, str]:
     if text is None or not _SETTING.fullmatch(text):
         return {}
     return dict(part.split(":", 1) for part in text.split(","))
-
-
-def warn_of_setting() -> None:
-    """Say that a link's setting, or a part of it, is not one of this run."""
-    st.warning(_UNKNOWN[SETTING])
 
 
 def communication_rule(text: str | None) -> str | None:

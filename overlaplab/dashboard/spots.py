@@ -10,7 +10,7 @@ import streamlit as st
 from overlaplab.analyses import rows_of
 from overlaplab.causes import Cause
 from overlaplab.dashboard.data import Opened
-from overlaplab.dashboard.links import Spot, go_to_timeline, timeline_link
+from overlaplab.dashboard.links import Spot, go_to_timeline
 
 _ROOM_NS = 20_000  # on both sides of what is short
 _HOST_CAUSES = [word for cause in Cause if cause.origin == "host" for word in (cause.value, cause.label)]
@@ -74,7 +74,7 @@ def show_spot(
     hosts = _places(opened, shown) if cause in _HOST_CAUSES else late
     unfolded = tuple(place for place in hosts if place in opened.timeline.hosts)
     spot = Spot((start - beside, end + beside), event, unfolded)
-    go_to_timeline(timeline_link(opened.name, spot, shown), *(opened.run.traces[place].rank for place in unfolded))
+    go_to_timeline(opened.name, spot, shown, *(opened.run.traces[place].rank for place in unfolded))
 
 
 def _places(opened: Opened, rank: int | None) -> list[int]:

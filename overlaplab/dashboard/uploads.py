@@ -8,7 +8,9 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
+
+from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name
@@ -23,16 +25,6 @@ MOST_MB = 200
 MOST_INFLATED = 4 << 30
 """Bytes that one upload may inflate to: real traces inflate to 26 times, which 200 MB seldom reach."""
 _MOST_RUNS = 8
-
-
-class Uploaded(Protocol):
-    """What Streamlit's `UploadedFile` has of use here."""
-
-    name: str
-    size: int
-
-    def read(self, length: int = ..., /) -> bytes:
-        """The next bytes."""
 
 
 class Uploads:
@@ -55,7 +47,7 @@ class Uploads:
             raise OverlaplabError("this is not one of the uploaded runs", remedy="Choose one from the list.")
         return self._folders[name]
 
-    def add(self, files: Sequence[Uploaded]) -> str:
+    def add(self, files: Sequence[UploadedFile]) -> str:
         """Keep files as a run, one per rank, and return its name.
 
         Raises OverlaplabError for too many or too large ones, and those that are no traces by their names.
@@ -97,7 +89,7 @@ class Uploads:
             self.remove(name)
 
 
-def _check(files: Sequence[Uploaded]) -> None:
+def _check(files: Sequence[UploadedFile]) -> None:
     if len(files) > MOST_FILES:
         raise OverlaplabError(
             f"{len(files)} files are more than {MOST_FILES}", remedy="Open their folder: overlaplab app FOLDER."

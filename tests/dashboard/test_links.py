@@ -11,15 +11,16 @@ from overlaplab.dashboard import links
 from overlaplab.dashboard.linked_run import describe_link, find_meant
 
 
-def test_a_link_to_a_spot_of_the_timeline() -> None:
-    assert links.timeline_link("sweep/cap-1", links.Spot((5, 9))) == {"run": "sweep/cap-1", "from": "5", "to": "9"}
-    assert links.timeline_link("a", links.Spot((-5, 9), event=(1, 7)), rank=3) == {
-        "run": "a",
-        "from": "-5",
-        "to": "9",
-        "rank": "3",
-        "event": "1-7",
-    }
+def test_a_link_to_a_spot_of_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[dict[str, str]] = []
+    monkeypatch.setattr(links, "turn_to", lambda page, query: queries.append(query))
+    monkeypatch.setattr(st, "session_state", {})
+    links.go_to_timeline("sweep/cap-1", links.Spot((5, 9)), None)
+    links.go_to_timeline("a", links.Spot((-5, 9), event=(1, 7)), 3)
+    assert queries == [
+        {"run": "sweep/cap-1", "from": "5", "to": "9"},
+        {"run": "a", "from": "-5", "to": "9", "rank": "3", "event": "1-7"},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ else:
     mine = os.environ["RANK"] == rank
     train_step, build, all_gather = (
         overlaplab_engine.train.train_step,
-        overlaplab_engine.train._build,
+        overlaplab_engine.train.build,
         Communicator.all_gather,
     )
 
@@ -85,7 +85,7 @@ else:
             dataclasses.replace(config, layers=config.layers + 1) if mine and kind == "mismatch" else config, comm
         )
 
-    overlaplab_engine.train.train_step, overlaplab_engine.train._build = faulty_step, faulty_build
+    overlaplab_engine.train.train_step, overlaplab_engine.train.build = faulty_step, faulty_build
     if kind == "no-device-events":
         export = overlaplab_engine.recording.trace_file.TraceFile._export
 

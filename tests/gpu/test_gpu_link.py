@@ -95,7 +95,7 @@ def test_a_collective_takes_its_time_within_2_percent(beside: str, tmp_path: Pat
 
         communicate()
         torch.cuda.synchronize()
-        first = comm.group.launched
+        first = comm.group.carrier.launched
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             torch.cuda._sleep(LEAD_CYCLES)
             for _ in range(10):

@@ -72,8 +72,3 @@ def _add(tensor: torch.Tensor, arrived: torch.Tensor) -> None:
     blocks = BLOCK if tensor.device.type == "cpu" else tensor.numel()
     for total, part in zip(torch.split(tensor, blocks), torch.split(arrived, blocks), strict=True):
         total.add_(part)
-
-
-def split_chunks(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Split a contiguous tensor into views, `count` chunks whose sizes differ by one element at most."""
-    return list(torch.tensor_split(tensor.view(-1), count))

@@ -11,7 +11,7 @@ additions differs from chunk to chunk, and from the library's.
 
 import torch
 
-from overlaplab_engine.collectives.hops import Chunk, Hops, split_chunks
+from overlaplab_engine.collectives.hops import Chunk, Hops
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind
 
@@ -19,7 +19,8 @@ from overlaplab_engine.network.link import Kind
 @torch.no_grad()
 def all_reduce(comm: Communicator, tensor: torch.Tensor, *, bucket: int = 0) -> None:
     """Sum a contiguous tensor over the ranks, in place."""
-    hops, chunks = Hops(comm, bucket), split_chunks(tensor, comm.world_size)
+    chunks = list(torch.tensor_split(tensor.view(-1), comm.world_size))  # their sizes differ by one element at most
+    hops = Hops(comm, bucket)
     _scatter(hops, chunks)
     _gather(hops, chunks)
 

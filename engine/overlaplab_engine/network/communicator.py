@@ -21,7 +21,7 @@ from overlaplab_engine.alarm import note_wait, wake_on_time
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.labels import Word
 from overlaplab_engine.network import process_group
-from overlaplab_engine.network.carrier import Carried, urgent_threads
+from overlaplab_engine.network.carrier import Carried, Carrier, urgent_threads
 from overlaplab_engine.network.host_link import HostLink, HostStreams
 from overlaplab_engine.network.link import Kind, Link, LinkWait
 from overlaplab_engine.network.mesh import Mesh
@@ -158,16 +158,17 @@ class Communicator:
     @property
     def link(self) -> Link | None:
         """The emulated link, if there is one."""
-        return None if self._emulated is None else self._emulated.link
+        return None if self._emulated is None else self._emulated.carrier.link
 
     def set_link(self, link: Link) -> None:
-        """Emulate another link from now on, between CPUs; all ranks, while nothing is under way."""
+        """Emulate another link from now on, in all groups, between CPUs; all ranks, while nothing is under way."""
         assert self._emulated is not None
-        self._emulated.set_link(link)
+        assert isinstance(self._emulated.carrier, Carrier)
+        self._emulated.carrier.wire.link = link
 
     def mark_log(self) -> LogMark:
         """Return how far the logs of all `groups` have come, for `carried_between`; no message may be under way."""
-        return tuple((g.launched, len(g.messages)) for g in self._emulated_groups())
+        return tuple((g.carrier.launched, len(g.messages)) for g in self._emulated_groups())
 
     def carried_between(self, since: LogMark, until: LogMark) -> list[Carried]:
         """The collectives that were launched between two marks, and the messages, of all `groups`."""
@@ -387,7 +388,7 @@ class Communicator:
 
     def _check(self) -> None:
         if self._emulated is not None:
-            self._emulated.check()
+            self._emulated.carrier.check()
 
     @contextmanager
     def _span(

@@ -57,7 +57,8 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         self._description = ""
         self._rank, self._size = rank, size
         self._mover = mover
-        self._carrier = carrier
+        self.carrier = carrier
+        self._submit = carrier.submit
         self._messages = messages
         self.phantom_ranks = [r for r in range(size) if r != rank] if isinstance(mover, Phantoms) else []
         """Emulated ranks without a process; empty if there are none. With any, losses are meaningless."""
@@ -69,49 +70,29 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         return self._mover.scratch_bytes if isinstance(self._mover, Phantoms) else 0
 
     @property
-    def link(self) -> Link:
-        return self._carrier.link
-
-    def set_link(self, link: Link) -> None:
-        """Emulate another link from now on, in all groups; all ranks, while nothing is under way."""
-        assert isinstance(self._carrier, Carrier)
-        self._carrier.wire.link = link
-
-    @property
-    def launched(self) -> int:
-        return self._carrier.launched
-
-    @property
     def log(self) -> Sequence[Carried]:
         """The collectives carried so far, in order; on a GPU this waits for the link."""
-        return self._carrier.log
+        return self.carrier.log
 
     @property
     def messages(self) -> Sequence[Carried]:
         """The messages sent and received so far, in order of their ends; among phantoms they are in `log`."""
         return self._messages.log if self._messages is not None else ()
 
-    def check(self) -> None:
-        self._carrier.check()
-
     @contextmanager
     def begin_after(self, ready: Callable[[], None]) -> Iterator[None]:
         """Let what is launched inside on CPUs begin when `ready` returns, which is called on another thread."""
-        assert isinstance(self._carrier, Carrier)
-        self._carrier.ready = ready
+        assert isinstance(self.carrier, Carrier)
+        self.carrier.ready = ready
         try:
             yield
         finally:
-            self._carrier.ready = None
+            self.carrier.ready = None
 
     def close(self) -> None:
         """Carry what is queued, stop, and free the phantoms' memory."""
         self._end()
         self._mover = None
-
-    def _submit(self, kind: Kind, tensors: Sequence[torch.Tensor], work: Callable[[], Any], outputs: Any) -> Any:
-        """`tensors`: the full-size side, which gives bytes; `outputs`: what the work returns."""
-        return self._carrier.submit(kind, tensors, work, outputs)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
@@ -230,10 +211,10 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
         return self._size
 
     def getGroupName(self) -> str:  # noqa: N802
-        return self._carrier.group_name
+        return self.carrier.group_name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        self._carrier.group_name = name
+        self.carrier.group_name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
         return self._description
@@ -247,7 +228,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
     def abort(self) -> None:
         if self._mover is not None:
             self._mover.abort()
-        self._carrier.abort()
+        self.carrier.abort()
 
 
 class AllWorks:

@@ -6,16 +6,14 @@ without computation, and a fixed computation, the probe, tells how fast the mach
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from overlaplab_engine.models.batches import Batches
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Kind, Link
-from overlaplab_engine.recording.borders import BACKWARD, FORWARD, UnitBorders
+from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.memory import count_saved
 from overlaplab_engine.strategies import Strategy
 
@@ -70,7 +68,7 @@ def unit_passes(strategy: Strategy, borders: UnitBorders, batches: Batches) -> t
         with borders.measure_times() as times:
             strategy.backward(strategy(tokens, targets))
         strategy.zero_grad()
-    return times, saved.nbytes
+    return times, sum(saved.values())
 
 
 def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
@@ -108,43 +106,3 @@ def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
 def _others_ns() -> int:
     """What the process's threads but this one have used of cores so far."""
     return time.process_time_ns() - time.thread_time_ns()
-
-
-def calibration(
-    passes: Sequence[Mapping[tuple[str, str], int]],
-    idle: Sequence[Sequence[Idle]],
-    probes: Sequence[Sequence[int]],
-    updates: Mapping[str, int],
-) -> dict[str, Any]:
-    """run.json's `calibration`; each argument is by rank, but for `updates`, how long a whole unit's update takes.
-
-    A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others; what
-    it used of cores is the mean.
-    """
-
-    def median(unit: str, phase: str) -> int:
-        return int(statistics.median(times.get((unit, phase), 0) for times in passes))
-
-    return {
-        "units": [
-            {
-                "name": unit,
-                "forward_ns": median(unit, FORWARD),
-                "backward_ns": median(unit, BACKWARD),
-                "update_ns": updates.get(unit, 0),
-            }
-            for unit in dict.fromkeys(unit for unit, _ in passes[0])
-        ],
-        "collectives": [
-            {
-                "kind": same[0].kind,
-                "bytes": same[0].bytes,
-                "took_ns": [min(took) for took in zip(*(idle.took_ns for idle in same), strict=True)],
-                "used_ns": [
-                    round(statistics.fmean(used)) for used in zip(*(idle.used_ns for idle in same), strict=True)
-                ],
-            }
-            for same in zip(*idle, strict=True)
-        ],
-        "probe_ns": [list(times) for times in probes],
-    }

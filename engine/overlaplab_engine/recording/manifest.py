@@ -13,7 +13,8 @@ from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained
-from overlaplab_engine.recording.calibration import Idle, calibration
+from overlaplab_engine.recording.borders import BACKWARD, FORWARD
+from overlaplab_engine.recording.calibration import Idle
 from overlaplab_engine.recording.facts import FORMAT_VERSION, hardware, named_parameters, named_units, versions
 from overlaplab_engine.recording.machine import MachineStep, mark_busy
 from overlaplab_engine.strategies import Strategy
@@ -122,7 +123,7 @@ def manifest(
         "hardware_per_rank": [o.hardware for o in outcomes],
         "processor_counts": all(o.counts for o in outcomes) if on_cpu and config.compute is None else None,
         "machine": _machine(outcomes) if on_cpu else None,
-        "calibration": _calibration(outcomes, _owners(strategy)),
+        "calibration": calibration(outcomes, _owners(strategy)),
         "warmup": config.warmup,
         "steps": config.steps,
         "trace_ranks": config.trace_ranks,
@@ -228,19 +229,42 @@ def _machine(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [asdict(row) for row in mark_busy([row for o in outcomes for row in o.recorded.machine], hosts)]
 
 
-def _calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
-    """What was measured before the first step; `owners` share the update of a unit, or each does all of it."""
+def calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
+    """run.json's `calibration`, measured before the first step; `owners` share a unit's update, or each does all of it.
+
+    A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others; what
+    it used of cores is the mean.
+    """
     before = [o.before for o in outcomes if o.before is not None]
     if not before:
         return None
-    units = {unit for o in outcomes for unit in o.updates}
-    took = {unit: [o.updates.get(unit, 0) for o in outcomes] for unit in units}
-    return calibration(
-        [b.passes for b in before],
-        [b.idle for b in before],
-        [(b.probe_ns, o.probe_after_ns or 0) for b, o in zip(before, outcomes, strict=True)],
-        {unit: int((owners or 1) * statistics.mean(ns)) for unit, ns in took.items()},
-    )
+
+    def median(unit: str, phase: str) -> int:
+        return int(statistics.median(b.passes.get((unit, phase), 0) for b in before))
+
+    return {
+        "units": [
+            {
+                "name": unit,
+                "forward_ns": median(unit, FORWARD),
+                "backward_ns": median(unit, BACKWARD),
+                "update_ns": int((owners or 1) * statistics.mean(o.updates.get(unit, 0) for o in outcomes)),
+            }
+            for unit in dict.fromkeys(unit for unit, _ in before[0].passes)
+        ],
+        "collectives": [
+            {
+                "kind": same[0].kind,
+                "bytes": same[0].bytes,
+                "took_ns": [min(took) for took in zip(*(idle.took_ns for idle in same), strict=True)],
+                "used_ns": [
+                    round(statistics.fmean(used)) for used in zip(*(idle.used_ns for idle in same), strict=True)
+                ],
+            }
+            for same in zip(*(b.idle for b in before), strict=True)
+        ],
+        "probe_ns": [[b.probe_ns, o.probe_after_ns or 0] for b, o in zip(before, outcomes, strict=True)],
+    }
 
 
 def sleeps_on_schedule(config: Config) -> bool:

@@ -13,29 +13,21 @@ from overlaplab_engine.strategies.sharding.optimizers import local_part
 from overlaplab_engine.strategies.sharding.sharded import Sharded
 
 
-class SavedTensors:
-    """What autograd saves of a forward pass for the backward pass, besides parameters."""
+@contextmanager
+def count_saved(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Count what autograd saves of forward passes of `model`, but for its parameters: storages' bytes by their address.
 
-    def __init__(self) -> None:
-        self._storages: dict[int, int] = {}
+    Of checkpointed modules that is their inputs.
+    """
+    saved: dict[int, int] = {}
 
-    @property
-    def nbytes(self) -> int:
-        return sum(self._storages.values())
-
-    def add(self, tensor: torch.Tensor, model: nn.Module) -> torch.Tensor:
-        """Count what holds `tensor`, unless it holds a parameter of `model` now; returns the tensor."""
+    def count(tensor: torch.Tensor) -> torch.Tensor:
         storage = _local(tensor).untyped_storage()
         if storage.data_ptr() not in {_local(p).untyped_storage().data_ptr() for p in model.parameters()}:
-            self._storages[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-
-@contextmanager
-def count_saved(model: nn.Module) -> Iterator[SavedTensors]:
-    """Count what autograd saves of forward passes of `model`; of checkpointed modules that is their inputs."""
-    saved = SavedTensors()
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.add(tensor, model), lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         yield saved
 
 

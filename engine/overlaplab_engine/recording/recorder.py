@@ -1,10 +1,5 @@
 """A recorder for any training loop: one trace per rank, run.json, and labels that suit the model.
 
-    with Recorder("runs/mine", model) as recorder:
-        for batch in batches:
-            ...
-            recorder.step()
-
 It calls no collectives of its own. If DDP has a comm hook, every rank needs a recorder, started before the same step:
 see [Note: one hook per reducer].
 """

@@ -18,14 +18,7 @@ from overlaplab_engine.models.deferred import materialise
 from overlaplab_engine.models.units import Unit, UnitPolicy, by_block, form_units
 from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.network.host_link import host_allocation
-from overlaplab_engine.options import (
-    CommunicationOptions,
-    Need,
-    Option,
-    PipelineOptions,
-    PrecisionOptions,
-    declarations,
-)
+from overlaplab_engine.options import Need, Option, StrategyOptions, declarations
 from overlaplab_engine.options import Traits as Traits
 from overlaplab_engine.strategies.gradients.buckets import Bucket, Gradients, assign
 
@@ -33,7 +26,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CommunicationOptions, PipelineOptions, PrecisionOptions):
+class Options(StrategyOptions):
     """The options of all strategies; each uses those that concern it."""
 
     # torch's own in place of what the command line spells

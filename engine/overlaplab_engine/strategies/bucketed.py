@@ -1,9 +1,6 @@
 """bucketed: the library's all-reduce of each bucket, as soon as it is full, while the backward pass goes on."""
 
-import torch
-
-from overlaplab_engine.network.communicator import Work
-from overlaplab_engine.strategies.averaging.in_buckets import InBuckets
+from overlaplab_engine.strategies.averaging import InBuckets
 from overlaplab_engine.strategies.base import Traits, register
 
 
@@ -13,6 +10,3 @@ class Bucketed(InBuckets):
 
     name = "bucketed"
     traits = Traits(buckets=True)
-
-    def _average(self, index: int, flat: torch.Tensor) -> Work:
-        return self.comm.all_reduce_mean(flat)

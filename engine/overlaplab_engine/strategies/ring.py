@@ -4,7 +4,7 @@ See `overlaplab_engine.collectives.ring`.
 """
 
 from overlaplab_engine.collectives import ring
-from overlaplab_engine.strategies.averaging.by_hand import ByHand
+from overlaplab_engine.strategies.averaging import ByHand
 from overlaplab_engine.strategies.base import Traits, register
 
 

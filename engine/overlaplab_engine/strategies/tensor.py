@@ -34,8 +34,8 @@ from overlaplab_engine import labels
 from overlaplab_engine.labels import Word
 from overlaplab_engine.models.transformer import Transformer
 from overlaplab_engine.network.communicator import Communicator, Work
+from overlaplab_engine.strategies.averaging import InBuckets
 from overlaplab_engine.strategies.base import Options, Traits, register
-from overlaplab_engine.strategies.bucketed import Bucketed
 from overlaplab_engine.strategies.sharding.optimizers import mark_part
 from overlaplab_engine.strategies.tensor_parallel import layers
 
@@ -108,7 +108,7 @@ class _Operators:
 
 
 @register
-class TensorParallel(layers.CutsLayers, Bucketed):
+class TensorParallel(layers.CutsLayers, InBuckets):
     """Megatron's layers over one axis of the mesh, `bucketed` over the other. `cut` comes first.
 
     It takes this package's `Transformer`, whose heads and sequence the group's size divides.
@@ -177,7 +177,7 @@ class TensorParallel(layers.CutsLayers, Bucketed):
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
-        """See `Bucketed`; none if each part is on one rank only."""
+        """See `InBuckets`; none if each part is on one rank only."""
         return super().buckets if self._has_replicas else []
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:

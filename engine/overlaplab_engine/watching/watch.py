@@ -1,10 +1,5 @@
 """Watch a whole training: the time of every step and, in bursts, what communication it did not hide.
 
-    with watch(model, "runs/live") as watching:
-        for batch in batches:
-            ...
-            watching.step()
-
 It runs no profiler, calls no collectives and waits for no device. All ranks measure the same steps, because they count
 them alike. Nothing that goes wrong in here reaches the training.
 """

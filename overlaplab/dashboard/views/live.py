@@ -81,7 +81,7 @@ def _recordings(live: Live, name: str) -> None:
             f"{label} ›", key=f"recording_{row['step']}", type="tertiary", help="Open this recording."
         )
         if clicked or row["step"] in chosen:
-            links.go_to_run(run)
+            links.turn_to(links.SUMMARY, {links.RUN: run})
 
 
 page()

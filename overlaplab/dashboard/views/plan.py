@@ -161,23 +161,15 @@ def _ask(recorded: RecordedPlan | None) -> tuple[Plan, int]:
 
 def _free() -> AskedPlan:
     """Sizes and batch, without a recording."""
-    layers = st.number_input("Layers", 1, 1000, 32, width=_WIDTH)
-    width = st.number_input("Width", 1, 65536, 4096, width=_WIDTH)
-    heads = st.number_input("Heads", 1, 1024, 32, width=_WIDTH)
-    vocab = st.number_input("Vocabulary", 1, 10**6, 50257, width=_WIDTH)
-    seq = st.number_input(_SEQ, 1, 2**20, 4096, width=_WIDTH)
-    microbatch = st.number_input(_MICROBATCH, 1, 4096, 2, width=_WIDTH)
-    samples = st.number_input("Sequences per step", 1, 10**7, 1024, width=_WIDTH)
-    ranks = st.number_input("GPUs", 1, _MOST_GPUS, 128, width=_WIDTH)
     return AskedPlan(
-        layers=layers,
-        width=width,
-        heads=heads,
-        vocab=vocab,
-        seq=seq,
-        microbatch=microbatch,
-        tokens=samples * seq,
-        ranks=ranks,
+        layers=st.number_input("Layers", 1, 1000, 32, width=_WIDTH),
+        width=st.number_input("Width", 1, 65536, 4096, width=_WIDTH),
+        heads=st.number_input("Heads", 1, 1024, 32, width=_WIDTH),
+        vocab=st.number_input("Vocabulary", 1, 10**6, 50257, width=_WIDTH),
+        seq=(seq := st.number_input(_SEQ, 1, 2**20, 4096, width=_WIDTH)),
+        microbatch=st.number_input(_MICROBATCH, 1, 4096, 2, width=_WIDTH),
+        tokens=seq * st.number_input("Sequences per step", 1, 10**7, 1024, width=_WIDTH),
+        ranks=st.number_input("GPUs", 1, _MOST_GPUS, 128, width=_WIDTH),
     )
 
 

@@ -274,7 +274,7 @@ class _Controls:
     def keep(self) -> None:
         """Write what the controls say into the link; where a link said what none of them can, say so."""
         if self._fresh and self._unused:
-            links.warn_of_setting()
+            st.warning(links.UNKNOWN[links.SETTING])
         links.keep_at_once(links.SETTING, ",".join(f"{name}:{text}" for name, text in self._texts.items()) or None)
 
     def _look(self, label: str, options: Sequence[Any], first: Any) -> dict[str, Any]:

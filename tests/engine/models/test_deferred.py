@@ -111,7 +111,7 @@ def every_strategy_begins_with_rank_0s_weights_of_the_seed(comm: Communicator, n
     takes_16_bits = not class_of(name).traits.averages_parameters
     for more in ({}, {"tied": True}, *([{"dtype": Dtype.BFLOAT16}] * takes_16_bits)):
         wanted = dict(make_model(config_of(name, **more, seed=4)).named_parameters())
-        strategy, _ = build(config_of(name, **more, seed=4 + comm.rank), comm)
+        strategy, *_ = build(config_of(name, **more, seed=4 + comm.rank), comm)
         got = strategy.full_parameters()
         assert got.keys() == wanted.keys()
         for parameter, value in wanted.items():

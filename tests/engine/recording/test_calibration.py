@@ -1,15 +1,29 @@
 """What is measured before the first step, put together from the ranks."""
 
 from overlaplab_engine.network.link import Kind
-from overlaplab_engine.recording.calibration import Idle, calibration
+from overlaplab_engine.recording.calibration import Idle
+from overlaplab_engine.recording.manifest import Before, Outcome, Recorded, calibration
+
+
+def outcome(forward_ns: int, rank: int, update_ns: int) -> Outcome:
+    passes = {("a", "forward"): forward_ns, ("a", "backward"): 2 * forward_ns, ("b", "forward"): 7}
+    idle = Idle(kind=Kind.ALL_REDUCE, bytes=64, took_ns=[rank, 9 - rank], used_ns=[rank, 2 * rank])
+    return Outcome(
+        recorded=Recorded(attempt=1, link=None, losses=[], carried=[], link_steps=[], machine=[]),
+        held={},
+        peak_allocated=None,
+        scratch=0,
+        counts=False,
+        before=Before(probe_ns=5, passes=passes, saved_bytes=None, idle=[idle]),
+        probe_after_ns=6,
+        updates={"a": update_ns},
+        hardware={},
+    )
 
 
 def test_units_take_the_ranks_median_and_collectives_what_the_last_rank_saw() -> None:
-    passes = [{("a", "forward"): ns, ("a", "backward"): 2 * ns, ("b", "forward"): 7} for ns in (10, 30, 20)]
-    idle = [
-        [Idle(kind=Kind.ALL_REDUCE, bytes=64, took_ns=[rank, 9 - rank], used_ns=[rank, 2 * rank])] for rank in (2, 3, 4)
-    ]
-    assert calibration(passes, idle, [(5, 6)] * 3, {"a": 4}) == {
+    outcomes = [outcome(10, 2, 1), outcome(30, 3, 2), outcome(20, 4, 3)]
+    assert calibration(outcomes, owners=2) == {
         "units": [
             {"name": "a", "forward_ns": 20, "backward_ns": 40, "update_ns": 4},
             {"name": "b", "forward_ns": 7, "backward_ns": 0, "update_ns": 0},

@@ -332,12 +332,12 @@ DDP_ORACLE = """
 import json, sys, overlaplab_engine.train
 told = sys.argv.pop(1)
 from overlaplab_engine.cli import main
-build = overlaplab_engine.train._build
+build = overlaplab_engine.train.build
 def noting(config, comm):
     built = build(config, comm)
     noting.strategy = built[0]
     return built
-overlaplab_engine.train._build = noting
+overlaplab_engine.train.build = noting
 manifest = overlaplab_engine.train.manifest
 def asking(config, comm, strategy, *more, **named):
     names = [n for n, p in strategy.model.named_parameters() if p.requires_grad]

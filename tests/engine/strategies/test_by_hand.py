@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from overlaplab_engine.network.communicator import Communicator
-from overlaplab_engine.strategies.averaging.by_hand import ByHand
+from overlaplab_engine.strategies.averaging import ByHand
 from overlaplab_engine.strategy_names import StrategyName
 from ranks.arrivals import require_each_wait
 from ranks.engine_ranks import Scenarios

@@ -4,13 +4,14 @@ Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), §3.2: bucketing (3.2.
 ranks (3.2.3), accumulation (3.2.4); §4.2.3: the bitmap of used parameters; §6.2.1: buckets in the order of arrival.
 """
 
-from abc import abstractmethod
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from overlaplab_engine import labels
+from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.strategies.base import Options, Strategy
 from overlaplab_engine.strategies.gradients.buckets import OrderedLauncher
@@ -87,9 +88,9 @@ class InBuckets(Strategy):
         with bucket.marks.launch:
             return self._average(index, bucket.flat)
 
-    @abstractmethod
     def _average(self, index: int, flat: torch.Tensor) -> Work:
         """Launch the all-reduce of bucket `index`: prescaled gradients become their mean over the ranks, in place."""
+        return self.comm.all_reduce_mean(flat)
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -140,3 +141,28 @@ class InBuckets(Strategy):
         for bucket in self._buckets:
             bucket.reset()
         self._launcher.reset()
+
+
+class ByHand(InBuckets):
+    """Averages as `bucketed` does, but the collective is made of messages, whose hops the trace shows one by one.
+
+    The hops of a bucket follow each other, and buckets too, in the order of their launches.
+    """
+
+    hops: Any
+    """The module of `overlaplab_engine.collectives` whose `all_reduce` sums a bucket over the ranks, in place."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
+        """See `Strategy`. EngineError among phantoms, which send nothing that could be passed on."""
+        if comm.phantom_ranks:
+            raise EngineError(
+                f"--strategy {self.name} needs a process for every rank: record with --nproc and without WORLD"
+            )
+        super().__init__(model, comm, options)
+
+    def _average(self, index: int, flat: torch.Tensor) -> Work:
+        def average() -> None:
+            self.hops.all_reduce(self.comm, flat, bucket=index)
+            flat.div_(self.comm.prescale * self.comm.world_size)  # by 1 where gradients were divided beforehand
+
+        return self.comm.aside(average)
