@@ -8,6 +8,7 @@ from overlaplab.events.activity import classify as classify
 from overlaplab.events.activity import counting_as as counting_as
 from overlaplab.events.activity import damaged_as as damaged_as
 from overlaplab.events.activity import device_sign as device_sign
+from overlaplab.events.activity import enclosing_ranges as enclosing_ranges
 from overlaplab.events.activity import is_on_gpus as is_on_gpus
 from overlaplab.events.activity import longest_names as longest_names
 from overlaplab.events.activity import outermost as outermost

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.costs.memory import copied_bytes
-from overlaplab.events import Run, Trace, Window, activity, launchers, once_per_trace, rule_of
+from overlaplab.events import Run, Trace, Window, activity, enclosing_ranges, event_times, rule_of
 from overlaplab.evidence.labels import Label, engine_labels, span_intervals
 from overlaplab.evidence.selection import launched_in, rows_by_rank
 from overlaplab.intervals import Intervals, intersect, total, union
@@ -54,21 +52,7 @@ def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any
 
 def _busy_time(trace: Trace, these: Sequence[Label]) -> Intervals:
     """When at least one of these copies was under way."""
+    spans = span_intervals(these)
     if rule_of(trace) is not Rule.GPU:
-        return span_intervals(these)
-    called, begun, done = _launch_times(trace)
-    starts, ends = [np.array([getattr(label, at) for label in these], np.int64) for at in ("start_ns", "end_ns")]
-    near = slice(*np.searchsorted(called, (starts.min(), ends.max())))
-    place = np.searchsorted(starts, called[near], side="right") - 1
-    inside = called[near] < ends[place]
-    return union(begun[near][inside], done[near][inside])
-
-
-@once_per_trace
-def _launch_times(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """When what the host launched was launched, in order, when it started, and when it ended."""
-    calls = launchers(trace)
-    rows = np.flatnonzero(calls >= 0)
-    times, took = (trace.events[name].to_numpy(np.int64) for name in ("ts_ns", "dur_ns"))
-    rows = rows[np.argsort(times[calls[rows]], kind="stable")]
-    return times[calls[rows]], times[rows], times[rows] + took[rows]
+        return spans
+    return union(*event_times(trace.events, enclosing_ranges(trace, spans) >= 0))
