@@ -26,13 +26,10 @@ from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.slowdown import slowdowns
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
-from overlaplab.analyses.systems.copies import copies
-from overlaplab.analyses.systems.hops import chunks_after_hops, hops
+from overlaplab.analyses.systems.label_tables import chunks_after_hops, copies, hops, recomputation, staleness
 from overlaplab.analyses.systems.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
 from overlaplab.analyses.systems.pipeline_waits import pipeline_waits
 from overlaplab.analyses.systems.plan import plan_over_ranks
-from overlaplab.analyses.systems.recomputation import recomputation
-from overlaplab.analyses.systems.staleness import staleness
 from overlaplab.analyses.transfer_lines import transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.watched.changes import watched_changes
