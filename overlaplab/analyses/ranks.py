@@ -35,7 +35,7 @@ from overlaplab.evidence.recorded import emulates_link, recorded_collectives
 from overlaplab.evidence.stages import stage_labels
 from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.evidence.stream_waits import missing_wait_fields
-from overlaplab.load import load_run
+from overlaplab.load.run_folder import load_run
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(rule_of, device_sign, launches_graphs, activity, found_windows, longest_names, processor_counts),
