@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.costs.memory import copied_bytes
-from overlaplab.events import Run, Trace, Window, activity, enclosing_ranges, event_times, rule_of
+from overlaplab.events import Run, Trace, Window, activity, enclosing_ranges, event_times, launchers, rule_of
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label, engine_labels, span_intervals
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import Intervals, intersect, total, union
+from overlaplab.intervals import Integers, Intervals, intersect, total, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule, label_list
 
@@ -91,11 +92,13 @@ def copies(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def _copy_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     copied = [label for label in engine_labels(trace) if label.word == "copy"]
     computing = activity(trace).compute
+    launched = np.flatnonzero(launchers(trace) >= 0)
+    launched = launched[enclosing_ranges(trace, launched, span_intervals(copied)) >= 0]  # of many events few
     for step in steps:
         in_step = launched_in(copied, step)
         for way in dict.fromkeys(label.fields["way"] for label in in_step):
             these = [label for label in in_step if label.fields["way"] == way]
-            busy = _copy_time(trace, these)
+            busy = _copy_time(trace, these, launched)
             yield {
                 "step": step.step,
                 "way": way,
@@ -106,12 +109,12 @@ def _copy_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]
             }
 
 
-def _copy_time(trace: Trace, these: Sequence[Label]) -> Intervals:
-    """When at least one of these copies was under way."""
+def _copy_time(trace: Trace, these: Sequence[Label], launched: Integers) -> Intervals:
+    """When at least one of these copies was under way; `launched`: the rows of what was launched in any copy."""
     spans = span_intervals(these)
     if rule_of(trace) is not Rule.GPU:
         return spans
-    return union(*event_times(trace.events, enclosing_ranges(trace, spans) >= 0))
+    return union(*event_times(trace.events, launched[enclosing_ranges(trace, launched, spans) >= 0]))
 
 
 def recomputation(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
