@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from overlaplab.evidence.clocks import clocks
     from overlaplab.findings import link_note, run_warnings, sweep_advice, sweep_finding, sweep_notes
     from overlaplab.findings.requirements import InconclusiveError, RequirementError, require
-    from overlaplab.load import load_run, load_sweep
+    from overlaplab.load.run_folder import load_run, load_sweep
     from overlaplab.load.watched import load_watched
     from overlaplab.sections.run_tables import diagnosis, step_timeline
     from overlaplab.selection import Selection
@@ -108,8 +108,8 @@ _HOMES = {
     "clocks": "overlaplab.evidence.clocks",
     "diagnosis": "overlaplab.sections.run_tables",
     "link_note": "overlaplab.findings",
-    "load_run": "overlaplab.load",
-    "load_sweep": "overlaplab.load",
+    "load_run": "overlaplab.load.run_folder",
+    "load_sweep": "overlaplab.load.run_folder",
     "load_watched": "overlaplab.load.watched",
     "require": "overlaplab.findings.requirements",
     "run_warnings": "overlaplab.findings",

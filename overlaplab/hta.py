@@ -109,19 +109,9 @@ def trace_analysis(run: Run) -> TraceAnalysis:
 def _rows(trace: Trace) -> pd.DataFrame:
     """The events that HTA keeps, with names as text and times in ns; for a CPU run also those on streams."""
     events = trace.events
-    host = pd.DataFrame(
-        {
-            "name": events["name"].astype(object),
-            "cat": events["category"].astype(object),
-            "pid": _numbers(events["pid"]),
-            "tid": _numbers(events["tid"]),
-            "ts_ns": events["ts_ns"].astype("int64"),
-            "dur_ns": events["dur_ns"].astype("int64"),
-            "stream": events["stream"].astype("int64"),
-            "correlation": events["correlation"].astype("int64"),
-            "external_id": events["external_id"].astype("int64"),
-        }
-    )
+    host = events[["ts_ns", "dur_ns", "stream", "correlation", "external_id"]].astype("int64")
+    texts = {"name": events["name"].astype(object), "cat": events["category"].astype(object)}
+    host = host.assign(**texts, pid=_numbers(events["pid"]), tid=_numbers(events["tid"]))
     if len(trace.syncs):
         host[list(_WAITS)] = -1
         host.loc[trace.syncs["event"], list(_WAITS)] = trace.syncs[list(_WAITS.values())].to_numpy()

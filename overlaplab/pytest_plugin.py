@@ -37,7 +37,7 @@ class Gate:
         `{out}` in its arguments becomes a new folder of the test's, which the environment has as OVERLAPLAB_RECORD,
         too. Fails the test if the command does, or takes more than `timeout` seconds.
         """
-        from overlaplab.load import load_run
+        from overlaplab.load.run_folder import load_run
 
         self._recorded += 1
         out = self._folder / f"run-{self._recorded}"

@@ -172,10 +172,7 @@ def test_rooms_import_only_what_they_may() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["overlaplab", "overlaplab.charts", "overlaplab.load"],
-)
+@pytest.mark.parametrize("module", ["overlaplab", "overlaplab.charts"])
 def test_exported_names_exist(module: str) -> None:
     loaded = importlib.import_module(module)
     assert loaded.__all__

@@ -8,7 +8,6 @@ from overlaplab.analyses.across_runs.settings import is_sweep, same_but_batch, s
 from overlaplab.analyses.across_runs.sweep import sweep, sweep_links
 from overlaplab.analyses.blocking import blocking
 from overlaplab.analyses.buckets import averages_by_hand, buckets, sends_halves
-from overlaplab.analyses.collective_times import collective_times
 from overlaplab.analyses.collectives import collectives, each_collective
 from overlaplab.analyses.communication import communication_by
 from overlaplab.analyses.delays import delays
@@ -26,14 +25,11 @@ from overlaplab.analyses.sharding.schedule import schedule
 from overlaplab.analyses.slowdown import slowdowns
 from overlaplab.analyses.stragglers import stragglers, stragglers_of
 from overlaplab.analyses.summary import PARTS, summary, totals
-from overlaplab.analyses.systems.copies import copies
-from overlaplab.analyses.systems.hops import chunks_after_hops, hops
+from overlaplab.analyses.systems.label_tables import chunks_after_hops, copies, hops, recomputation, staleness
 from overlaplab.analyses.systems.pipeline import pipeline, pipeline_held, pipeline_ranks, pipeline_steps
 from overlaplab.analyses.systems.pipeline_waits import pipeline_waits
 from overlaplab.analyses.systems.plan import plan_over_ranks
-from overlaplab.analyses.systems.recomputation import recomputation
-from overlaplab.analyses.systems.staleness import staleness
-from overlaplab.analyses.transfer_lines import transfer_lines
+from overlaplab.analyses.transfer_lines import collective_times, transfer_lines
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.watched.changes import watched_changes
 from overlaplab.analyses.watched.dumped import dumped_collectives, dumped_stopped

@@ -19,7 +19,6 @@ from overlaplab.events import (
     longest_names,
     only_ends_recorded,
     processor_counts,
-    recording_start,
     rule_of,
     said_to_communicate,
     unknown_communication,
@@ -36,10 +35,10 @@ from overlaplab.evidence.recorded import emulates_link, recorded_collectives
 from overlaplab.evidence.stages import stage_labels
 from overlaplab.evidence.step_kinds import step_signatures
 from overlaplab.evidence.stream_waits import missing_wait_fields
-from overlaplab.load import load_run
+from overlaplab.load.run_folder import load_run
 
 _OF_EACH: tuple[Callable[[Trace], object], ...] = (
-    *(rule_of, device_sign, launches_graphs, activity, found_windows, recording_start, longest_names, processor_counts),
+    *(rule_of, device_sign, launches_graphs, activity, found_windows, longest_names, processor_counts),
     *(said_to_communicate, unknown_communication, only_ends_recorded, early_kernels, unmarked_iterations, host_steps),
     *(recorded_collectives, emulates_link, steps_and_labels, earliest_starts, host_waits, purposes, has_sent_halves),
     *(idle_gaps, stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),

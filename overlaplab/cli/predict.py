@@ -69,7 +69,7 @@ def predict(
     GPUs: --link, --ranks and caps of DDP and of the engine, --prefetch of FSDP2, and edits of what hosts do.
     """
     from overlaplab.findings import refuse_to_predict
-    from overlaplab.load import load_run
+    from overlaplab.load.run_folder import load_run
     from overlaplab.report import documents, predicted_run, terminal
     from overlaplab.simulate.predictions.predict import predict as predict_run
     from overlaplab.simulate.programs.setting import Setting
@@ -149,7 +149,7 @@ def _link(text: str, ranks: int) -> Link:
     from dataclasses import replace
 
     from overlaplab.costs import parse_link
-    from overlaplab.load import load_manifest
+    from overlaplab.load.run_folder import load_manifest
 
     manifest = load_manifest(text) if Path(text).is_dir() else None
     if manifest is not None and manifest.link is not None:

@@ -112,7 +112,7 @@ def slice_command(
     Figures of these steps are the same there. Steps are ProfilerStep numbers, as summary shows them, and half-open as
     in Python: 3:5 is 3 and 4, 3: is 3 and all after it. run.json is copied, with a note under "sliced".
     """
-    from overlaplab.load import slice_run
+    from overlaplab.load.cut import slice_run
 
     first, last = _half_open(steps)
     if out.exists():

@@ -36,7 +36,7 @@ def load(paths: Sequence[str], opening: Opening, *, tables: bool = True) -> list
     `tables=False`: do not keep the events' tables of folders; see `analyses.load_ranks`.
     """
     from overlaplab.analyses import load_ranks
-    from overlaplab.load import load_run
+    from overlaplab.load.run_folder import load_run
 
     ranks = [_assignment(text) for text in opening.assign_rank or ()]
     if (piped := paths.count("-")) > 1:
@@ -70,7 +70,7 @@ def expand_runs(paths: Sequence[str]) -> list[str]:
 
 def _ranks_by_run(paths: Sequence[str], ranks: Sequence[tuple[str, int]]) -> list[dict[str, int]]:
     """The ranks that are assigned to each run's files: by path, or whatever it holds by that name."""
-    from overlaplab.load import holds_trace
+    from overlaplab.load.run_folder import holds_trace
 
     assigned: list[dict[str, int]] = [{} for _ in paths]
     for file, rank in ranks:

@@ -2,8 +2,9 @@
 
 from overlaplab.costs.attained import ENOUGH_STEPS, attained_steps, link_attained
 from overlaplab.costs.batch import planned_batch
-from overlaplab.costs.collectives import Algorithm, collective_ns
 from overlaplab.costs.link import (
+    Algorithm,
+    collective_ns,
     fit_line,
     hop_count,
     hops_ns,

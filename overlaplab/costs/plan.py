@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 _ROUNDED = 0.01
 """How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
-
-
 _SIZES = ("layers", "width", "heads", "vocab")
+_USUAL = Batch(seq=2048, microbatch=1, accumulate=1, ranks=8)
+"""What a plan has where nothing is said and nothing recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,44 +78,30 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One thing that was recorded otherwise than it is planned."""
-
-    name: str
-    recorded: int | str
-    planned: int | str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPlan:
     """What run.json says that a plan asks for."""
 
     parameters: int
-    seq: int
-    microbatch: int
-    accumulate: int
-    ranks: int
+    batch: Batch
     model: Transformer | None
     """None where its parameters are not those of such a transformer."""
     checkpointing: bool
     precision_name: str | None
     """None where it is none of a plan's."""
 
-    def differences(self, plan: Plan) -> Iterator[Difference]:
-        """What makes a step of the plan another one; ranks and accumulation, which are predicted, do not."""
+    def differences(self, plan: Plan) -> Iterator[tuple[str, int | str, int | str]]:
+        """What makes it another step: (name, recorded, planned). Not ranks and accumulation: they are predicted."""
         pairs: list[tuple[str, int | str, int | str]] = []
         if self.model is not None and plan.model is not None:
             pairs += [(name, getattr(self.model, name), getattr(plan.model, name)) for name in _SIZES]
             pairs += [("output", _output(self.model), _output(plan.model))]
         if abs(plan.parameters - self.parameters) > _ROUNDED * self.parameters:
             pairs += [("parameters", self.parameters, plan.parameters)]
-        pairs += [("seq", self.seq, plan.batch.seq), ("microbatch", self.microbatch, plan.batch.microbatch)]
+        pairs += [("seq", self.batch.seq, plan.batch.seq), ("microbatch", self.batch.microbatch, plan.batch.microbatch)]
         pairs += [("checkpointing", _switch_word(self.checkpointing), _switch_word(plan.checkpointing))]
         if self.precision_name is not None:
             pairs += [("precision", self.precision_name, plan.precision_name)]
-        for name, recorded, planned in pairs:
-            if recorded != planned:
-                yield Difference(name=name, recorded=recorded, planned=planned)
+        return (pair for pair in pairs if pair[1] != pair[2])
 
 
 def _output(model: Transformer) -> str:
@@ -135,10 +121,9 @@ def recorded_plan(manifest: Manifest | None) -> RecordedPlan | None:
         return None
     return RecordedPlan(
         parameters=model.parameters,
-        seq=model.seq,
-        microbatch=model.batch,
-        accumulate=manifest.accumulate or 1,
-        ranks=manifest.world_size,
+        batch=Batch(
+            seq=model.seq, microbatch=model.batch, accumulate=manifest.accumulate or 1, ranks=manifest.world_size
+        ),
         model=_transformer(model),
         checkpointing=bool(manifest.checkpointing),
         precision_name=_precision(manifest),
@@ -189,20 +174,25 @@ class AskedPlan:
 
     def plan(self, recording: RecordedPlan | None = None) -> Plan:
         """The plan, completed by a recording of the model. Raises `OverlaplabError` where it makes none."""
-        seq = _or_recorded(self.seq, recording, "seq", 2048)
+        usual = _USUAL if recording is None else recording.batch
+        seq, microbatch = _or_usual(self.seq, usual.seq), _or_usual(self.microbatch, usual.microbatch)
+        ranks = _or_usual(self.ranks, usual.ranks)
+        tokens = _or_usual(self.tokens, seq * microbatch * ranks * usual.accumulate)
         model = self._model(recording, seq)
         parameters = self.parameters
         if parameters is None:
-            parameters = _or_recorded(None if model is None else model.parameters, recording, "parameters", 0)
-            if not parameters:
+            described = recording if model is None else model
+            if described is None:
                 raise OverlaplabError("the model is unknown", remedy="Give --params 7B, or --layers 32 --width 4096.")
+            parameters = described.parameters
+        precision_name = None if recording is None else recording.precision_name
         return Plan(
             parameters=parameters,
-            batch=self._batch(recording, seq),
+            batch=planned_batch(tokens=tokens, seq=seq, microbatch=microbatch, ranks=ranks),
             model=model,
-            precision_name=_or_recorded(self.precision_name, recording, "precision_name", "bf16"),
+            precision_name=_or_usual(self.precision_name, precision_name or "bf16"),
             attention=self.attention,
-            checkpointing=_or_recorded(self.checkpointing, recording, "checkpointing", False),
+            checkpointing=_or_usual(self.checkpointing, recording is not None and recording.checkpointing),
             gpu_bytes=self.gpu_bytes,
         )
 
@@ -216,18 +206,6 @@ class AskedPlan:
             return None
         return Transformer(**{"heads": max(sizes["width"] // 128, 1)} | sizes)
 
-    def _batch(self, recording: RecordedPlan | None, seq: int) -> Batch:
-        each = _or_recorded(self.microbatch, recording, "microbatch", 1)
-        ranks = _or_recorded(self.ranks, recording, "ranks", 8)
-        tokens = self.tokens
-        if tokens is None:
-            tokens = seq * each * ranks * _or_recorded(None, recording, "accumulate", 1)
-        return planned_batch(tokens=tokens, seq=seq, microbatch=each, ranks=ranks)
 
-
-def _or_recorded(stated: T | None, recording: RecordedPlan | None, name: str, usual: T) -> T:
-    """What was given, or else recorded by this name, or else usual."""
-    recorded: T | None = getattr(recording, name, None)
-    if stated is not None:
-        return stated
-    return usual if recorded is None else recorded
+def _or_usual(stated: T | None, usual: T) -> T:
+    return usual if stated is None else stated

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, holds_watched, is_watched_name, trace_names
-from overlaplab.load import load_manifest
+from overlaplab.load.run_folder import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten, size_exact
 

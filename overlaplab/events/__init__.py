@@ -8,6 +8,7 @@ from overlaplab.events.activity import classify as classify
 from overlaplab.events.activity import counting_as as counting_as
 from overlaplab.events.activity import damaged_as as damaged_as
 from overlaplab.events.activity import device_sign as device_sign
+from overlaplab.events.activity import enclosing_ranges as enclosing_ranges
 from overlaplab.events.activity import is_on_gpus as is_on_gpus
 from overlaplab.events.activity import longest_names as longest_names
 from overlaplab.events.activity import outermost as outermost
@@ -43,10 +44,7 @@ from overlaplab.events.windows import Window as Window
 from overlaplab.events.windows import found_windows as found_windows
 from overlaplab.events.windows import host_steps as host_steps
 from overlaplab.events.windows import main_stream as main_stream
-from overlaplab.events.windows import recording_start as recording_start
 from overlaplab.events.windows import step_windows as step_windows
 from overlaplab.events.windows import unmarked_iterations as unmarked_iterations
 from overlaplab.events.windows import window_bounds as window_bounds
-from overlaplab.events.windows import window_warnings as window_warnings
-from overlaplab.events.windows import windows as windows
 from overlaplab.events.windows import windows_at as windows_at

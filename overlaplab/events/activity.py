@@ -203,7 +203,7 @@ def _gpu_codes(trace: Trace) -> NDArray[np.int8]:
         of_pair[pair] = _WORKS.index(device_work(*texts, trace.communication))
     device_codes = of_pair[pairs]
     ranges = _comm_ranges(trace.events)
-    inside = _enclosing_ranges(trace, union(ranges[:, 0], ranges[:, 1]))[device] >= 0
+    inside = enclosing_ranges(trace, device, union(ranges[:, 0], ranges[:, 1])) >= 0
     device_codes[inside & (device_codes != _WORKS.index(WorkKind.NOTHING))] = _WORKS.index(WorkKind.COMMUNICATION)
     codes[device] = device_codes
     return codes
@@ -215,13 +215,12 @@ def _comm_ranges(events: pd.DataFrame, key: str = "") -> Intervals:
     return np.column_stack(event_times(events, chosen))
 
 
-def _enclosing_ranges(trace: Trace, ranges: Intervals) -> Integers:
-    """For every event the range, on any thread, that contains the call which launched the event, or -1."""
-    events = trace.events
+def enclosing_ranges(trace: Trace, rows: Integers, ranges: Intervals) -> Integers:
+    """For each of these events the range, on any thread, that contains the call which launched it, or -1."""
     if not len(ranges):
-        return np.full(len(events), -1, dtype=np.int64)
-    calls = launchers(trace)
-    at = events["ts_ns"].to_numpy()[calls]
+        return np.full(len(rows), -1, dtype=np.int64)
+    calls = launchers(trace)[rows]
+    at = trace.events["ts_ns"].to_numpy()[calls]
     row = np.searchsorted(ranges[:, 0], at, side="right") - 1
     return np.where((calls >= 0) & (row >= 0) & (at < ranges[row, 1]), row, -1)
 
@@ -229,7 +228,7 @@ def _enclosing_ranges(trace: Trace, ranges: Intervals) -> Integers:
 def _link_busy(trace: Trace) -> Intervals:
     """When an emulated link on a device was busy: from the first to the last event of each collective on it."""
     communicating = np.flatnonzero(counting_as(trace, WorkKind.COMMUNICATION))
-    range_of = _enclosing_ranges(trace, _comm_ranges(trace.events, "link="))[communicating]
+    range_of = enclosing_ranges(trace, communicating, _comm_ranges(trace.events, "link="))
     rows = communicating[range_of >= 0]
     starts, ends = event_times(trace.events, rows)
     order = np.argsort(range_of[range_of >= 0], kind="stable")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.rows import event_times, host_ranges, launchers
@@ -52,24 +51,6 @@ def step_windows(trace: Trace) -> tuple[Window, ...]:
 def host_steps(trace: Trace) -> tuple[Window, ...]:
     """The host's ProfilerStep ranges in time order, whatever ran in them; the windows are those of the host."""
     return tuple(step for step, _ in _steps_with_process(trace))
-
-
-@once_per_trace
-def recording_start(trace: Trace) -> int | None:
-    """The first moment that was recorded, in absolute ns; None without events."""
-    return int(trace.events["ts_ns"].iloc[0]) if len(trace.events) else None
-
-
-def windows(trace: Trace) -> pd.DataFrame:
-    """`step_windows` as a table, with the fields of `Window` as columns (`step` Int64, `damaged` bool, else int64)."""
-    rows = [[getattr(window, name) for name in Window.__slots__] for window in step_windows(trace)]
-    table = pd.DataFrame(rows, columns=list(Window.__slots__))
-    return table.astype({"step": "Int64"} | dict.fromkeys(Window.__slots__[1:], "int64") | {"damaged": "bool"})
-
-
-def window_warnings(trace: Trace) -> tuple[str, ...]:
-    """A line that names the steps without a window, if there are any."""
-    return found_windows(trace)[1]
 
 
 def window_bounds(steps: Sequence[Window], *, of_host: bool = False) -> tuple[Integers, Integers]:
@@ -121,7 +102,7 @@ def main_stream(trace: Trace) -> int:
 
 @once_per_trace
 def found_windows(trace: Trace) -> tuple[tuple[Window, ...], tuple[str, ...]]:
-    """`step_windows` and `window_warnings`."""
+    """`step_windows`, and a line that names the steps without a window, if there are any."""
     steps, warnings = _windows_and_warnings(trace)
     rows = damaged_rows(trace)
     if not len(rows):

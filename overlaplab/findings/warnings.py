@@ -19,6 +19,7 @@ from overlaplab.events import (
     device_sign,
     early_kernels,
     extent,
+    found_windows,
     longest_names,
     only_ends_recorded,
     rule_of,
@@ -26,7 +27,6 @@ from overlaplab.events import (
     step_windows,
     unknown_communication,
     unmarked_iterations,
-    window_warnings,
 )
 from overlaplab.evidence.clocks import clocks
 from overlaplab.evidence.group_pairing import DOUBTFUL_NS, UNLIKE
@@ -70,7 +70,7 @@ def run_warnings(run: Run) -> tuple[str, ...]:
         where = "" if trace.rank is None else f"rank {trace.rank}: "
         if trace in silent:
             continue
-        warnings += [where + warning for warning in window_warnings(trace)]
+        warnings += [where + warning for warning in found_windows(trace)[1]]
         ranks = max(len(run.traces), trace.world_size or 1)
         if ranks > 1 and not len(activity(trace).communication):
             warnings.append(f"{where}no communication recognised among {ranks} ranks; {_longest_kernels(trace)}")

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from overlaplab.load.file.trace_file import TraceFile
+from overlaplab.load.limits import Limit
 from overlaplab.load.packed import unpack
 from overlaplab.load.places import Located
 
@@ -35,8 +36,8 @@ LOADER = _digest()
 
 Taken at import, so that a process still running old code after an upgrade does not count as the new version.
 """
-LIMIT_BYTES = 5_000_000_000
-"""The cache's size limit unless OVERLAPLAB_CACHE_BYTES is set; least recently used entries are evicted first."""
+LIMIT = Limit("OVERLAPLAB_CACHE_BYTES", 5_000_000_000)
+"""Most bytes of all entries; least recently used entries are evicted first."""
 SMALLEST_BYTES = 1 << 14
 """Smaller files are not worth caching."""
 _ABANDONED_S = 3600
@@ -73,7 +74,7 @@ class Cache:
     def put(self, source: Located, packed: bytes) -> None:
         """Keep the output of `packed.pack` for the file, if there is room."""
         entry = self._entry(source)
-        if entry is None or len(packed) > _limit():
+        if entry is None or len(packed) > LIMIT.value:
             return
         with contextlib.suppress(OSError):  # a full or read-only disk
             keep_whole(entry, packed)
@@ -100,7 +101,7 @@ class Cache:
                         entries.append((used, status.st_size, file.path))
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
-            if total <= _limit():
+            if total <= LIMIT.value:
                 break
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -127,10 +128,3 @@ def folder() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("overlaplab", appauthor=False)
-
-
-def _limit() -> int:
-    try:
-        return int(float(os.environ["OVERLAPLAB_CACHE_BYTES"]))
-    except (KeyError, ValueError, OverflowError):
-        return LIMIT_BYTES

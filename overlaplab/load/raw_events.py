@@ -13,11 +13,11 @@ import msgspec
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.file.decode import FileEvent, decode_events, event_from_object
 from overlaplab.load.file.inflate import Source, open_file
+from overlaplab.load.file.keys import TRAILING
 
 _KEY_BYTES = 64
 _ARRAY = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _SURROGATES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _ATTEMPTS = 8
@@ -123,6 +123,6 @@ def _end(buffer: bytes) -> int | None:
     try:
         _RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        trailing = _TRAILING.search(str(error))
+        trailing = TRAILING.search(str(error))
         return text.rindex(b"]", 0, int(trailing[1])) - 1 if trailing else None
     return text.rindex(b"]") - 1

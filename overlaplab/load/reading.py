@@ -63,28 +63,22 @@ def read_all(
         if cache and (cached := cache.get(file)) is not None:
             read[place] = cached
             progress(len(read), len(files))
-    missing = [place for place in range(len(files)) if place not in read]
 
-    def unpack_and_cache(place: int, packed: bytes) -> TraceFile:
+    def unpack_and_cache(file: Located, packed: bytes) -> TraceFile:
         if cache:
-            cache.put(files[missing[place]], packed)
+            cache.put(file, packed)
         return unpack(packed)
 
-    results = _run_on_files(
-        [files[place] for place in missing],
-        worker_job=_read_packed,
-        decode=unpack_and_cache,
-        read_locally=lambda file, decoders: _read_here(
-            file, cache, lambda part: progress(len(read) + part, len(files)), decoders
-        ),
+    return _fill_results(
+        read,
+        files,
+        _read_packed,
+        unpack_and_cache,
+        lambda file, part, decoders: _read_here(file, cache, part, decoders),
         executor=executor,
         optional=optional,
+        progress=progress,
     )
-    with contextlib.closing(results):  # an error of `progress` would else keep workers alive with its traceback
-        for place, content in results:
-            read[missing[place]] = content
-            progress(len(read), len(files))
-    return [read[place] for place in range(len(files))]
 
 
 def work_on_each(
@@ -97,48 +91,48 @@ def work_on_each(
 ) -> list[Result | NotATraceError]:
     """Return what the job makes of each file, in order, as `read_all` does, but pickled between processes."""
     progress(0, len(files))
-    results: dict[int, Result | NotATraceError] = {}
-    finished = _run_on_files(
-        files,
-        worker_job=work,
-        decode=lambda _, result: result,
-        read_locally=lambda file, decoders: work(
-            file, lambda part: progress(len(results) + part, len(files)), decoders
-        ),
-        executor=executor,
-        optional=optional,
+    return _fill_results(
+        {}, files, work, lambda _, result: result, work, executor=executor, optional=optional, progress=progress
     )
-    with contextlib.closing(finished):
-        for place, result in finished:
-            results[place] = result
-            progress(len(results), len(files))
-    return [results[place] for place in range(len(files))]
 
 
-def _run_on_files(
+def _fill_results(
+    results: dict[int, Result | NotATraceError],
     files: Sequence[Located],
-    *,
     worker_job: Callable[[Located], Packed],
-    decode: Callable[[int, Packed], Result],
-    read_locally: Callable[[Located, Decoders | None], Result],
+    receive: Callable[[Located, Packed], Result],
+    read_locally: Callable[[Located, Callable[[float], None], Decoders | None], Result],
+    *,
     executor: Executor | None,
     optional: Container[str],
-) -> Generator[tuple[int, Result | NotATraceError], None, None]:
-    """Yield `decode(index, worker_job(file))` by index, or `read_locally(file, decoders)` without workers for files."""
-    left, own_workers = list(range(len(files))), executor is None
-    with _workers(files) if executor is None else nullcontext(executor) as workers:
+    progress: Advance,
+) -> list[Result | NotATraceError]:
+    """Each file's result, in order; those that are not there yet are what `receive` makes of what a worker sends.
+
+    Without workers, or once they break, they are those of `read_locally(file, progress(part), decoders)`.
+    """
+    waiting = [place for place in range(len(files)) if place not in results]
+    missing, own_workers = [files[place] for place in waiting], executor is None
+
+    def add(place: int, result: Result | NotATraceError) -> None:
+        results[place] = result
+        progress(len(results), len(files))
+
+    with _workers(missing) if executor is None else nullcontext(executor) as workers:
         if workers is not None:
-            try:
-                for place, sent in _run_by_workers(workers, files, worker_job, optional, own_workers=own_workers):
-                    with _blame_file(files[place], own_workers=own_workers):
-                        result = sent if isinstance(sent, NotATraceError) else decode(place, sent)
-                    left.remove(place)
-                    yield place, result
-            except BrokenExecutor:
-                pass  # the workers were probably killed for lack of memory: one file at a time needs less
-    with _decoders(files) if executor is None else nullcontext() as decoders:
-        for place in left:
-            yield place, _or_none(partial(read_locally, files[place], decoders), files[place], optional)
+            sendings = _run_by_workers(workers, missing, worker_job, optional, own_workers=own_workers)
+            # Broken workers were probably killed for lack of memory: one file at a time needs less. If the sendings
+            # were not closed, an error of `progress` would keep workers alive with its traceback.
+            with contextlib.suppress(BrokenExecutor), contextlib.closing(sendings):
+                for number, sent in sendings:
+                    with _blame_file(missing[number], own_workers=own_workers):
+                        result = sent if isinstance(sent, NotATraceError) else receive(missing[number], sent)
+                    add(waiting[number], result)
+    with _decoders(missing) if executor is None else nullcontext() as decoders:
+        for place in [place for place in waiting if place not in results]:
+            work = partial(read_locally, files[place], lambda part: progress(len(results) + part, len(files)), decoders)
+            add(place, _or_none(work, files[place], optional))
+    return [results[place] for place in range(len(files))]
 
 
 def _or_none(work: Callable[[], Result], file: Located, optional: Container[str]) -> Result | NotATraceError:
@@ -172,7 +166,7 @@ def _run_by_workers(
     optional: Container[str],
     *,
     own_workers: bool,
-) -> Iterator[tuple[int, Packed | NotATraceError]]:
+) -> Generator[tuple[int, Packed | NotATraceError], None, None]:
     futures: dict[Future[Packed], int] = {}
     for place, file in enumerate(files):
         with _blame_file(file, own_workers=own_workers):

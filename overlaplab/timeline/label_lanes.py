@@ -12,7 +12,7 @@ from overlaplab.analyses.buckets import buckets
 from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.sharding.scatters import scatters
 from overlaplab.analyses.sharding.schedule import schedule
-from overlaplab.analyses.systems.hops import hops
+from overlaplab.analyses.systems.label_tables import hops
 from overlaplab.events import Run, Trace, rule_of
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import run_zero_ns

@@ -16,7 +16,7 @@ from pandas.api.types import union_categoricals
 
 from overlaplab.analyses.exposed import exposed_moments
 from overlaplab.causes import SHORT_PAUSE_NS
-from overlaplab.events import Activity, Run, activity, windows
+from overlaplab.events import Activity, Run, activity, step_windows, window_bounds
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import clocks, run_zero_ns
 from overlaplab.timeline.host_lanes import has_host_lanes
@@ -69,9 +69,12 @@ def timeline_events(
     for trace in run.traces:
         zero = run_zero_ns(run, trace)
         activities.append((trace.rank, activity(trace), zero))
-        rank_steps = windows(trace)[["step", "start_ns", "end_ns"]]
-        rank_steps[["start_ns", "end_ns"]] -= zero
-        steps.append(rank_steps.assign(rank=pd.array([trace.rank] * len(rank_steps), dtype="Int64")))
+        windows = step_windows(trace)
+        starts, ends = window_bounds(windows)
+        rank_steps = pd.DataFrame(
+            {"step": [window.step for window in windows], "start_ns": starts - zero, "end_ns": ends - zero}
+        ).astype({"step": "Int64"})
+        steps.append(rank_steps.assign(rank=pd.array([trace.rank] * len(windows), dtype="Int64")))
     for place, labels in enumerate(label_lanes(run, steps)):
         rank = run.traces[place].rank
         rank_moments = moments if rank is None else moments[moments["rank"] == rank]

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 import pytest
 
 from overlaplab.costs import collective_ns, transfer_ns
-from overlaplab.costs.collectives import tree_ns
+from overlaplab.costs.link import tree_ns
 from overlaplab.manifest import Link
 
 LINK = Link(emulated=True, bandwidth_gbps=8.0, latency_us=7.0, world_size=1)  # a byte takes a nanosecond

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made.traces import event, gloo, launched, op, run_of, step
 
-from overlaplab.events import Window, step_windows, unmarked_iterations, window_warnings, windows, windows_at
+from overlaplab.events import Window, found_windows, step_windows, unmarked_iterations, windows_at
 
 
 def found(folder: Path, events: list[dict[str, Any]]) -> list[tuple[int | None, int, int]]:
@@ -52,7 +52,7 @@ def test_a_step_that_launches_no_compute_is_left_out_with_a_warning(tmp_path: Pa
     events = [step(1, 0, 10), step(2, 10, 20), *launched("gemm", 12, 60, 80, correlation=4)]
     trace = run_of(tmp_path, events).traces[0]
     assert [w.step for w in step_windows(trace)] == [2]
-    assert window_warnings(trace) == ("step 1 launched no compute kernel on the main stream and was left out",)
+    assert found_windows(trace)[1] == ("step 1 launched no compute kernel on the main stream and was left out",)
 
 
 def test_many_steps_that_launch_no_compute_are_one_warning(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_many_steps_that_launch_no_compute_are_one_warning(tmp_path: Path) -> No
     events += [*launched("gemm", 9992, 10010, 10020, correlation=1), step(1000, 9995, 9999) | {"pid": 8}]
     trace = run_of(tmp_path, events).traces[0]
     assert [w.step for w in step_windows(trace)] == [999]
-    (warning,) = window_warnings(trace)
+    (warning,) = found_windows(trace)[1]
     assert warning == (
         "steps 0, 1, 2, 3, 4, 5, 6, 7, … (1,000 in all) launched no compute kernel on the main stream and were left out"
     )
@@ -159,15 +159,3 @@ def test_steps_annotated_on_the_gpu_are_ignored(tmp_path: Path) -> None:
 def test_a_number_beyond_64_bits_is_no_step(tmp_path: Path) -> None:
     assert found(tmp_path, [step(10**18, 0, 100), op("mm", 1, 2)]) == [(None, 1, 2)]
     assert found(tmp_path, [step(10**18 - 1, 0, 9), op("mm", 1, 2)]) == [(10**18 - 1, 0, 9)]
-
-
-def test_the_table_has_the_fields_as_columns(tmp_path: Path) -> None:
-    table = windows(run_of(tmp_path, [step(3, 0, 9)]).traces[0])
-    assert table.dtypes.astype(str).to_dict() == {
-        "step": "Int64",
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "host_start_ns": "int64",
-        "host_end_ns": "int64",
-        "damaged": "bool",
-    }

@@ -20,7 +20,7 @@ import overlaplab
 from overlaplab import Run, load_run, volume
 from overlaplab.evidence.alignment import NEAR_NS, allows_one_group, has_waited_for_others
 from overlaplab.findings import run_warnings, unmatched_notes
-from overlaplab.load import slice_run
+from overlaplab.load.cut import slice_run
 from overlaplab.report.perfetto import write_perfetto
 
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "gloo_groups.py"

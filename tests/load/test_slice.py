@@ -19,8 +19,7 @@ from samples import sample_run
 
 from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
 from overlaplab.evidence.host_work import host_work
-from overlaplab.load import slice_run
-from overlaplab.load.cut import whole_folder
+from overlaplab.load.cut import slice_run, whole_folder
 from overlaplab.selection import Selection
 
 SAMPLES = Path(__file__).parents[2] / "traces"

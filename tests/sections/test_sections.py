@@ -12,7 +12,7 @@ from samples import sample_tables
 
 from overlaplab import analyses
 from overlaplab.columns import columns
-from overlaplab.load import load_run
+from overlaplab.load.run_folder import load_run
 from overlaplab.report.blocks import cells
 from overlaplab.report.terminal import buckets, terminal_table
 from overlaplab.sections.blocks import Bars, Chart, Lines, TableBlock

@@ -13,7 +13,7 @@ from overlaplab.analyses.across_runs.step_parts import median_parts
 from overlaplab.analyses.across_runs.tiers import Steps, is_fastest, spread, step_times, tiers
 from overlaplab.analyses.memory import memory, peaks
 from overlaplab.analyses.summary import summary
-from overlaplab.analyses.systems.recomputation import recomputation
+from overlaplab.analyses.systems.label_tables import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import drop_damaged
 from overlaplab.events import Run, once_per_run

@@ -175,15 +175,15 @@ def _free() -> AskedPlan:
 
 def _as_recorded(recorded: RecordedPlan) -> AskedPlan:
     """Ranks and accumulation, which begin as recorded; what no step is predicted with stands there to be read."""
-    model = recorded.model
+    model, batch = recorded.model, recorded.batch
     sizes = {"Parameters": recorded.parameters}
     if model is not None:
         sizes = {"Layers": model.layers, "Width": model.width, "Heads": model.heads, "Vocabulary": model.vocab}
-    for label, size in (sizes | {_SEQ: recorded.seq, _MICROBATCH: recorded.microbatch}).items():
+    for label, size in (sizes | {_SEQ: batch.seq, _MICROBATCH: batch.microbatch}).items():
         st.text_input(label, f"{size:,}", disabled=True, width=_WIDTH)
-    microbatches = st.number_input("Microbatches per step", 1, 2**20, recorded.accumulate, width=_WIDTH)
-    ranks = st.number_input("GPUs", 1, max(_MOST_GPUS, recorded.ranks), recorded.ranks, width=_WIDTH)
-    return AskedPlan(tokens=recorded.seq * recorded.microbatch * microbatches * ranks, ranks=ranks)
+    microbatches = st.number_input("Microbatches per step", 1, 2**20, batch.accumulate, width=_WIDTH)
+    ranks = st.number_input("GPUs", 1, max(_MOST_GPUS, batch.ranks), batch.ranks, width=_WIDTH)
+    return AskedPlan(tokens=batch.seq * batch.microbatch * microbatches * ranks, ranks=ranks)
 
 
 def _precision(recorded_name: str | None) -> str:

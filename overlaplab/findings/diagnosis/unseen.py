@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from overlaplab.analyses import collectives
-from overlaplab.events import Run, host_steps, missing_ranks, once_per_run, only_ends_recorded, recording_start
+from overlaplab.events import Run, extent, host_steps, missing_ranks, once_per_run, only_ends_recorded
 from overlaplab.evidence.clocks import LEAST_OFFSET_NS, clocks, run_zero_ns
 from overlaplab.evidence.group_pairing import DOUBTFUL_NS, ROOTED
 from overlaplab.evidence.passes import labels_some_models
@@ -68,7 +68,7 @@ def late_starts(run: Run) -> dict[int | None, int]:
 
     Empty if a rank recorded several steps: then the profiler's start is in the first alone.
     """
-    starts = {trace.rank: start for trace in run.traces if (start := recording_start(trace)) is not None}
+    starts = {trace.rank: span[0] for trace in run.traces if (span := extent(trace))}
     if len(starts) < 2 or any(len(host_steps(trace)) > 1 for trace in run.traces):
         return {}
     zeros = {trace.rank: run_zero_ns(run, trace) for trace in run.traces}

@@ -76,8 +76,8 @@ def require_told(run: Run) -> RecordedPlan:
 def require_planned(run: Run, plan: Plan) -> None:
     """Raise `OverlaplabError` where the recording is of another model than the plan, and tells nothing of its step."""
     other = [
-        f"{difference.name} {_value(difference.recorded)} (planned: {_value(difference.planned)})"
-        for difference in require_told(run).differences(plan)
+        f"{name} {_value(recorded)} (planned: {_value(planned)})"
+        for name, recorded, planned in require_told(run).differences(plan)
     ]
     if other:
         remedy = "Record the planned one, or leave these options out to plan the recorded one."

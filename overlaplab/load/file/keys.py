@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from overlaplab.events import Group
 
 _LIST = re.compile(r"\[ *\d{1,9}(?: *, *\d{1,9})* *\]")
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
 class Keys(msgspec.Struct):
@@ -58,7 +58,7 @@ def keys_after(text: bytes, repairs: Counter[str]) -> Keys:
     try:
         return _KEYS.decode(whole)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        trailing = _TRAILING.search(str(error))
+        trailing = TRAILING.search(str(error))
         repairs["stretch of text after the events was no JSON and was left out"] += 1
         return _search_keys(whole[: int(trailing[1])] if trailing else whole)
 

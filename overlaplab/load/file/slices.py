@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from overlaplab.load.file.damaged import one_by_one
 from overlaplab.load.file.decode import FileEvent, decode_events
-from overlaplab.load.file.keys import Keys, keys_after, keys_before
+from overlaplab.load.file.keys import TRAILING, Keys, keys_after, keys_before
 
 MOST_BYTES = 64 << 20
 """Limit for the text before or after the array."""
@@ -32,7 +32,6 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _NEAR_BYTES = 1 << 14
 _ATTEMPTS = 8
 """How many boundaries are tried before more of the file is read: some lie inside an event's arguments."""
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _GOES_ON = re.compile(rb"[\s,\]]*(\{|$)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -178,7 +177,7 @@ def _decode_slice(text: bytearray, final: bool) -> _Slice | None:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError as error:
-            if _TRAILING.search(str(error)):
+            if TRAILING.search(str(error)):
                 return _to_end(text)
             if "truncated" not in str(error):
                 raise
@@ -200,7 +199,7 @@ def _to_end(text: bytearray) -> _Slice:
     try:
         return _Slice(*decode_events(text), b"", ended=True)
     except msgspec.DecodeError as error:
-        trailing = _TRAILING.search(str(error))
+        trailing = TRAILING.search(str(error))
         if trailing is None:
             raise
         end = text.rindex(b"]", 0, int(trailing[1])) + 1

@@ -75,7 +75,7 @@ def read_trace(
     `decoders` decode most of it, so that this process may be free to inflate it; the tables are the same.
     `progress(bytes)` is called with how much of the file was read, now and then.
 
-    Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all drop_damaged events are
+    Raises `OverlaplabError`, which names the file, if it is not a trace. If it is damaged, all undamaged events are
     read, and `warnings` says what is missing.
     """
     try:

@@ -18,7 +18,7 @@ from overlaplab.evidence.pipelines import find_plan
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
-from overlaplab.load import load_manifest
+from overlaplab.load.run_folder import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.play_errors import play_or_refuse
