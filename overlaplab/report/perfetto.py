@@ -23,7 +23,7 @@ from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import run_zero_ns
-from overlaplab.findings import describe_link, describe_prediction, describe_ranks
+from overlaplab.findings.runs import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.threads import assign_threads, nesting_tracks, numbered_names, us_text
 from overlaplab.sections.run_tables import RunTables
