@@ -19,12 +19,12 @@ from markupsafe import Markup
 from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.report.blocks import Drawn, Shown
+from overlaplab.report.blocks import Drawn, Shown, shown_columns
 from overlaplab.report.bundle import asset, columnar_spec, data_island, fill, libraries, policy, style
 from overlaplab.report.sections import comparison, sections
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import shorten, visible_line
+from overlaplab.words import sentence, shorten, visible_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         finalize=_visible_text,
     )
-    environment.globals["fill"] = fill
+    environment.globals.update(fill=fill, shown_columns=shown_columns, sentence=sentence, zip=zip)
     return environment.from_string(asset("page.html"))
 
 
