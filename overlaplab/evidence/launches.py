@@ -82,13 +82,7 @@ def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
 
 def launching_ranges(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> Integers:
     """For each row of `recorded_collectives` the range that launched it, or -1; on a GPU its thread may be another."""
-    any_thread = rule_of(trace) is Rule.GPU
-    ranges = pd.DataFrame(
-        {
-            "start_ns": np.array([span.start_ns for span in spans], dtype=np.int64),
-            "end_ns": np.array([span.end_ns for span in spans], dtype=np.int64),
-            "thread": np.array([0 if any_thread else span.thread for span in spans], dtype=np.int64),
-        }
-    )
-    thread = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
+    names = ("start_ns", "end_ns", "thread")
+    ranges = {name: np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in names}
+    thread = None if rule_of(trace) is Rule.GPU else table["thread"].to_numpy(np.int64)
     return enclosing_rows(ranges, thread, table["launch_ns"].to_numpy(np.int64))
