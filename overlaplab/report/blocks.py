@@ -42,6 +42,21 @@ class Shown:
     advice: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """A run's part of the report, or what compares several."""
+
+    anchor: str
+    title: str
+    sections: tuple[Shown, ...]
+    path: str = ""
+    verdict: str = ""
+    advice: tuple[str, ...] = ()
+    """What to do about the verdict, and what else to know of it."""
+    note: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
 def draw_section(section: Section) -> Shown:
     """A section with its charts and tables drawn."""
     return Shown(
