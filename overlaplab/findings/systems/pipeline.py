@@ -104,7 +104,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
 def _remedy_words(row: Mapping[Any, Any]) -> str:
     gain = f"the step is predicted {percent(row['gain_ns'], row['recorded_ns'])} shorter for the same samples"
     bubble, held = f"bubble {_share(row['bubble'])}", count(int(row["held"]), "microbatch")
-    return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {held}."
+    return f"Try {pipeline_words(row['remedy'], row['setting'])}: {bubble}, {gain}; a stage holds at most {held}."
 
 
 def _share(value: Any) -> str:
