@@ -22,7 +22,7 @@ import typer
 from _shared import record, setting_options
 
 import overlaplab
-from overlaplab.findings import describe_machine
+from overlaplab.findings.runs import describe_machine
 from overlaplab.manifest import Link
 from overlaplab.simulate.predictions.error import measured_steps
 from overlaplab.simulate.predictions.predict import Prediction, predict

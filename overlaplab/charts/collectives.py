@@ -13,7 +13,7 @@ import pandas as pd
 from overlaplab.charts.parts import FLUSH, Layer, bars, dashed_lines, fills_drawn, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, palette
 from overlaplab.columns import columns
-from overlaplab.findings import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
+from overlaplab.findings.collectives import bandwidth_remarks, bandwidth_title, late_ranks_title, waits_title
 from overlaplab.manifest import Link
 from overlaplab.words import count, kind_word, ms, rank_word, rate, size_exact, to_ms
 

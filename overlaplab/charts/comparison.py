@@ -7,7 +7,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import FLUSH, bars, row_axis, stack_parts, step_fills, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
-from overlaplab.findings import compare_title, run_labels
+from overlaplab.findings.across_runs.comparison import compare_title, run_labels
 from overlaplab.words import count, duration, percent
 
 _MEASURES = (("step", "median"), ("step", "iqr"), ("exposed", "median"), ("comm", "median"), ("compute", "median"))

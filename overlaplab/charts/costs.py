@@ -7,7 +7,8 @@ import pandas as pd
 
 from overlaplab.charts.parts import FLUSH, Layer, fills_drawn, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import colours, finish, labels_width, palette
-from overlaplab.findings import costs_title, run_labels
+from overlaplab.findings import run_labels
+from overlaplab.findings.costs import costs_title
 from overlaplab.words import byte_unit, count, size_exact
 
 MEASURED = "measured"

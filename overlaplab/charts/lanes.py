@@ -10,7 +10,8 @@ import pandas as pd
 
 from overlaplab.charts.parts import WHEN, Layer, row_axis, tooltip
 from overlaplab.charts.theme import DARK, Palette, cause_colours, colours, finish, palette
-from overlaplab.findings import clocks_note, mark_name, mark_word, timeline_title
+from overlaplab.findings import mark_name, mark_word
+from overlaplab.findings.windows import clocks_note, timeline_title
 from overlaplab.timeline.host_lanes import HostKind
 from overlaplab.timeline.marks import CAUSE_MARKS, MarkKind
 from overlaplab.timeline.timeline import View

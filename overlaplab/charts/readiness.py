@@ -11,7 +11,7 @@ import pandas as pd
 from overlaplab.causes import Cause
 from overlaplab.charts.parts import FLUSH, WHEN, Layer, bars, dashed_lines, known_ms, row_axis, tooltip, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
-from overlaplab.findings import best_buckets_remark, buckets_remarks, buckets_title
+from overlaplab.findings.buckets import best_buckets_remark, buckets_remarks, buckets_title
 from overlaplab.intervals import EMPTY, Intervals, clip, subtract, total, union
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size_exact, to_ms
 

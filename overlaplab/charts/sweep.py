@@ -12,7 +12,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stack_parts, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
-from overlaplab.findings import sweep_title
+from overlaplab.findings.across_runs.sweeps import sweep_title
 from overlaplab.words import count, duration, percent, size_exact, to_ms
 
 _, HIDDEN, EXPOSED, _ = STEP_PARTS

@@ -7,9 +7,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab import findings
 from overlaplab.charts.parts import Layer, row_axis, tooltip
 from overlaplab.charts.theme import Palette, finish, palette
+from overlaplab.findings import watched
 from overlaplab.words import count, ms_to_ns, to_ms
 
 RECORDING = "recording"
@@ -49,7 +49,7 @@ def watched_times(
     if recordings is not None and len(recordings):
         layers += _recordings(recordings, table, tones)
     title = "Step time and exposed communication"
-    subtitle = [findings.watched_times_note(series, ms_to_ns(highest)), note]
+    subtitle = [watched.watched_times_note(series, ms_to_ns(highest)), note]
     description = f"{title} over {_extent(series)}, by kind of step."
     return finish(layers, title, subtitle, description, dark=dark, height=230)
 
@@ -66,7 +66,7 @@ def watched_shares(series: pd.DataFrame, *, dark: bool = False, note: str | None
         layers.append(dots.encode(x=_x(table), y=y, tooltip=_lines()))
     layers.append(_hover(table[table["period"].isna()], table))
     title = "Exposed communication, % of the step"
-    subtitle = [findings.watched_shares_note(series), note]
+    subtitle = [watched.watched_shares_note(series), note]
     description = f"{title}, over {_extent(series)}, as far as it was measured."
     return finish(layers, title, subtitle, description, dark=dark, height=110)
 
@@ -91,8 +91,8 @@ def watched_late(strip: pd.DataFrame, *, dark: bool = False, note: str | None = 
     opacity = alt.Opacity("percent:Q", scale=shade, legend=legend)
     where = {"x": _x(strip, "first_step"), "x2": alt.X2("end:Q"), "y": y}
     layers = [drawn.encode(**where, opacity=opacity, tooltip=tooltip(shown, **_WHOLE))]
-    title = findings.watched_strip_title(strip)
-    subtitle = [findings.watched_strip_note(strip), note]
+    title = watched.watched_strip_title(strip)
+    subtitle = [watched.watched_strip_note(strip), note]
     description = f"A strip of {count(len(ranks), 'rank')} over {_extent(strip)}. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(22 if len(ranks) <= 8 else 16))
 
@@ -167,7 +167,7 @@ def _words(table: pd.DataFrame, scale: alt.Scale, tones: Palette) -> list[alt.Ch
     """What each line is, at its right end; words that would meet stand above and below their lines."""
     ends = []
     for row in table.drop_duplicates("period", keep="last").to_dict("records"):
-        word = "step" if pd.isna(row["period"]) else findings.kind_word_of_steps(int(row["period"]))
+        word = "step" if pd.isna(row["period"]) else watched.kind_word_of_steps(int(row["period"]))
         ends.append((float(row["span"]), word, tones.soft))
     exposed = table[table["period"].isna() & table["exposed"].notna()]
     if len(exposed):

@@ -9,9 +9,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab import findings
 from overlaplab.charts.parts import FLUSH, Layer, bars, fills_drawn, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
+from overlaplab.findings import what_if
 from overlaplab.simulate.transfers import EXTRAPOLATED
 from overlaplab.words import byte_unit, ms, to_ms
 
@@ -46,10 +46,10 @@ def caps_predicted(
     and at `what_if.least_ns`.
     `advised_mb`: the cap that `advise` finds best.
     """
-    named = (("measured", measured_ns), (findings.BEST_FOUND, found_ns), (findings.BEST_POSSIBLE, least_ns))
+    named = (("measured", measured_ns), (what_if.BEST_FOUND, found_ns), (what_if.BEST_POSSIBLE, least_ns))
     levels = [level for name, ns in named for level in _level(name, ns)]
-    reading = findings.best_buckets_reading(is_found=found_ns is not None, possible=least_ns is not None)
-    title = findings.caps_predicted_title(table, advised_mb)
+    reading = what_if.best_buckets_reading(is_found=found_ns is not None, possible=least_ns is not None)
+    title = what_if.caps_predicted_title(table, advised_mb)
     curve = _Curve("bucket_cap_mb (MiB)", "step (ms)", title, "compute", chosen)
     rows = table.assign(at=table["bucket_cap_mb"], value=to_ms(table["step_ns"]))
     dots = measured.assign(what="measured", at=measured["bucket_cap_mb"], ms=to_ms(measured["step_ns"]))
@@ -69,7 +69,7 @@ def depths_predicted(
 
     A named line stands at the recorded step, `measured_ns`, if its depth is not known.
     """
-    title = findings.depths_predicted_title(table)
+    title = what_if.depths_predicted_title(table)
     curve = _Curve("prefetch (units gathered ahead)", "step (ms)", title, "gather", chosen)
     rows = table.assign(at=table["prefetch"], value=to_ms(table["step_ns"]))
     return _draw_curve(curve, rows, [note], dark, half=to_ms(half_ns), levels=_level("measured", measured_ns))
@@ -88,7 +88,7 @@ def ranks_predicted(
     """The step by ranks: rows of `what_if.steps_by_ranks`; `half` is the interval's, as a share of the step."""
     dots = pd.DataFrame({"what": ["measured"], "at": [recorded], "ms": [known_ms(measured_ns)]}).dropna()
     rows = table.assign(at=table["ranks"], value=to_ms(table["step_ns"]))
-    curve = _Curve(_ranks_axis(recorded), "step (ms)", findings.ranks_predicted_title(table), "hidden", chosen)
+    curve = _Curve(_ranks_axis(recorded), "step (ms)", what_if.ranks_predicted_title(table), "hidden", chosen)
     return _draw_curve(curve, rows, [note], dark, half=half * rows["value"], dots=dots)
 
 
@@ -101,7 +101,7 @@ def throughput_predicted(
 ) -> alt.LayerChart:
     """What is left of a rank's throughput: rows of `what_if.steps_by_ranks`."""
     y_title = f"% of that with {int(table['ranks'].iloc[0])} ranks"
-    title = findings.throughput_predicted_title(table)
+    title = what_if.throughput_predicted_title(table)
     curve = _Curve(_ranks_axis(recorded), y_title, title, "hidden", chosen, zero=True)
     return _draw_curve(curve, table.assign(at=table["ranks"], value=100 * table["throughput"]), [note], dark)
 
@@ -111,7 +111,7 @@ def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note
     with_bytes = table.dropna(subset=["held_bytes"])
     unit, scale = byte_unit(float(with_bytes["held_bytes"].max()) if len(with_bytes) else 0.0)
     y_title = f"parameters, gradients, optimizer ({unit})"
-    curve = _Curve("ranks", y_title, findings.held_predicted_title(with_bytes), "memory", chosen, zero=True)
+    curve = _Curve("ranks", y_title, what_if.held_predicted_title(with_bytes), "memory", chosen, zero=True)
     held = with_bytes["held_bytes"].astype("float64") / scale
     return _draw_curve(curve, with_bytes.assign(at=with_bytes["ranks"], value=held), [note], dark)
 
@@ -263,7 +263,7 @@ def step_lanes(
         Layer(_inline(ends)).mark_tick(color=tones.ink, thickness=1.5, size=40).encode(x=x, y=y),
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]
-    title = findings.lanes_title(step_ns, measured_ns)
+    title = what_if.lanes_title(step_ns, measured_ns)
     subtitle = ["The rank works, or waits for communication. Pale and dashed: predicted.", note]
     description = f"Four rows: a rank and its link, as measured and as predicted. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(30))

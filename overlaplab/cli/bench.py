@@ -67,7 +67,7 @@ def _print(measured: dict[str, Any], *, as_json: bool) -> None:
     from overlaplab.analyses.systems.bench import bench_collectives, measured_link
     from overlaplab.report.documents import bench_document
     from overlaplab.report.terminal import terminal_table
-    from overlaplab.sections.bench import bench_rows
+    from overlaplab.sections.tables import bench_rows
 
     table, link = bench_collectives(measured), measured_link(measured)
     if as_json:

@@ -86,17 +86,15 @@ def compare(
     else:
         show(*terminal.compare(loaded, selection, every=every))
     if checks:
+        from overlaplab.report.checks import gate_markdown, junit_xml
+
         figures = analyses.scalars(loaded[-1], selection, causes=causes)
         with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
             lines = findings.check_lines(analyses.judged(conditions, before, figures))
             lines += judge_requirements(loaded[-1], requirements, selection) if requirements else []
         if junit is not None:
-            from overlaplab.report.junit import junit_xml
-
             _write(junit, junit_xml(lines, loaded[-1].path))
         if markdown is not None:
-            from overlaplab.report.markdown import gate_markdown
-
             _write(markdown, gate_markdown(loaded[-1], selection, figures, before, lines))
         _say(lines, findings.busy_note(loaded[-1:] if first is None else [first, loaded[-1]], selection))
 
@@ -150,13 +148,11 @@ def _write_if_not_judged(
     try:
         yield
     except OverlaplabError as error:
-        if junit is not None:
-            from overlaplab.report.junit import not_judged_xml
+        from overlaplab.report.checks import not_judged_markdown, not_judged_xml
 
+        if junit is not None:
             _write(junit, not_judged_xml(conditions, run, str(error)))
         if markdown is not None:
-            from overlaplab.report.markdown import not_judged_markdown
-
             _write(markdown, not_judged_markdown(str(error)))
         raise
 

@@ -91,13 +91,17 @@ def group_axes(descriptions: NDArray[np.object_]) -> NDArray[np.object_]:
     return np.array([axes[text] for text in texts], dtype=object)
 
 
-def enclosing_rows(table: pd.DataFrame | Mapping[str, NDArray[Any]], thread: Integers, at_ns: Integers) -> Integers:
-    """For each moment of a thread the row of the range around it, or -1.
+def enclosing_rows(
+    table: pd.DataFrame | Mapping[str, NDArray[Any]], thread: Integers | None, at_ns: Integers
+) -> Integers:
+    """For each moment of a thread the row of the range around it, or -1; where `thread` is None, of any thread.
 
-    `table` has the ranges' `start_ns`, `end_ns` and `thread`; none are nested.
+    `table` has the ranges' `start_ns`, `end_ns` and `thread`; none are nested. A range holds its end, too.
     """
     row = np.full(len(at_ns), -1, dtype=np.int64)
-    threads, starts, ends = (np.asarray(table[name], dtype=np.int64) for name in ("thread", "start_ns", "end_ns"))
+    starts, ends = (np.asarray(table[name], dtype=np.int64) for name in ("start_ns", "end_ns"))
+    threads = np.zeros_like(starts) if thread is None else np.asarray(table["thread"], dtype=np.int64)
+    thread = np.zeros(len(at_ns), dtype=np.int64) if thread is None else thread
     for number in np.unique(threads):
         of_thread, moments = np.flatnonzero(threads == number), np.flatnonzero(thread == number)
         of_thread = of_thread[np.argsort(starts[of_thread], kind="stable")]

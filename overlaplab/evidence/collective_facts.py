@@ -63,7 +63,9 @@ def collective_facts(run: Run) -> tuple[Fields, ...]:
     for place, (trace, rows) in enumerate(zip(run.traces, rows_of, strict=True)):
         fields = tables[place] | take_rows(avoidable, rows)
         fields = take_rows(fields, np.flatnonzero(fields["start_ns"] != UNKNOWN_NS))
-        fields |= _convert_clock(fields, int(corrections(run)[place]))
+        moves = np.where(fields["matched"], fields["moves_ns"], fields["start_ns"])
+        moments = {"start_ns": fields["start_ns"], "end_ns": fields["end_ns"], "moves_ns": moves}
+        fields |= {name: moment + int(corrections(run)[place]) for name, moment in moments.items()}
         facts.append(take_rows(_edges(trace, fields), np.argsort(fields["start_ns"], kind="stable")))
     return tuple(facts)
 
@@ -168,11 +170,6 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
         "late_ns": np.where(table["matched"], last - last_in_time, late),
         "queued_ns": np.where(table["matched"], last_in_time - last_on_free_link, queued),
     }
-
-
-def _convert_clock(table: Fields, offset: int) -> Fields:
-    moves = np.where(table["matched"], table["moves_ns"], table["start_ns"])
-    return {"start_ns": table["start_ns"] + offset, "end_ns": table["end_ns"] + offset, "moves_ns": moves + offset}
 
 
 def _edges(trace: Trace, table: Fields) -> Fields:

@@ -256,7 +256,8 @@ def _offsets(order: pd.DataFrame, match: pd.Series, *, same_clock: bool, device:
         if not len(at):
             return None
         mine, other = of_first[at], its[its_at]
-        offsets[trace] = offset = _middle(ends[other] - ends[mine])
+        differences = np.sort(ends[other] - ends[mine])
+        offsets[trace] = offset = int(differences[(len(differences) - 1) // 2])  # exact, where floats would round
         least, most = -LIMIT_NS + offset, LIMIT_NS + offset
         # no rank was done before another began: bounds of the true offset
         if (bound := binds[mine] & binds[other]).any():
@@ -265,11 +266,6 @@ def _offsets(order: pd.DataFrame, match: pd.Series, *, same_clock: bool, device:
         if least > most or (same_clock and not least <= 0 <= most):
             return None
     return offsets
-
-
-def _middle(values: Integers) -> int:
-    """The median, exact for numbers that floats would round."""
-    return int(np.sort(values)[(len(values) - 1) // 2])
 
 
 def _pair_by_times(order: pd.DataFrame, run: Run, *, device: bool) -> pd.DataFrame:

@@ -47,7 +47,8 @@ def launches(trace: Trace) -> tuple[LaunchSpan, ...]:
     table = recorded_collectives(trace)
     table = table[table["launch_ns"] != UNKNOWN_NS].sort_values("launch_ns", kind="stable")
     names = list(table)  # iterating over the table itself would take most of the time
-    rows = zip(table.index.tolist(), *map(_column_items, table.items()), strict=True)
+    columns = (table[name].to_numpy(dtype=object).tolist() for name in names)
+    rows = zip(table.index.tolist(), *columns, strict=True)
     return tuple(_launch(number, dict(zip(names, row, strict=True))) for number, *row in rows)
 
 
@@ -62,10 +63,6 @@ def event_spans(trace: Trace, chosen: Mask) -> pd.DataFrame:
     rows = np.flatnonzero(chosen)
     (starts, ends), threads = event_times(trace.events, rows), thread_numbers(trace.events, rows)
     return pd.DataFrame({"start_ns": starts, "end_ns": ends, "thread": threads, "event": rows})
-
-
-def _column_items(column: tuple[Hashable, pd.Series]) -> list[Any]:
-    return column[1].to_numpy(dtype=object).tolist()
 
 
 def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
@@ -85,13 +82,7 @@ def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
 
 def launching_ranges(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> Integers:
     """For each row of `recorded_collectives` the range that launched it, or -1; on a GPU its thread may be another."""
-    any_thread = rule_of(trace) is Rule.GPU
-    ranges = pd.DataFrame(
-        {
-            "start_ns": np.array([span.start_ns for span in spans], dtype=np.int64),
-            "end_ns": np.array([span.end_ns for span in spans], dtype=np.int64),
-            "thread": np.array([0 if any_thread else span.thread for span in spans], dtype=np.int64),
-        }
-    )
-    thread = np.zeros(len(table), dtype=np.int64) if any_thread else table["thread"].to_numpy(np.int64)
+    names = ("start_ns", "end_ns", "thread")
+    ranges = {name: np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in names}
+    thread = None if rule_of(trace) is Rule.GPU else table["thread"].to_numpy(np.int64)
     return enclosing_rows(ranges, thread, table["launch_ns"].to_numpy(np.int64))

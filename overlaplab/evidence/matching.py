@@ -197,7 +197,8 @@ def _infer_groups(table: Fields, run: Run) -> Mask:
     done with a collective before all have begun it. Wherever a group fits, parts of it do, too: so if several fit, the
     largest is right where others were waited for. Where several of one size remain, the size is filled in.
     """
-    listed = [_groups_by_members(trace) for trace in run.traces]
+    # of several groups with the same members the first
+    listed = [{group.ranks: group for group in reversed(trace.joined_groups)} for trace in run.traces]
     several = np.array([len(groups) > 1 for groups in listed], dtype=bool)
     unnamed = (table["group"] == "") & (table["kind"] != "send_recv") & ~_names_other_end(table)
     unnamed = np.asarray(unnamed & several[table["trace"]])
@@ -219,11 +220,6 @@ def _infer_groups(table: Fields, run: Run) -> Mask:
             elif len(sizes := {_group_size(group) for group in groups}) == 1:
                 table["group_size"][rank_calls.rows] = sizes.pop() or -1
     return unnamed
-
-
-def _groups_by_members(trace: Trace) -> dict[_Members, Group]:
-    """The rank's groups by their members; of several with the same ones the first."""
-    return {group.ranks: group for group in reversed(trace.joined_groups)}
 
 
 def _group_size(group: Group) -> int | None:

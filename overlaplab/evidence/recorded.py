@@ -42,7 +42,7 @@ from overlaplab.evidence.call_metadata import (
     operators,
 )
 from overlaplab.evidence.labels import Label, engine_labels
-from overlaplab.intervals import Integers, Intervals, Mask, union
+from overlaplab.intervals import Integers, Mask, union
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES, Rule, collective_kind
 
 UNKNOWN_NS = int(np.iinfo(np.int64).min)
@@ -162,7 +162,7 @@ def _read_device_events(trace: Trace, labels: Sequence[Label]) -> tuple[Fields, 
     calls, of_id = operators(trace)
     comms = _renumber_labels(_label_rows([label for label in labels if label.word == "comm"]), calls)
     launched = table["launch_ns"] != UNKNOWN_NS
-    in_label = np.where(launched, _enclosing_rows_of_any_thread(comms, table["host_ns"]), -1)
+    in_label = np.where(launched, enclosing_rows(comms, None, table["host_ns"]), -1)
     in_call = np.where(launched, enclosing_rows(calls, table["thread"], table["host_ns"]), -1)
     external_ids, correlation = (events[name].to_numpy(np.int64)[rows] for name in ("external_id", "correlation"))
     external_ids = np.where(external_ids != correlation, external_ids, -1)  # old traces repeat the correlation there
@@ -230,7 +230,7 @@ def _renumber_labels(comms: Fields, calls: Fields) -> Fields:
 
     The backend also counts unlabelled collectives, such as barriers, so its numbers differ from the labels' own.
     """
-    inside = _enclosing_rows_of_any_thread(comms, calls["start_ns"])
+    inside = enclosing_rows(comms, None, calls["start_ns"])
     numbered = calls["sequence"] >= 0
     sequence = np.full(len(comms["thread"]), -1, dtype=np.int64)
     sequence[inside[numbered & (inside >= 0)]] = calls["sequence"][numbered & (inside >= 0)]
@@ -311,16 +311,10 @@ def _read_link_ranges(trace: Trace, labels: Sequence[Label]) -> Fields:
     carried["arrived_ns"] = _arrivals(carried, comms["thread"])
     gloo = _gloo_ranges(trace)
     busy = union(comms["start_ns"], comms["end_ns"])  # of all groups' threads
-    inside = _is_within(busy, gloo["start_ns"])
+    inside = enclosing_rows({"start_ns": busy[:, 0], "end_ns": busy[:, 1]}, None, gloo["start_ns"]) >= 0
     if (comms["kind"] == "send_recv").any():
         inside |= gloo["named"] == "send_recv"
     return _stack_rows(carried, _unexecuted_labels(calls, call), take_rows(gloo, np.flatnonzero(~inside)))
-
-
-def _is_within(spans: Intervals, at_ns: Integers) -> Mask:
-    """Whether each moment lies in one of the sorted, disjoint spans, or at its end."""
-    place = np.searchsorted(spans[:, 0], at_ns, side="right") - 1
-    return np.asarray((place >= 0) & (take_values(spans[:, 1], place, UNKNOWN_NS) >= at_ns))
 
 
 def _arrivals(carried: Fields, thread: Integers) -> Integers:
@@ -473,11 +467,6 @@ def _label_rows(labels: Sequence[Label]) -> Fields:
     for name, field in (("bytes", "bytes"), ("sequence", "seq")):
         table[name] = np.array([int(label.fields.get(field, -1)) for label in labels], dtype=np.int64)
     return take_rows(table, np.lexsort((table["start_ns"], table["thread"])))
-
-
-def _enclosing_rows_of_any_thread(table: Fields, at_ns: Integers) -> Integers:
-    """`enclosing_rows`, with ranges on any thread."""
-    return enclosing_rows(table | {"thread": np.zeros_like(table["thread"])}, np.zeros(len(at_ns), np.int64), at_ns)
 
 
 def _unexecuted_labels(labelled: Fields, place: Integers) -> Fields:

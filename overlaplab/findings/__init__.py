@@ -10,7 +10,6 @@ from overlaplab.findings.across_runs.comparison import (
     compare_advice,
     compare_finding,
     compare_notes,
-    compare_title,
     links_refused,
     no_fastest,
     run_labels,
@@ -24,7 +23,6 @@ from overlaplab.findings.across_runs.sweeps import (
     sweep_left_out,
     sweep_notes,
     sweep_subject,
-    sweep_title,
 )
 from overlaplab.findings.actions.ranked import Advised, actions_title, certainty_words
 from overlaplab.findings.advice import (
@@ -39,13 +37,10 @@ from overlaplab.findings.advice import (
     verified_finding,
 )
 from overlaplab.findings.buckets import (
-    best_buckets_remark,
     bucket_cause_words,
     bucket_causes,
     bucket_notes,
     buckets_lead,
-    buckets_remarks,
-    buckets_title,
     counted_once_note,
     gather_cause_words,
     late_sentences,
@@ -56,18 +51,9 @@ from overlaplab.findings.collectives import (
     bandwidth_title,
     collectives_lead,
     exposed_by_axis,
-    late_ranks_title,
     waits_title,
 )
-from overlaplab.findings.costs import (
-    COSTS_ADVICE,
-    costs_title,
-    held_lead,
-    held_notes,
-    sent_lead,
-    sent_notes,
-    unknown_sizes,
-)
+from overlaplab.findings.costs import COSTS_ADVICE, held_lead, held_notes, sent_lead, sent_notes, unknown_sizes
 from overlaplab.findings.diagnosis.bound import split_unhideable
 from overlaplab.findings.diagnosis.causes import collective_label, rank_and_step
 from overlaplab.findings.diagnosis.diagnose import (
@@ -101,27 +87,13 @@ from overlaplab.findings.predictions import (
     prediction_lead,
     refuse_to_predict,
 )
-from overlaplab.findings.runs import (
-    describe_link,
-    describe_machine,
-    describe_prediction,
-    describe_ranks,
-    describe_settings,
-    link_note,
-    note,
-    run_title,
-)
+from overlaplab.findings.runs import describe_prediction, describe_settings, link_note, note, run_title
 from overlaplab.findings.sharding import (
     CHOOSE_A_CELL,
     GatherCost,
-    gather_waits_title,
-    gathered_peak,
-    gathered_title,
     gathers_lead,
-    held_limit,
     prefetch_gain,
     scatters_exposed,
-    scatters_exposed_title,
     schedule_line,
     schedule_notes,
 )
@@ -145,41 +117,15 @@ from overlaplab.findings.systems.plan import (
     require_told,
 )
 from overlaplab.findings.warnings import busy_note, comparison_note, not_recorded, run_warnings, unmatched_notes
-from overlaplab.findings.watched import (
-    kind_word_of_steps,
-    watched_about,
-    watched_recordings,
-    watched_shares_note,
-    watched_strip_note,
-    watched_strip_title,
-    watched_times_note,
-)
+from overlaplab.findings.watched import watched_about, watched_recordings
 from overlaplab.findings.what_if import (
-    BEST_FOUND,
-    BEST_POSSIBLE,
     SMALLER_MICROBATCHES,
-    best_buckets_reading,
-    caps_predicted_title,
     depths_advice,
-    depths_predicted_title,
     device_folded,
-    held_predicted_title,
-    lanes_title,
     not_told,
-    ranks_predicted_title,
     setting_words,
-    throughput_predicted_title,
     what_if_advice,
     what_if_headline,
     what_if_notes,
 )
-from overlaplab.findings.windows import (
-    clocks_note,
-    first_shown,
-    timeline_lead,
-    timeline_title,
-    window_lead,
-    window_name,
-    window_size,
-    window_title,
-)
+from overlaplab.findings.windows import first_shown, timeline_lead, window_lead, window_name, window_size, window_title

@@ -150,14 +150,11 @@ def _sentence(row: Row) -> str:
         words += f", {count(row['buckets'], 'bucket')}"
     if not row["replayed"]:
         return f"{words}: gain at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing is delayed and no rank is late."
+    doubt = doubt_clause(int(row["gain_ns"]), int_or_none(row["half_ns"]))
     return (
-        f"{words}: predicted gain {ms(row['gain_ns'])} ({percent(row['gain_ns'], now_ns)} of {ms(now_ns)}){_doubt(row)}"
+        f"{words}: predicted gain {ms(row['gain_ns'])} ({percent(row['gain_ns'], now_ns)} of {ms(now_ns)}){doubt}"
         f"; over the steps {ms(row['low_ns'])} to {ms(row['high_ns'])}{_memory(row)}."
     )
-
-
-def _doubt(row: Row) -> str:
-    return doubt_clause(int(row["gain_ns"]), int_or_none(row["half_ns"]))
 
 
 def _memory(row: Row) -> str:

@@ -141,15 +141,10 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     saved = f"{ms(row['saved_ns'])} less would be" if row["saved_ns"] else "no less would be"
     line = f"Bucket {row['index']} was held by {name}, {gap}{waited}; {exposed}"
     if row["held"]:
-        at_most = "up to " if len(row["held"]) > 1 else ""
-        line += f" {_bucket_numbers(row['held'])} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
+        number, at_most = len(row["held"]), "up to " if len(row["held"]) > 1 else ""
+        held = f"{number} buckets" if number > MOST_BUCKETS_LISTED else capitalise(bucket_numbers(row["held"]))
+        line += f" {held} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
     return f"{line} Without that delay it would start {ms(row['earlier_ns'])} earlier, and {saved} exposed."
-
-
-def _bucket_numbers(indices: tuple[int, ...]) -> str:
-    if len(indices) > MOST_BUCKETS_LISTED:
-        return f"{len(indices)} buckets"
-    return capitalise(bucket_numbers(indices))
 
 
 _COLUMNS = {"row": "Int64", **dict.fromkeys(("cause", "label"), "object")}

@@ -75,7 +75,7 @@ def _late_rank(diagnosis: Diagnosis, steps: pd.DataFrame) -> Tile:
 def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     """How long the step took and how short it could have been: `word`, `ns`, the shortest first.
 
-    No rows where nothing is exposed. Recorded idle time and pauses stay in all of them, see `bound_finding`.
+    No rows where nothing is exposed. Recorded idle time and pauses stay in all of them, see `how_short`.
     """
     span, exposed = diagnosis.span_ns, diagnosis.exposed_ns
     alone = span - exposed + diagnosis.paused_ns

@@ -35,8 +35,8 @@ def note(manifest: Manifest | None) -> str | None:
     """The line about a run under its charts: strategy, ranks, device, prefetch depth or bucket cap, emulated link."""
     if manifest is None:
         return None
-    parts = [describe_prediction(manifest), shorten(manifest.strategy or "")]
-    parts += [describe_ranks(manifest), describe_device(manifest)]
+    device = SLEEPS if manifest.sleeps else shorten(manifest.device or "")
+    parts = [describe_prediction(manifest), shorten(manifest.strategy or ""), describe_ranks(manifest), device]
     if manifest.prefetch is not None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
@@ -83,14 +83,10 @@ def link_note(manifest: Manifest | None) -> str | None:
 
 def links_note(manifests: Sequence[Manifest | None]) -> str | None:
     """What is not real of several runs: those predicted, emulated links, phantom ranks; None if nothing."""
-    return ", ".join(filter(None, (_predicted_note(manifests), _links_note(manifests)))) or None
-
-
-def _predicted_note(manifests: Sequence[Manifest | None]) -> str:
     predicted = [manifest for manifest in manifests if manifest is not None and manifest.predicted is not None]
-    if not predicted:
-        return ""
-    return f"{'' if len(predicted) == len(manifests) else 'in some runs '}{PREDICTED}, not recorded"
+    where = "" if len(predicted) == len(manifests) else "in some runs "
+    prediction = f"{where}{PREDICTED}, not recorded" if predicted else ""
+    return ", ".join(filter(None, (prediction, _links_note(manifests)))) or None
 
 
 def _links_note(manifests: Sequence[Manifest | None]) -> str | None:
@@ -106,11 +102,6 @@ def _links_note(manifests: Sequence[Manifest | None]) -> str | None:
     groups = [describe_ranks(manifest) for manifest in manifests if manifest is not None and manifest.phantom_ranks]
     where = "" if len(groups) == len(manifests) else "in some runs "
     return ", ".join((*parts, *(f"{where}{group}" for group in sorted({*groups}))))
-
-
-def describe_device(manifest: Manifest) -> str:
-    """Where it computed; empty where nobody says."""
-    return SLEEPS if manifest.sleeps else shorten(manifest.device or "")
 
 
 def describe_ranks(manifest: Manifest, ranks: int | None = None) -> str:

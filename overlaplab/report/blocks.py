@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import altair as alt
 
 from overlaplab.charts.lanes import WINDOW
+from overlaplab.columns import Column
 from overlaplab.formats import texts
 from overlaplab.report.bundle import themed_spec, with_texts
 from overlaplab.sections.blocks import Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
@@ -17,43 +18,6 @@ from overlaplab.words import sentence
 _ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 """The wheel alone scrolls the page."""
 _HINT = "Ctrl + wheel zooms, drag pans, double-click shows all."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """A table as it is shown."""
-
-    caption: str
-    headers: tuple[str, ...]
-    explanations: tuple[str, ...]
-    """What each column means."""
-    right: tuple[bool, ...]
-    """Whether each column stands on the right."""
-    rows: tuple[tuple[str, ...], ...]
-    lead: str = ""
-    """What it tells, in sentences."""
-    left_out: str = ""
-    """What the table does not show; empty where it shows all."""
-    note: str = ""
-
-
-def cells(block: TableBlock) -> list[Cells]:
-    """A table, or what sums it up where it is too long; columns in which nothing is known are left out."""
-    return [_cells(table) for table in block.summed_up()]
-
-
-def _cells(block: TableBlock) -> Cells:
-    filled = [column for column in block.columns if block.frame[column.name].notna().any()]
-    return Cells(
-        caption=block.caption,
-        headers=tuple(column.header if column.unit == "bytes" else column.title for column in filled),
-        explanations=tuple(column.explanation for column in filled),
-        right=tuple(column.unit != "text" for column in filled),
-        rows=tuple(zip(*(texts(block.frame[column.name], column) for column in filled), strict=True)),
-        lead=block.lead,
-        left_out=f"{sentence(block.left_out)} The command line shows the others with --all." if block.left_out else "",
-        note=block.note,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +32,29 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfolded:
-    """What a reader of the report opens."""
-
-    heading: str
-    folded: Sequence[Cells | Lines]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """A section as the report shows it."""
 
     title: str
     lead: str
-    blocks: Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfolded]
+    blocks: Sequence[Drawn | TableBlock | Lines | Tiles | Bars | Folded]
+    """Tables that are too long are summed up."""
     advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """A run's part of the report, or what compares several."""
+
+    anchor: str
+    title: str
+    sections: tuple[Shown, ...]
+    path: str = ""
+    verdict: str = ""
+    advice: tuple[str, ...] = ()
+    """What to do about the verdict, and what else to know of it."""
+    note: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def draw_section(section: Section) -> Shown:
@@ -95,18 +67,26 @@ def draw_section(section: Section) -> Shown:
     )
 
 
-def _draw_block(block: Block) -> Sequence[Drawn | Cells | Lines | Tiles | Bars | Unfolded]:
-    """A block with its chart or table drawn; nothing where nothing is folded away."""
+def _draw_block(block: Block) -> Sequence[Drawn | TableBlock | Lines | Tiles | Bars | Folded]:
+    """A block with its chart drawn, and its tables summed up; nothing where nothing is folded away."""
     match block:
         case Chart():
             return [draw_chart(block.draw(note=block.note), block.note)]
         case TableBlock():
-            return cells(block)
+            return block.summed_up()
         case Lines() | Tiles() | Bars():
             return [block]
         case Folded():
-            inside = [part for each in block.blocks() for part in ([each] if isinstance(each, Lines) else cells(each))]
-            return [Unfolded(heading=block.heading, folded=inside)] if inside else []
+            inside: list[TableBlock | Lines] = []
+            for each in block.blocks():
+                inside += [each] if isinstance(each, Lines) else each.summed_up()
+            return [replace(block, blocks=lambda: inside)] if inside else []
+
+
+def shown_columns(table: TableBlock) -> list[tuple[Column, list[str]]]:
+    """The columns in which anything is known, each with its cells."""
+    filled = [column for column in table.columns if table.frame[column.name].notna().any()]
+    return [(column, texts(table.frame[column.name], column)) for column in filled]
 
 
 def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:

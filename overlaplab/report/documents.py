@@ -20,7 +20,6 @@ from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import Diagnosis
-from overlaplab.report.records import plain_value, records
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
@@ -121,7 +120,7 @@ def advice_document(of: RunTables, verified: Document | None = None) -> Document
     return {
         "advice": "" if diagnosis is None else diagnosis.advice,
         "actions": _actions(diagnosis),
-        "advised": None if chosen is None else {name: plain_value(value) for name, value in chosen.items()},
+        "advised": None if chosen is None else {name: _plain_value(value) for name, value in chosen.items()},
         "settings": records(table[table["best"]]),
         "caps": records(table.loc[table["option"] == "cap", ["bucket_cap_mb", "buckets", "gain_ns", "step_ns"]]),
         "no_cutting_gains_more_than_ns": None if diagnosis is None else findings.cutting_limit_ns(table, diagnosis),
@@ -147,7 +146,7 @@ def exposed_document(of: RunTables) -> Document:
     return {
         "verdict": of.verdict,
         "advice": "" if diagnosis is None else diagnosis.advice,
-        "bound": None if bound is None else {name: plain_value(value) for name, value in bound.items()},
+        "bound": None if bound is None else {name: _plain_value(value) for name, value in bound.items()},
         "worst": None if diagnosis is None else {"rank": diagnosis.rank, "step": diagnosis.step},
         "diagnosis": None if diagnosis is None else _diagnosis(diagnosis),
         "actions": _actions(diagnosis),
@@ -331,8 +330,8 @@ def _bucket_links(links: pd.DataFrame) -> Document | None:
     first = links.iloc[0]
     return {
         "path": first["path"],
-        "rank": plain_value(first["rank"]),
-        "step": plain_value(first["step"]),
+        "rank": _plain_value(first["rank"]),
+        "step": _plain_value(first["step"]),
         "buckets": records(by_bucket.reset_index()),
     }
 
@@ -340,6 +339,21 @@ def _bucket_links(links: pd.DataFrame) -> Document | None:
 def bench_document(measured: Mapping[str, Any], table: pd.DataFrame) -> Document:
     """What `bench_collectives` made of what was measured."""
     return {**{name: measured[name] for name in ("ranks", "device", "link")}, "rows": records(table)}
+
+
+def records(table: pd.DataFrame) -> list[Document]:
+    """The rows as plain Python values, null for what is missing."""
+    columns = {str(name): [_plain_value(value) for value in table[name]] for name in table}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _plain_value(value: Any) -> Any:
+    """A cell as a plain Python value, a tuple as a list, null for what is missing."""
+    if isinstance(value, tuple):
+        return [_plain_value(member) for member in value]
+    if value is None or pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
 
 
 def _records_by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None], list[Document]]:

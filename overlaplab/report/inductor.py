@@ -14,22 +14,12 @@ from typing import Any, BinaryIO
 
 from overlaplab.analyses import collective_times
 from overlaplab.analyses.across_runs.settings import is_emulated
-from overlaplab.dtypes import DTYPE_BYTES
+from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 
-_DTYPES = {
-    "float64": "Double",
-    "float32": "Float",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "int64": "Long",
-    "int32": "Int",
-    "int16": "Short",
-    "int8": "Char",
-    "uint8": "Byte",
-    "bool": "Bool",
-}
+_TYPES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_DTYPES = {torch_dtype(name): name for name in _TYPES}
 """Types as `torch.Tensor.type()` calls them, which inductor compares."""
 _GATHERED, _SCATTERED = "all_gather", "reduce_scatter"
 

@@ -7,7 +7,6 @@ Every text goes through Jinja2's autoescape, every chart's data through `bundle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import PurePath
@@ -19,27 +18,12 @@ from markupsafe import Markup
 from overlaplab import findings
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
-from overlaplab.report.blocks import Drawn, Shown
+from overlaplab.report.blocks import Chapter, Drawn, shown_columns
 from overlaplab.report.bundle import asset, columnar_spec, data_island, fill, libraries, policy, style
 from overlaplab.report.sections import comparison, sections
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import shorten, visible_line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
-    """A run's part of the report, or what compares several."""
-
-    anchor: str
-    title: str
-    sections: tuple[Shown, ...]
-    path: str = ""
-    verdict: str = ""
-    advice: tuple[str, ...] = ()
-    """What to do about the verdict, and what else to know of it."""
-    note: str | None = None
-    warnings: tuple[str, ...] = ()
+from overlaplab.words import sentence, shorten, visible_line
 
 
 def report_page(
@@ -57,13 +41,10 @@ def report_page(
     if not runs:
         raise OverlaplabError("no runs to report on")
     reported = [RunTables(run=run, selection=selection) for run in runs]
-    compared = comparison(reported)
+    compared, roles = comparison(reported)
     names = _names(runs)
-    roles = compared.roles or dict.fromkeys(range(len(runs)), "")
-    chapters = []
-    if compared.sections:
-        first = Chapter(anchor="compare", title="Runs compared", sections=compared.sections, note=compared.note)
-        chapters.append(first)
+    roles = roles or dict.fromkeys(range(len(runs)), "")
+    chapters = [compared] if compared else []
     for done, (place, role) in enumerate(roles.items()):
         if progress:
             progress(done, len(roles))
@@ -124,7 +105,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         finalize=_visible_text,
     )
-    environment.globals["fill"] = fill
+    environment.globals.update(fill=fill, shown_columns=shown_columns, sentence=sentence, zip=zip)
     return environment.from_string(asset("page.html"))
 
 

@@ -23,7 +23,7 @@ from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import run_zero_ns
-from overlaplab.findings import describe_link, describe_prediction, describe_ranks
+from overlaplab.findings.runs import describe_link, describe_prediction, describe_ranks
 from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.threads import assign_threads, nesting_tracks, numbered_names, us_text
 from overlaplab.sections.run_tables import RunTables
@@ -68,7 +68,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'
     yield f' "distributedInfo": {json.dumps(_process(run))},'
     yield ' "traceEvents": ['
-    details = _Details.from_run(run)
+    details = _details(run)
     ids = counted(1)
     across = arrows_of_collectives(timeline, len(run.traces), ids)
     comma = ""
@@ -79,7 +79,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
         ends = across[place]
         for row, arrows in arrows_of_events(trace, ids).items():
             ends.setdefault(row, []).extend(arrows)
-        for line in chain(writer.rank_lines(timeline, details), writer.event_lines(trace, ends)):
+        for line in chain(writer.rank_lines(timeline, *details), writer.event_lines(trace, ends)):
             yield f"{comma}{line}"
             comma = ",\n"
     yield "\n]}"
@@ -103,26 +103,17 @@ def _process(run: Run) -> dict[str, Any]:
     return rank_entry | {"world_size": first.world_size, "backend": first.backend, "pg_config": groups}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Details:
-    """What a click on one of overlaplab's own slices shows, as JSON."""
-
-    collectives: dict[int, str]
-    """By index."""
-    steps: dict[tuple[int, int], str]
-    """By the trace's place and the step's start, in ns from the run's zero."""
-
-    @classmethod
-    def from_run(cls, run: Run) -> _Details:
-        facts = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
-        places = {trace.rank: place for place, trace in enumerate(run.traces)}
-        windows = summary(run)
-        keys = zip((places[int_or_none(rank)] for rank in windows["rank"]), windows["start_ns"].tolist(), strict=True)
-        figures = map(_known_arguments, windows[[*PARTS, "overlap_ratio"]].to_dict("records"))
-        return cls(
-            collectives=dict(zip(facts.index.tolist(), map(_known_arguments, facts.to_dict("records")), strict=True)),
-            steps=dict(zip(keys, figures, strict=True)),
-        )
+def _details(run: Run) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
+    """What a click on one of overlaplab's own slices shows, as JSON: of collectives by index, of steps by the trace's
+    place and the step's start, in ns from the run's zero.
+    """
+    facts = collectives(run).drop_duplicates("index").set_index("index")[list(_OF_COLLECTIVE)]
+    places = {trace.rank: place for place, trace in enumerate(run.traces)}
+    windows = summary(run)
+    keys = zip((places[int_or_none(rank)] for rank in windows["rank"]), windows["start_ns"].tolist(), strict=True)
+    figures = map(_known_arguments, windows[[*PARTS, "overlap_ratio"]].to_dict("records"))
+    of_collectives = zip(facts.index.tolist(), map(_known_arguments, facts.to_dict("records")), strict=True)
+    return dict(of_collectives), dict(zip(keys, figures, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +128,9 @@ class _Writer:
     def pid(self) -> int:
         return 1 + 1000 * self.place
 
-    def rank_lines(self, timeline: Timeline, details: _Details) -> Iterator[str]:
+    def rank_lines(
+        self, timeline: Timeline, of_collectives: dict[int, str], of_steps: dict[tuple[int, int], str]
+    ) -> Iterator[str]:
         """The rank's name, and the tracks that are no threads or streams of its."""
         rank = self.run.traces[self.place].rank
         name = "rank unknown" if rank is None else f"rank {rank}"
@@ -157,8 +150,8 @@ class _Writer:
             names = [json.dumps(name.removeprefix("engine::")) for name in marks["name"].cat.categories]
             columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
             for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
-                of_collective = details.collectives.get(collective)
-                arguments = details.steps.get((self.place, start)) if lane.kind == "steps" else of_collective
+                is_step = lane.kind == "steps"
+                arguments = of_steps.get((self.place, start)) if is_step else of_collectives.get(collective)
                 yield (
                     f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
                     f',"ts":{us_text(start - self.first_ns)},"dur":{us_text(took)}'

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pandas as pd
 
 from overlaplab import analyses, findings
-from overlaplab.report.blocks import Shown, draw_section
+from overlaplab.report.blocks import Chapter, Shown, draw_section
 from overlaplab.sections.blocks import Section
 from overlaplab.sections.comparison import batches_section, costs_section, step_times_section, sweep_section
 from overlaplab.sections.run import (
@@ -46,40 +46,31 @@ def sections(tables: RunTables) -> Iterator[Shown]:
         yield draw_section(replace(section, advice=advice))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What a report says about all runs together."""
-
-    sections: tuple[Shown, ...] = ()
-    note: str | None = None
-    """How many runs have no chapter of their own."""
-    roles: dict[int, str] = field(default_factory=dict)
-    """In a sweep, the places of the runs that have a chapter, and what each stands for; empty where all have."""
-
-
-def comparison(reported: Sequence[RunTables]) -> Comparison:
-    """The sections about all runs; none where fewer than two can be compared."""
+def comparison(reported: Sequence[RunTables]) -> tuple[Chapter | None, dict[int, str]]:
+    """What a report says about all runs together, None where fewer than two can be compared; and the runs' roles: in a
+    sweep, the places of the runs that have a chapter, and what each stands for; empty where all have.
+    """
     good = [tables for tables in reported if not tables.summary.empty]
     if len(good) < 2:
-        return Comparison()
+        return None, {}
     runs, selection = [tables.run for tables in good], good[0].selection
     note = findings.comparison_note(runs)
     table = analyses.compare(runs, selection)
     costs = costs_section(table, note)
     if not analyses.is_sweep(runs):
         batches = batches_section(analyses.largest_batches(runs, selection))
-        parts = (step_times_section(table, note), batches, costs)
-        return Comparison(sections=tuple(draw_section(section) for section in parts if section is not None))
+        return _comparison_chapter(step_times_section(table, note), batches, costs), {}
     caps, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
-    sections = (sweep_section(caps, links, note), costs)
     roles = {_place(cap, links, reported): role for cap, role in findings.sweep_ends(caps).items()}
     roles |= {place: "" for place, tables in enumerate(reported) if tables.summary.empty}  # each says why
     left_out = len(reported) - len(roles)
-    return Comparison(
-        sections=tuple(draw_section(section) for section in sections if section is not None),
-        note=findings.sweep_left_out(left_out) if left_out else None,
-        roles=roles if left_out else {},
-    )
+    remark = findings.sweep_left_out(left_out) if left_out else None
+    return _comparison_chapter(sweep_section(caps, links, note), costs, note=remark), roles if left_out else {}
+
+
+def _comparison_chapter(*sections: Section | None, note: str | None = None) -> Chapter:
+    shown = tuple(draw_section(section) for section in sections if section is not None)
+    return Chapter(anchor="compare", title="Runs compared", sections=shown, note=note)
 
 
 def _place(cap: float, links: pd.DataFrame, reported: Sequence[RunTables]) -> int:

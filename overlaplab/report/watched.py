@@ -10,7 +10,7 @@ from overlaplab.analyses.watched.ranks import COLUMNS
 from overlaplab.columns import columns
 from overlaplab.findings.watched import dumped_notes, dumped_sentences
 from overlaplab.load.flight_recorder import FlightDumps
-from overlaplab.report.records import records
+from overlaplab.report.documents import records
 from overlaplab.report.terminal import Printed, terminal_table
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.sections.watched import WatchedTables, watched_ranks_block

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab import analyses, findings
+from overlaplab.analyses.systems.bench import bench_side_by_side
 from overlaplab.analyses.worst import drop_damaged, outlier_rows
 from overlaplab.columns import column, columns
 from overlaplab.formats import UNKNOWN, text
@@ -62,6 +63,7 @@ _ALSO = {
     "recompute_ms": "again: forward passes that run again in a step",
 }
 """Further costs, and what their headers mean."""
+_SPEEDS = ("algbw_gb_per_s", "bus_gb_per_s")
 
 
 def pipeline_rows(table: pd.DataFrame) -> TableBlock:
@@ -587,6 +589,24 @@ def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
         " (compute only), hidden (communication while the rank computes), exposed and rest (memory, idle); on link:"
         " first start to last end in the first rank's step nearest the median",
         notes=findings.sweep_notes(table),
+    )
+
+
+def bench_rows(table: pd.DataFrame, ranks: int) -> TableBlock:
+    """Rows of `bench_collectives`, the algorithms side by side."""
+    algorithms = table["algorithm"].drop_duplicates()
+    speeds = [f"{algorithm}_{figure}" for algorithm in algorithms for figure in _SPEEDS]
+    named = [f"{algorithm}_{figure}" for algorithm in algorithms for figure in ("time_ns", *_SPEEDS)]
+    wide = bench_side_by_side(table)
+    return TableBlock(
+        key="bench_table",
+        caption=f"All-reduce over {ranks} ranks, out of place",
+        frame=wide.assign(
+            terse_bytes=wide["bytes"].map(size_exact),
+            **{f"terse_{name}": (1000 * wide[name]).map("{:.3g}".format) for name in speeds},
+        ),
+        columns=columns("bench_side_by_side", "bytes", *named),
+        legend="each algorithm: ms per all-reduce; alg = bytes ÷ time, bus = alg × 2(n−1)/n, both in MB/s",
     )
 
 

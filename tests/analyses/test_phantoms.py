@@ -11,6 +11,7 @@ from made.traces import run_of
 
 from overlaplab import collectives, compare, exposed, findings, summary
 from overlaplab.analyses import is_sweep, memory, peaks
+from overlaplab.findings.runs import describe_ranks
 from overlaplab.report.terminal import terminal_table
 from overlaplab.sections.tables import compare_rows, costs_rows
 
@@ -55,10 +56,10 @@ def test_screens_say_so(tmp_path: Path) -> None:
     assert findings.note(run.manifest) == f"zero3, {TOLD}, cpu, prefetch 1, {link}"
     assert findings.link_note(run.manifest) == f"{link}, one rank of a group of 8"
     assert run.manifest is not None
-    assert findings.describe_ranks(run.manifest) == TOLD
+    assert describe_ranks(run.manifest) == TOLD
     meant = phantom_run(tmp_path / "meant", engine_events(), numerics_meant=True)
     assert meant.manifest is not None
-    assert findings.describe_ranks(meant.manifest) == "one rank of an emulated group of 8 (peers are phantoms)"
+    assert describe_ranks(meant.manifest) == "one rank of an emulated group of 8 (peers are phantoms)"
     table = compare([run])
     assert table[["ranks", "phantoms"]].to_numpy().tolist() == [[1, 7]]
     assert compare_rows(table).legend.endswith(

@@ -15,7 +15,7 @@ from overlaplab.cli.bench import _sizes
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings import bench_finding, bench_remarks
 from overlaplab.report.documents import bench_document
-from overlaplab.sections.bench import bench_rows
+from overlaplab.sections.tables import bench_rows
 
 MEASURED = {
     "ranks": 4,

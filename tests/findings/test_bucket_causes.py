@@ -10,6 +10,7 @@ from samples import sample_tables
 
 from overlaplab import analyses, findings
 from overlaplab.causes import Cause
+from overlaplab.findings.buckets import best_buckets_remark
 
 MS = 1_000_000
 
@@ -110,8 +111,8 @@ def test_a_gathers_wait_has_the_causes_of_its_moments() -> None:
 def test_the_best_buckets_in_words() -> None:
     columns = ["bytes", "end_ns", "last_ns"]
     best = pd.DataFrame([(1_000_000, 50, 9_000_000), (2_000_000, 11_000_000, 9_000_000)], columns=columns)
-    assert findings.best_buckets_remark(best) == (
+    assert best_buckets_remark(best) == (
         "Last row: the best buckets on the same link, 2 buckets of 1.00 MB to 2.00 MB; the last ends 2.0 ms"
         " after the last gradient, which then comes at 9.0 ms."
     )
-    assert findings.best_buckets_remark(best.head(0)) is None
+    assert best_buckets_remark(best.head(0)) is None

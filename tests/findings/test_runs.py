@@ -10,8 +10,8 @@ from made.traces import op, run_of
 from samples import sample_run
 
 from overlaplab.costs import attained_steps, link_attained
-from overlaplab.findings import comparison_note, describe_link, describe_settings, link_note, note, run_title
-from overlaplab.findings.runs import link_missed, links_note
+from overlaplab.findings import comparison_note, describe_settings, link_note, note, run_title
+from overlaplab.findings.runs import describe_link, link_missed, links_note
 from overlaplab.manifest import Link, LinkStep, MachineStep, Manifest
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=200.0, world_size=2)

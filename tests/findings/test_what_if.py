@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from overlaplab import findings
+from overlaplab.findings import what_if
 from overlaplab.manifest import Link
 from overlaplab.simulate.predictions.what_if import Interval
 from overlaplab.simulate.programs.setting import Setting
@@ -87,7 +88,7 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
 def test_the_advised_cap_is_named_where_it_is_as_good() -> None:
     assert "bucket_cap_mb=0.5" in findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS, 0.5)
     assert "bucket_cap_mb=1" in findings.what_if_advice(caps(470, 471, 490), 497_000_000, DOUBT_NS, 2.0)
-    assert "with 0.5 MiB" in findings.caps_predicted_title(caps(471, 470, 490), 0.5)
+    assert "with 0.5 MiB" in what_if.caps_predicted_title(caps(471, 470, 490), 0.5)
 
 
 def test_a_gain_that_may_be_none_is_not_certain() -> None:
@@ -125,18 +126,16 @@ def test_advice_names_the_smallest_of_the_best_depths() -> None:
 
 def test_titles() -> None:
     ranks = pd.DataFrame({"ranks": [2, 128], "step_ns": [10**9, 4 * 10**9], "throughput": [1.0, 0.25]})
-    assert findings.caps_predicted_title(caps(5, 4, 6)) == "Predicted step by cap: shortest with 1 MiB, 4.0 ms"
+    assert what_if.caps_predicted_title(caps(5, 4, 6)) == "Predicted step by cap: shortest with 1 MiB, 4.0 ms"
     near = "Predicted step by cap: within 1\u00a0% of the shortest with 2 MiB, 401.0 ms"
-    assert findings.caps_predicted_title(caps(500, 400, 401)) == near
-    assert findings.ranks_predicted_title(ranks) == (
-        "Predicted step by ranks: 1,000 ms with 2 ranks, 4,000 ms with 128"
-    )
-    assert findings.throughput_predicted_title(ranks) == (
+    assert what_if.caps_predicted_title(caps(500, 400, 401)) == near
+    assert what_if.ranks_predicted_title(ranks) == ("Predicted step by ranks: 1,000 ms with 2 ranks, 4,000 ms with 128")
+    assert what_if.throughput_predicted_title(ranks) == (
         "Predicted throughput per rank: 25\xa0% with 128 ranks of that with 2"
     )
     held = ranks.assign(held_bytes=[8, 8])
-    assert findings.held_predicted_title(held) == "Memory per rank by formula: the same with more ranks"
-    assert findings.held_predicted_title(ranks.assign(held_bytes=[8, 1])).endswith("less with more ranks")
-    assert findings.lanes_title(461_000_000, 497_000_000) == (
+    assert what_if.held_predicted_title(held) == "Memory per rank by formula: the same with more ranks"
+    assert what_if.held_predicted_title(ranks.assign(held_bytes=[8, 1])).endswith("less with more ranks")
+    assert what_if.lanes_title(461_000_000, 497_000_000) == (
         "The median step on one axis: 497.0 ms measured, 461.0 ms predicted"
     )

@@ -8,7 +8,7 @@ import html.parser
 import json
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
 from overlaplab.columns import columns
 from overlaplab.folders import run_folders
-from overlaplab.report.blocks import cells, draw_chart
+from overlaplab.report.blocks import draw_chart, shown_columns
 from overlaplab.report.bundle import columnar_spec, data_island, policy, style, themed_spec
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
@@ -271,16 +271,26 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
         }
     )
     block = TableBlock(key="table", caption="Caption", frame=table, columns=columns("summary", *table))
-    (found,) = cells(replace(block, most=1))
-    assert found.headers == ("name", "rank", "step time (ms)", "wait (ms)", "size", "overlap ratio (% of comm.)")
-    assert found.explanations[-1] == "Hidden communication ÷ communication."
-    assert found.right == (False, True, True, True, True, True)
-    assert found.rows == (("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1"),)
-    assert found.left_out == "The first 1 of 2. The command line shows the others with --all."
-    (_, second) = cells(block)[0].rows
+    found = shown_columns(block)
+    assert [column.name for column, _ in found] == [*table][:-1]
+    first, second = zip(*(cells for _, cells in found), strict=True)
+    assert first == ("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1")
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80
     assert second[1:] == ("–", "0", "–", "12.0 MB", "–")
+
+
+def test_columns_are_headed_and_explained(pages: dict[str, Parsed]) -> None:
+    heads = {" ".join(text.split()): found for tag, found, text in pages["three"].elements if tag == "th"}
+    assert heads["size"]["class"] == heads["step time (ms)"]["class"] == "right"
+    assert "class" not in heads["run"]
+    assert heads["overlap ratio (% of comm.)"]["title"] == "Hidden communication ÷ communication."
+
+
+def test_a_long_table_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlaplab.sections.blocks.MOST_ROWS", 1)
+    page = Parsed(report_page([run_of(tmp_path, engine_events(), manifest={"link": EMULATED})]))
+    assert "The first 1 of 2. The command line shows the others with --all." in page.texts("p")
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from samples import sample_tables
 from overlaplab import analyses
 from overlaplab.columns import columns
 from overlaplab.load.run_folder import load_run
-from overlaplab.report.blocks import cells
 from overlaplab.report.terminal import buckets, terminal_table
 from overlaplab.sections.blocks import Bars, Chart, Lines, TableBlock
 from overlaplab.sections.run import buckets_section, collectives_section, gathers_section
@@ -59,9 +58,6 @@ def test_a_table_has_its_columns_for_each_width(tmp_path: Path) -> None:
     assert block.summed_up() == [block]
     (cut,) = replace(block, most=2, ranked_by="").summed_up()
     assert (cut.left_out, terminal_table(cut).row_count) == (f"the first 2 of {len(block.frame)}", 2)
-    (shown,) = cells(replace(block, most=2, ranked_by=""))
-    assert len(shown.rows) == 2
-    assert shown.left_out == f"The first 2 of {len(block.frame)}. The command line shows the others with --all."
     assert [str(column.header) for column in terminal_table(block).columns][-2:] == ["last", "GB/s"]
 
 

@@ -16,6 +16,7 @@ import overlaplab
 from overlaplab import findings
 from overlaplab.causes import Cause
 from overlaplab.cli import main
+from overlaplab.findings.runs import describe_machine
 from overlaplab.report.page import report_page
 from overlaplab.sections.blocks import Bars, Section, TableBlock
 from overlaplab.sections.run_tables import RunTables
@@ -53,7 +54,7 @@ def undisturbed(folder: Path, *options: str) -> RunTables:
     for attempt in range(ATTEMPTS):
         run = overlaplab.load_run(record(folder / str(attempt), *options))
         assert run.manifest is not None
-        if run.manifest.link_attained and not findings.describe_machine(run.manifest):
+        if run.manifest.link_attained and not describe_machine(run.manifest):
             return RunTables(run=run)
     pytest.skip(f"other processes disturbed {ATTEMPTS} recordings")
 

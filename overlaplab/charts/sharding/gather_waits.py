@@ -7,7 +7,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import Layer, row_axis, tooltip
 from overlaplab.charts.theme import finish, palette
-from overlaplab.findings import gather_waits_title, scatters_exposed_title
+from overlaplab.findings.sharding import gather_waits_title, scatters_exposed_title
 from overlaplab.words import count, rank_word, to_ms
 
 CELL = "cell"

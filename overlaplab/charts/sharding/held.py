@@ -10,7 +10,7 @@ import pandas as pd
 from overlaplab.analyses import HeldLimit
 from overlaplab.charts.parts import FLUSH, Layer, dashed_lines
 from overlaplab.charts.theme import LINE, finish, palette
-from overlaplab.findings import gathered_peak, gathered_title, held_limit
+from overlaplab.findings.sharding import gathered_peak, gathered_title, held_limit
 from overlaplab.words import byte_unit, size_exact, to_ms
 
 LABELS_WIDTH = 72

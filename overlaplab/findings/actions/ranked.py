@@ -92,32 +92,28 @@ def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, id
         by_name.setdefault(each["remedy"], []).append(each)
     for action in ACTIONS:
         for row in by_name.get(action.name, ()):
-            setting = _float_or_none(row["setting"])
+            setting: float | None = None if pd.isna(row["setting"]) else float(row["setting"])
             rows = _answered_rows(action, setting, cause_rows).sort_values("exposed_ns", ascending=False, kind="stable")
             text = fill_words(action.words, Case(loop=loop, rows=rows, setting=setting, what=row["what"]))
-            if text:
-                most_ns = idle_ns + int(rows["exposed_ns"].sum())
-                if action.name == "launch_overhead" and row["gain_ns"] > _MAX_GAIN_RATIO * most_ns:
-                    continue
-                why = _answered_words(action, rows, cause_rows, idle_ns, int(row["gain_ns"]))
-                advised.append(_advised_action(action, text, row, why))
+            gain_ns, most_ns = int(row["gain_ns"]), idle_ns + int(rows["exposed_ns"].sum())
+            if not text or (action.name == "launch_overhead" and gain_ns > _MAX_GAIN_RATIO * most_ns):
+                continue
+            advised.append(
+                Advised(
+                    action=action,
+                    text=text,
+                    setting=setting,
+                    what=row["what"],
+                    gain_ns=gain_ns,
+                    half_ns=int_or_none(row["half_ns"]),
+                    step_ns=int(row["step_ns"]),
+                    memory_bytes=int_or_none(row["memory_bytes"]),
+                    why=_answered_words(action, rows, cause_rows, idle_ns, gain_ns),
+                )
+            )
     named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
     specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
     return tuple(_order_actions(specific))
-
-
-def _advised_action(action: Action, text: str, row: Row, why: str) -> Advised:
-    return Advised(
-        action=action,
-        text=text,
-        setting=_float_or_none(row["setting"]),
-        what=row["what"],
-        gain_ns=int(row["gain_ns"]),
-        half_ns=int_or_none(row["half_ns"]),
-        step_ns=int(row["step_ns"]),
-        memory_bytes=int_or_none(row["memory_bytes"]),
-        why=why,
-    )
 
 
 def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
@@ -179,10 +175,6 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
 _TRANSFERS = tuple(cause for cause in Cause if cause.origin == "transfer")
 _AND_DELAYS = ", and what that delays"
 """A late rank, or a transfer, costs more than the exposed wait for it: it moves what is sent later."""
-
-
-def _float_or_none(value: float) -> float | None:
-    return None if pd.isna(value) else float(value)
 
 
 def _order_actions(advised: Sequence[Advised]) -> list[Advised]:

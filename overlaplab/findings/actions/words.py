@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -75,19 +74,14 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "interleaved 
 """What pipelines' schedules are called."""
 
 
-def pipeline_words(row: Mapping[Any, Any]) -> str:
+def pipeline_words(remedy: str, setting: str | None) -> str:
     """What a row of `simulate.pipeline_remedies` changes."""
-    match row["remedy"]:
+    match remedy:
         case "microbatches":
-            return f"{row['setting']} smaller microbatches"
+            return f"{setting} smaller microbatches"
         case "split":
-            return f"another split, --stages {row['setting']}"
-    return f"the schedule {SCHEDULES[row['setting']]}"
-
-
-def pipeline_action_words(remedy: str) -> Words:
-    """The words of one of `simulate.pipeline_remedies`, whose setting is the case's name."""
-    return lambda case: pipeline_words({"remedy": remedy, "setting": case.what})
+            return f"another split, --stages {setting}"
+    return f"the schedule {SCHEDULES[str(setting)]}"
 
 
 def cap(case: Case) -> str:

@@ -1,4 +1,4 @@
-"""How short a step could have been, and how much of its exposed time nothing could have hidden."""
+"""How much shorter other buckets make a step, and how much of its exposed time nothing could have hidden."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.causes import Cause
-from overlaplab.findings.thresholds import LITTLE_GAIN
-from overlaplab.words import ms
 
 
 class DeeperPrefetch(NamedTuple):
@@ -19,51 +17,6 @@ class DeeperPrefetch(NamedTuple):
     depth: int
     step_ns: int
     """How long the step then takes."""
-
-
-def bound_finding(
-    bound: Mapping[str, Any],
-    span: int,
-    exposed: int,
-    ahead: DeeperPrefetch | None = None,
-    idle: int = 0,
-    paused: int = 0,
-) -> str | None:
-    """Say how short one rank's step could have been.
-
-    Takes a row of `overlaplab.simulate.bound`, the step's length, its exposed communication, its idle time, and how
-    much of the exposed time the host paused, in ns.
-
-    Recorded idle time and pauses stay in every figure, since it is not communication that causes them. None where
-    nothing is exposed.
-    """
-    if exposed == 0:
-        return None
-    without_comm_ns = span - exposed + paused
-    idles = f", {ms(idle + paused)} of it idle" if idle + paused > LITTLE_GAIN * span else ""
-    condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
-    if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
-        best, least, condition = int(bound["found_ns"]), int(bound["least_ns"]), ""
-        gap = f" (no buckets get below about {ms(least)})" if best - least > LITTLE_GAIN * span else ""
-        if span - best <= LITTLE_GAIN * span:
-            return (
-                f"That step takes {ms(span)}; the best buckets found gain {ms(max(span - best, 0))}{gap}. Without any"
-                f" communication it would take {ms(without_comm_ns)}{idles}."
-            )
-        how = f"{ms(best)} with the best buckets found{gap}"
-    elif (gained := gains_by_buckets(bound, exposed - paused)) is not None:
-        how = f"at best {ms(span - gained)} with other buckets and no delays or late ranks"
-    elif ahead is not None:
-        how = f"at best {ms(ahead.step_ns)} with prefetch {ahead.depth}"
-    else:
-        least = without_comm_ns + int(bound["bound_ns"]) - int(bound["compute_ns"])
-        if span - least <= LITTLE_GAIN * span:
-            return (
-                f"That step takes {ms(span)}, and would take {ms(without_comm_ns)} without any"
-                f" communication{idles}{condition}."
-            )
-        how = f"at best {ms(least)} with the same launches and no delays or late ranks"
-    return f"That step takes {ms(span)}: {how}, and {ms(without_comm_ns)} without any communication{idles}{condition}."
 
 
 def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis.bound import bound_finding
+from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words
+from overlaplab.findings.thresholds import LITTLE_GAIN
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, shorten
 
@@ -37,18 +38,39 @@ def _step(table: pd.DataFrame) -> str:
 
 
 def how_short(diagnosis: Diagnosis) -> str:
-    """How short the step could have been; empty where communication is not its problem, or where that is unknown."""
-    if not diagnosis.is_problem or diagnosis.bound is None:
+    """How short the step could have been; empty where communication is not its problem, or where that is unknown.
+
+    Recorded idle time and pauses stay in every figure, since it is not communication that causes them.
+    """
+    bound, ahead, span_ns, paused_ns = diagnosis.bound, diagnosis.ahead, diagnosis.span_ns, diagnosis.paused_ns
+    if not diagnosis.is_problem or bound is None or not diagnosis.exposed_ns:
         return ""
-    sentence = bound_finding(
-        diagnosis.bound,
-        diagnosis.span_ns,
-        diagnosis.exposed_ns,
-        diagnosis.ahead,
-        idle=diagnosis.idle_ns,
-        paused=diagnosis.paused_ns,
-    )
-    return sentence or ""
+    exposed_ns, idle_ns = diagnosis.exposed_ns - paused_ns, diagnosis.idle_ns + paused_ns
+    alone_ns = span_ns - exposed_ns
+    idles = f", {ms(idle_ns)} of it idle" if idle_ns > LITTLE_GAIN * span_ns else ""
+    condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
+    if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
+        best, least, condition = int(bound["found_ns"]), int(bound["least_ns"]), ""
+        gap = f" (no buckets get below about {ms(least)})" if best - least > LITTLE_GAIN * span_ns else ""
+        if span_ns - best <= LITTLE_GAIN * span_ns:
+            return (
+                f"That step takes {ms(span_ns)}; the best buckets found gain {ms(max(span_ns - best, 0))}{gap}. Without"
+                f" any communication it would take {ms(alone_ns)}{idles}."
+            )
+        how = f"{ms(best)} with the best buckets found{gap}"
+    elif (gained := gains_by_buckets(bound, exposed_ns)) is not None:
+        how = f"at best {ms(span_ns - gained)} with other buckets and no delays or late ranks"
+    elif ahead is not None:
+        how = f"at best {ms(ahead.step_ns)} with prefetch {ahead.depth}"
+    else:
+        least = alone_ns + int(bound["bound_ns"]) - int(bound["compute_ns"])
+        if span_ns - least <= LITTLE_GAIN * span_ns:
+            return (
+                f"That step takes {ms(span_ns)}, and would take {ms(alone_ns)} without any"
+                f" communication{idles}{condition}."
+            )
+        how = f"at best {ms(least)} with the same launches and no delays or late ranks"
+    return f"That step takes {ms(span_ns)}: {how}, and {ms(alone_ns)} without any communication{idles}{condition}."
 
 
 def hidden_finding(diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:

@@ -28,7 +28,7 @@ _PARTS = {"imbalance": "unequal stages", "sending": "waiting for sends", "overhe
 def pipeline_lead(step: Mapping[Any, Any]) -> str:
     """How much of the stages' time is bubble, and of what; a row of `analyses.pipeline_steps`."""
     share = _share(step["bubble"])
-    if _lacks_parts(step):
+    if any(pd.isna(step[name]) for name in _PARTS):
         return f"{share} of the stages' time is bubble; an ideal schedule of this shape has {_share(step['theory'])}."
     schedule_share = float(step["bubble"]) - sum(float(step[name]) for name in _PARTS)
     largest = sorted(_PARTS, key=lambda name: -float(step[name]))
@@ -56,12 +56,13 @@ def pipeline_tiles(step: Mapping[Any, Any]) -> tuple[Tile, ...]:
     """The five figures of a row of `analyses.pipeline_steps`."""
     p, m, v = int(step["ranks"]), int(step["microbatches"]), int(step["stages"]) // int(step["ranks"])
     formula = f"(p−1)/(m+p−1), p {p}, m {m}" if v == 1 else f"(p−1)/({v}m+p−1), p {p}, m {m}"
+    overhead = "unknown" if pd.isna(step["overhead_ns"]) else ms(step["overhead_ns"])
     hop = "" if pd.isna(step["hop_ns"]) else f"{ms(step['hop_ns'])} per message"
     even = float(step["slower"]) < UNEVEN_STAGES
     return (
         Tile(label="bubble", value=_share(step["bubble"]), note="of stage time, measured"),
         Tile(label="theory", value=_share(step["theory"]), note=formula),
-        Tile(label="overhead", value=_ms(step["overhead_ns"]), note=f"per action; {hop}".rstrip("; ")),
+        Tile(label="overhead", value=overhead, note=f"per action; {hop}".rstrip("; ")),
         Tile(
             label="slowest stage",
             value="none" if even else str(int(step["slowest_stage"])),
@@ -103,16 +104,8 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
 def _remedy_words(row: Mapping[Any, Any]) -> str:
     gain = f"the step is predicted {percent(row['gain_ns'], row['recorded_ns'])} shorter for the same samples"
     bubble, held = f"bubble {_share(row['bubble'])}", count(int(row["held"]), "microbatch")
-    return f"Try {pipeline_words(row)}: {bubble}, {gain}; a stage holds at most {held}."
+    return f"Try {pipeline_words(row['remedy'], row['setting'])}: {bubble}, {gain}; a stage holds at most {held}."
 
 
 def _share(value: Any) -> str:
     return percent(float(value), 1)
-
-
-def _ms(value: Any) -> str:
-    return "unknown" if pd.isna(value) else ms(value)
-
-
-def _lacks_parts(step: Mapping[Any, Any]) -> bool:
-    return any(pd.isna(step[name]) for name in _PARTS)

@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from samples import sample_run
 
-from overlaplab import charts, findings
+from overlaplab import charts
 from overlaplab.analyses import HeldLimit, held_limit, scatter_steps, schedule, schedule_steps
+from overlaplab.findings import sharding
 
 
 def test_a_cell_per_rank_and_step() -> None:
@@ -35,7 +36,7 @@ def test_reduce_scatters_have_a_strip_too() -> None:
     assert [(cell["row"], cell["step"], cell["ms"]) for cell in cells] == [("0", 3, 3.0), ("0", 4, 0.0), ("1", 3, 0.0)]
     assert found["title"]["text"] == "Reduce-scatters were exposed for 3.0 ms at most in a rank's step"
     assert found["title"]["subtitle"] == ["Exposed time of reduce-scatters. Click."]
-    assert findings.scatters_exposed_title(steps.tail(2)) == "No reduce-scatter is exposed"
+    assert sharding.scatters_exposed_title(steps.tail(2)) == "No reduce-scatter is exposed"
 
 
 def gathers(*rows: tuple[str, int | None, str, str, int, int]) -> pd.DataFrame:
@@ -53,8 +54,8 @@ def test_a_prefetch_holds_one_unit_more() -> None:
     assert [(one.units, one.staying, one.bytes) for one in found if one] == [(1, 0, 7), (2, 0, 13), (3, 0, 18)]
     assert held_limit(table.assign(bytes=pd.array([5, 7, None, 5], dtype="Int64")).head(3), 1) is None
     limit = HeldLimit(prefetch=1, units=2, staying=0, bytes=6_320_000)
-    assert findings.held_limit(limit, limit.bytes) == "Dashed: prefetch 1 may hold 2 units."
-    assert findings.held_limit(limit, limit.bytes + 1).endswith(" More was held: gathers began further ahead.")
+    assert sharding.held_limit(limit, limit.bytes) == "Dashed: prefetch 1 may hold 2 units."
+    assert sharding.held_limit(limit, limit.bytes + 1).endswith(" More was held: gathers began further ahead.")
 
 
 def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
@@ -68,7 +69,7 @@ def test_what_is_kept_is_held_beside_what_is_gathered_ahead() -> None:
     with_root = held_limit(gathers(("root", 4, "forward", "backward", 0, 14), *passing, *again), 0)
     assert with_root == HeldLimit(prefetch=0, units=2, staying=1, bytes=10)
     assert (
-        findings.held_limit(with_root, 0)
+        sharding.held_limit(with_root, 0)
         == "Dashed: prefetch 0 may hold 2 units, 1 of them kept from the forward pass."
     )
     everything = [(name, 5, "forward", "backward", 0, 9) for name in "abc"]
@@ -90,9 +91,9 @@ def test_what_of_reduce_scatters_is_exposed() -> None:
     scatters = pd.DataFrame({"start_ns": [0, 5_000_000], "end_ns": [4_000_000, 11_000_000]})
     rows = [("reduce_scatter", "layers.1", 1_000_000), ("reduce_scatter", "layers.0", 4_000_000)]
     exposed = pd.DataFrame([*rows, ("all_gather", "head", 9)], columns=["kind", "what", "exposed_ns"])
-    assert findings.scatters_exposed(scatters, exposed) == (
+    assert sharding.scatters_exposed(scatters, exposed) == (
         "Of 10.0 ms of reduce-scatters 5.0 ms is exposed (50\u00a0% of their time), the largest part of layers.0"
         " (4.0 ms)."
     )
-    assert findings.scatters_exposed(scatters, exposed.tail(1)) == "Of 10.0 ms of reduce-scatters nothing is exposed."
-    assert findings.scatters_exposed(scatters.head(0), exposed) is None
+    assert sharding.scatters_exposed(scatters, exposed.tail(1)) == "Of 10.0 ms of reduce-scatters nothing is exposed."
+    assert sharding.scatters_exposed(scatters.head(0), exposed) is None

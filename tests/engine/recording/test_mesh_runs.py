@@ -9,12 +9,13 @@ import pytest
 from ranks.warm_ranks import run_warm
 
 import overlaplab
-from overlaplab import findings, simulate
+from overlaplab import simulate
 from overlaplab.analyses import communication_by, memory, pipeline_steps, volume, volume_theory
 from overlaplab.causes import Cause
 from overlaplab.errors import OverlaplabError
 from overlaplab.findings.actions.words import Case, general_remedy
 from overlaplab.findings.loops import loop_of
+from overlaplab.findings.runs import describe_ranks
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.timeline.timeline import timeline_events
@@ -128,7 +129,7 @@ def test_lanes_are_named_by_axis(cut: overlaplab.Run) -> None:
     names = set(lanes["label"].astype(str))
     assert any("link (tp)" in name for name in names)
     assert any("link (dp)" in name for name in names)
-    assert "4 ranks (dp 2 × tp 2)" in findings.describe_ranks(cut.manifest)
+    assert "4 ranks (dp 2 × tp 2)" in describe_ranks(cut.manifest)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from overlaplab.findings import sweep_advice, sweep_finding, sweep_notes, sweep_title
+from overlaplab.findings.across_runs.sweeps import sweep_advice, sweep_finding, sweep_notes, sweep_title
 
 
 def swept(**columns: Any) -> pd.DataFrame:

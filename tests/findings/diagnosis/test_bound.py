@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
+from made.diagnoses import diagnosis, share
 
-from overlaplab.findings.diagnosis.bound import bound_finding, gains_by_buckets, unavoidable_ns
+from overlaplab.causes import Cause
+from overlaplab.findings import how_short
+from overlaplab.findings.diagnosis.bound import gains_by_buckets, unavoidable_ns
 
 MS = 1_000_000
 
@@ -55,26 +59,28 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
             (799, 116),
             "That step takes 799.0 ms, and would take 683.0 ms without any communication.",
         ),
-        (row(600, 650, 640), (799, 0), None),
+        (row(600, 650, 640), (799, 0), ""),
     ],
 )
-def test_sentences(bound: dict[str, Any], measured: tuple[int, int], sentence: str | None) -> None:
-    said = bound_finding(bound, *(MS * time for time in measured))
-    assert (said and said.replace("\u00a0", " ")) == sentence
+def test_sentences(bound: dict[str, Any], measured: tuple[int, int], sentence: str) -> None:
+    span, exposed = measured
+    found = how_short(replace(diagnosis(), bound=bound, span_ns=span * MS, exposed_ns=exposed * MS))
+    assert found.replace("\u00a0", " ") == sentence
 
 
 def test_pauses_of_the_host_stay_in_every_figure() -> None:
-    sentence = bound_finding(row(600, 710, 669), 799 * MS, 116 * MS, idle=50 * MS, paused=20 * MS)
-    assert sentence == (
+    idle = replace(diagnosis(), span_ns=799 * MS, exposed_ns=116 * MS, idle_ns=50 * MS)
+    paused = (share(Cause.GAP, 20 * MS), share(Cause.TAIL, 96 * MS))
+    assert how_short(replace(idle, bound=row(600, 710, 669), causes=paused)) == (
         "That step takes 799.0 ms: at best 772.0 ms with other buckets and no delays or late ranks, and 703.0 ms"
         " without any communication, 70.0 ms of it idle."
     )
 
 
 def test_idle_time_stays_in_every_figure() -> None:
-    said = bound_finding(row(600, 710, None), 799 * MS, 116 * MS, idle=50 * MS)
-    assert said is not None
-    assert said.endswith("would take 683.0 ms without any communication, 50.0 ms of it idle.")
+    idle = replace(diagnosis(), span_ns=799 * MS, exposed_ns=116 * MS, idle_ns=50 * MS)
+    found = how_short(replace(idle, bound=row(600, 710, None)))
+    assert found.endswith("would take 683.0 ms without any communication, 50.0 ms of it idle.")
 
 
 @pytest.mark.parametrize(

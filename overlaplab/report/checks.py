@@ -1,10 +1,11 @@
-"""A check as Markdown, for a comment on a change or a job's summary."""
+"""A check as JUnit XML, which CI shows as tests, and as Markdown, for a comment on a change or a job's summary."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from xml.etree import ElementTree
 
 from overlaplab import findings
 from overlaplab.analyses.scalars import Scalars
@@ -15,8 +16,42 @@ from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
 
+_ELEMENTS = {Outcome.FAILED: "failure", Outcome.INCONCLUSIVE: "skipped"}
 _MARKS = {Outcome.HOLDS: "✅", Outcome.FAILED: "❌", Outcome.INCONCLUSIVE: "❔ inconclusive:"}
 _SHOWN = ("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_comm_ns", "idle_ns", "overlap_ratio")
+
+
+def junit_xml(lines: Sequence[CheckLine], path: str) -> bytes:
+    """One test case per condition; `path` is the run's, and stands as their class name."""
+    outcomes = [line.outcome for line in lines]
+    suite = _suite(len(lines), failures=outcomes.count(Outcome.FAILED), skipped=outcomes.count(Outcome.INCONCLUSIVE))
+    for line in lines:
+        case = ElementTree.SubElement(suite, "testcase", classname=path, name=line.name)
+        if line.outcome is Outcome.HOLDS:
+            ElementTree.SubElement(case, "system-out").text = line.sentence
+        else:
+            begin = "inconclusive: " if line.outcome is Outcome.INCONCLUSIVE else ""
+            ElementTree.SubElement(case, _ELEMENTS[line.outcome], message=begin + line.sentence)
+    return _xml_text(suite)
+
+
+def not_judged_xml(conditions: Sequence[str], path: str, why: str) -> bytes:
+    """An error for each condition, or for the comparison where there is none: nothing was judged."""
+    names = conditions or ["compare"]
+    suite = _suite(len(names), errors=len(names))
+    for name in names:
+        case = ElementTree.SubElement(suite, "testcase", classname=path, name=name)
+        ElementTree.SubElement(case, "error", message=why)
+    return _xml_text(suite)
+
+
+def _suite(tests: int, *, failures: int = 0, errors: int = 0, skipped: int = 0) -> ElementTree.Element:
+    counts = {"tests": tests, "failures": failures, "errors": errors, "skipped": skipped}
+    return ElementTree.Element("testsuite", {"name": "overlaplab"} | {name: str(n) for name, n in counts.items()})
+
+
+def _xml_text(suite: ElementTree.Element) -> bytes:
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def gate_markdown(
