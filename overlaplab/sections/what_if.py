@@ -17,7 +17,7 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
-from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question
+from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question, interval
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.device_answers import Option, least_cap_mb, option_or_why, whole_bytes
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
@@ -77,7 +77,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
         question=question,
         manifest=device_manifest(run),
         answer=answer,
-        interval=what_if.interval(run, answer, recorded),
+        interval=interval(run, answer, recorded),
         measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         note=note,
     )

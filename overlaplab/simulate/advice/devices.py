@@ -28,10 +28,10 @@ from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms
-from overlaplab.simulate.predictions.answer import DEPTHS
+from overlaplab.simulate.predictions.answer import DEPTHS, interval
 from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, option_or_why
-from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
+from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.vocabulary import Rule
@@ -65,18 +65,11 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
         except OverlaplabError:
             continue
         step_ns = mean_step_ns(run, recorded_spans_ns(run))
-        sure = prediction_interval(
-            run,
-            answer.mean_ns,
-            answer.replayed_ns,
-            far=answer.extrapolated,
-            transfers_ns=answer.transfers_ns,
-        )
         each = SettingPlayed(
             option="cap" if bucket_bytes else "prefetch",
             value=value,
             spans_ns=answer.spans_ns,
-            half_ns=gain_half_ns(step_ns, sure),
+            half_ns=gain_half_ns(step_ns, interval(run, answer)),
             caps_mb=(value,) if bucket_bytes else (),
             sizes=bucket_bytes,
             memory_bytes=0 if bucket_bytes else None,

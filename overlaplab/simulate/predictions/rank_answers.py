@@ -6,9 +6,9 @@ Stages of a pipeline, groups of ranks beside each other, a parameter server. Of 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
+import pandas as pd
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus, once_per_run
@@ -18,36 +18,38 @@ from overlaplab.manifest import Pipeline
 from overlaplab.simulate.pipelines.shape import PLAYED_SCHEDULES
 from overlaplab.simulate.play_errors import play_or_refuse
 from overlaplab.simulate.player import Program, Work, find_launches
-from overlaplab.simulate.predictions.answer import Answer, lane_table, lane_word, median_step
+from overlaplab.simulate.predictions.answer import SettingPrediction, lane_table, lane_word
 from overlaplab.simulate.predictions.device import device_manifest
-from overlaplab.simulate.predictions.error import extrapolations, mean_steps
 from overlaplab.simulate.programs import all_programs
-from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.pipelined import require_change
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
-from overlaplab.simulate.undisturbed import mean_step_after_ns
 
 
-def rank_answer(run: Run, setting: Setting) -> Answer:
-    """The setting, played as `predict` plays it. Raises `OverlaplabError` where the run cannot tell."""
+class RankPrediction(SettingPrediction):
+    """A setting of a run on CPUs, each rank played by itself."""
+
+    def lanes(self, rank: int, step: int) -> pd.DataFrame:
+        program, played = self.programs[1][rank], self.played
+        carried = ((lane_word(launch), *played.carried[launch.key]) for launch in find_launches(program))
+        works = _working_times(program, played.over_ns[rank])
+        return lane_table(works, carried, *played.ends_ns[rank][step : step + 2])
+
+
+def predict_ranks(run: Run, setting: Setting) -> RankPrediction:
+    """Play the run under the setting. Raises `OverlaplabError` where the run cannot tell."""
     run = _with_manifest(run)
-    recorded, programs = all_programs(run, Setting()), all_programs(run, setting)
-    before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
-    spans_ns = after.all_spans_ns()
-    rank, step, span_ns = median_step(spans_ns)
-    carried = ((lane_word(launch), *after.carried[launch.key]) for launch in find_launches(programs[rank]))
-    works = _working_times(programs[rank], after.over_ns[rank])
-    return Answer(
-        spans_ns=spans_ns,
-        mean_ns=mean_step_after_ns(run, spans_ns, into_the_next=move_into_the_next(setting.edits)),
-        replayed_ns=mean_steps(before.all_spans_ns().tolist()),
+    recorded, changed = all_programs(run, Setting()), all_programs(run, setting)
+    before, after = play_or_refuse(run, recorded), play_or_refuse(run, changed)
+    return RankPrediction(
+        run=run,
+        manifest=device_manifest(run),
+        setting=setting,
+        programs=(recorded, changed),
+        recorded_ns=before.all_spans_ns(),
+        predicted_ns=after.all_spans_ns(),
         transfers_ns=transfers_miss_ns(run, setting.edits, setting.link),
-        extrapolated=extrapolations(
-            device_manifest(run), setting, chain.from_iterable(recorded), chain.from_iterable(programs)
-        ),
-        median_span_ns=span_ns,
-        lanes=lane_table(works, carried, *after.ends_ns[rank][step : step + 2]),
+        played=after,
     )
 
 

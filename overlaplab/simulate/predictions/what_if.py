@@ -17,8 +17,7 @@ from overlaplab.simulate.predictions import wide_answers
 from overlaplab.simulate.predictions.answer import Answer, Question, median_step
 from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
-from overlaplab.simulate.predictions.error import Interval, prediction_interval
-from overlaplab.simulate.predictions.rank_answers import rank_answer
+from overlaplab.simulate.predictions.rank_answers import predict_ranks
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
@@ -33,7 +32,7 @@ def why_not(run: Run) -> str | None:
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"
         if not wide_answers.is_wide(run):
-            rank_answer(run, Setting())
+            predict_ranks(run, Setting())
     except OverlaplabError as error:
         return message_without_path(run, error)
     return None
@@ -48,12 +47,9 @@ def answer(run: Run, question: Question) -> Answer:
     """The question, played. Raises `OverlaplabError` where the run cannot tell."""
     if is_on_gpus(run):
         return device_answer(run, question.setting)
-    return wide_answers.wide_answer(run, question) if wide_answers.is_wide(run) else rank_answer(run, question.setting)
-
-
-def interval(run: Run, played: Answer, caps: pd.DataFrame) -> Interval:
-    """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`."""
-    return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.extrapolated, played.transfers_ns)
+    if wide_answers.is_wide(run):
+        return wide_answers.wide_answer(run, question)
+    return predict_ranks(run, question.setting).answer()
 
 
 def measured_span_ns(run: Run) -> int:

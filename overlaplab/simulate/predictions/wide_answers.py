@@ -19,7 +19,7 @@ from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import End, StuckError, find_launches
 from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, lane_word, median_step
 from overlaplab.simulate.predictions.device import device_manifest
-from overlaplab.simulate.predictions.error import extrapolations, mean_steps
+from overlaplab.simulate.predictions.error import extrapolations
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.setting import Setting
@@ -55,7 +55,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
     return Answer(
         spans_ns=played.spans_ns.T,
         mean_ns=wide_mean_step_ns(run, played, question.setting),
-        replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
+        replayed_ns=play_question(run, AS_RECORDED)[1].spans_ns.mean(axis=1).tolist(),
         transfers_ns=transfers_miss_ns(run, question.setting.edits, question.setting.link),
         extrapolated=extrapolations(
             device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves

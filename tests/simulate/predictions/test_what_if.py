@@ -19,7 +19,7 @@ from overlaplab.manifest import Link
 from overlaplab.simulate import advise
 from overlaplab.simulate.player import End, Launch, Program, Wait, Work, play
 from overlaplab.simulate.predictions import what_if, wide_answers
-from overlaplab.simulate.predictions.answer import Question, median_step
+from overlaplab.simulate.predictions.answer import Question, interval, median_step
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
@@ -215,7 +215,7 @@ def test_ranks_that_launch_different_collectives_are_played_as_predict_plays_the
     answer = what_if.answer(run, Question(setting=setting))
     predicted = predict(run, setting)
     assert answer.step_ns == predicted.step_ns
-    assert what_if.interval(run, answer, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
+    assert interval(run, answer, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
     works = answer.lanes[answer.lanes["lane"] == "rank"]
     assert (works["start_ns"] >= 0).all()
     assert 0 < (works["end_ns"] - works["start_ns"]).sum() <= answer.median_span_ns
@@ -279,7 +279,7 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     expected = predict(run, setting)
     assert found.step_ns == expected.step_ns
     assert found.extrapolated == expected.extrapolated
-    assert what_if.interval(run, found, recorded_caps(run.manifest, beside)) == expected.interval
+    assert interval(run, found, recorded_caps(run.manifest, beside)) == expected.interval
 
 
 @pytest.mark.parametrize("cap", [0.4, 1.0, 4.0])
