@@ -270,12 +270,12 @@ def test_gradients_averaged_between_replicas_in_the_last_pass_alone() -> None:
 
 
 def test_half_the_bytes() -> None:
-    changed = halve_bytes([STEP], {"all_reduce": lambda size: 2 * size // 25})
+    changed = halve_bytes([STEP], {"all_reduce": lambda size: 2 * size // 25}.get)
     assert changed is not None
     assert [move for move in changed[0] if isinstance(move, Launch) and move.role] == [
         replace(BUCKET, transfer_ns=6, bytes=50)
     ]
-    assert halve_bytes([STEP], {}) is None
+    assert halve_bytes([STEP], lambda kind: None) is None
 
 
 def test_what_is_no_longer_launched_saves_its_cost() -> None:

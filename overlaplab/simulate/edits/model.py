@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role
 from overlaplab.simulate.edits.collectives import drop_launches
@@ -52,10 +53,12 @@ def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 def halve_bytes(
     programs: Sequence[Program],
-    takes_by_kind: Mapping[str, Callable[[int], int]],
+    times_by_size: Callable[[str], Callable[[int], int] | None],
     applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
 ) -> list[Program] | None:
-    """What `applies` tells sends half as much; None where T of other sizes, `takes_by_kind`, is known of no kind."""
+    """What `applies` tells sends half as much; None where T of other sizes, `times_by_size`, is known of no kind."""
+    kinds = {each.kind for each in find_launches(chain.from_iterable(programs)) if each.kind and applies(each)}
+    takes_by_kind = {kind: takes for kind in kinds if (takes := times_by_size(kind)) is not None}
 
     def half(launch: Launch) -> Launch:
         if launch.kind not in takes_by_kind or not applies(launch):

@@ -126,7 +126,9 @@ def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None
 
 def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -> Programs | None:
     late = _asked_rank(run, value)
-    return None if late is None or len(run.traces) < 2 else devices.balance(programs, late)
+    if late is None or len(run.traces) < 2:
+        return None
+    return devices.change_lanes(programs, partial(balance_rank, late=late))
 
 
 def _without_pauses(programs: Programs) -> list[list[Move]] | None:
@@ -173,10 +175,7 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
 def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if missing_ranks(run):
         return None
-    took = transfers(run, run.traces[0], link)
-    kinds = {launch.kind for program in programs for launch in find_launches(program) if launch.role}
-    takes_by_kind = {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
-    return model.halve_bytes(programs, takes_by_kind)
+    return model.halve_bytes(programs, transfers(run, run.traces[0], link).times_by_size)
 
 
 def _programs_alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
@@ -188,7 +187,9 @@ EDITS = {
     "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
         apply=_programs_alone(lambda programs: even_out_work(programs) if len(programs) > 1 else None),
-        on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
+        on_devices=lambda run, programs, _value: (
+            devices.change_lanes(programs, even_out_work) if len(run.traces) > 1 else None
+        ),
         nothing="it has one rank, or its ranks have different streams",
     ),
     "no-pause": Edit(
