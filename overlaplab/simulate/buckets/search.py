@@ -245,12 +245,12 @@ class BucketSearch:
         """How many gradients each bucket holds with which computation and the last bucket end first."""
         best_ns: int | None = None
         best: tuple[int, ...] = (len(ready_ns),)
-        for number, cutting in enumerate(launch_cuttings(self.cut, ready_ns, self.least.took_ns), start=1):
+        for number, (end_ns, counts) in enumerate(launch_cuttings(self.cut, ready_ns, self.least.took_ns), start=1):
             alone_ns = int(ready_ns.max()) + 2 * number * self.cut.host_ns
             if best_ns is not None and alone_ns >= best_ns:
                 break
-            if best_ns is None or max(alone_ns, cutting.end_ns) < best_ns:
-                best_ns, best = max(alone_ns, cutting.end_ns), cutting.counts
+            if best_ns is None or max(alone_ns, end_ns) < best_ns:
+                best_ns, best = max(alone_ns, end_ns), counts
         return best
 
     def _candidates(self, tried: Iterable[tuple[tuple[float, ...], Names]]) -> tuple[Candidate, ...]:
