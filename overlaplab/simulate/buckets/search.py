@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -21,14 +21,8 @@ from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.player import StuckError
-from overlaplab.simulate.programs.buckets import (
-    Recutting,
-    find_recutting,
-    recuttings,
-    takes_behind,
-)
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings
 from overlaplab.simulate.programs.times import retime_program
-from overlaplab.simulate.programs.without_buckets import without_buckets
 from overlaplab.simulate.undisturbed import TIE, step_weights
 
 Times = npt.NDArray[np.int64]
@@ -88,15 +82,8 @@ def _search_behind(run: Run, link: Link) -> BucketSearch | None:
     if cut is None:
         return None
     recorded = run.manifest.link if run.manifest else None
-    programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
-    cut = replace(
-        cut,
-        recorded=replace(cut.recorded, programs=programs),
-        alone=without_buckets(programs),
-        takes=takes_behind(run, cut.recorded, link),
-        measured=None,
-    )
-    least = least_steps(with_bucketed_moves(run, cut, link))
+    programs = [retime_program(program, recorded, link) for program in cut.recorded.programs]
+    least = least_steps(with_bucketed_moves(run, cut.with_programs(run, programs, link), link))
     return None if least is None else BucketSearch(least, step_weights(run))
 
 

@@ -10,9 +10,8 @@ from overlaplab.manifest import Link
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Program
-from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings, takes_behind
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings
 from overlaplab.simulate.programs.models import keep_model, model_name, named_buckets
-from overlaplab.simulate.programs.without_buckets import without_buckets
 from overlaplab.words import known_names
 
 
@@ -55,6 +54,4 @@ def _cut_behind(run: Run, cut: Recutting, programs: Sequence[Program], link: Lin
     if before != after:
         what = "its buckets are no longer as recorded"
         raise refusal(run, what, "Ask for this edit before others of the buckets, and for the cap of one model")
-    takes = cut.takes if link is None else takes_behind(run, cut.recorded, link)
-    recorded = replace(cut.recorded, programs=tuple(map(tuple, programs)))
-    return replace(cut, recorded=recorded, takes=takes, alone=without_buckets(programs))
+    return cut.with_programs(run, programs, link)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -83,6 +83,16 @@ class Recutting:
         buckets = tuple(map(tuple, assign(arrived, self.sizes, [min(self.ddp_cap, MIB), self.ddp_cap])))
         return None if [set(names) for names in buckets] == [set(names) for names in self.buckets] else buckets
 
+    def with_programs(self, run: Run, programs: Sequence[Program], link: Link | None) -> Recutting:
+        """The same of these programs, and behind this link where one is given."""
+        return replace(
+            self,
+            recorded=replace(self.recorded, programs=tuple(map(tuple, programs))),
+            alone=without_buckets(programs),
+            takes=_takes_behind(run, self.recorded, link) if link else self.takes,
+            measured=None if link else self.measured,
+        )
+
     def knows(self, buckets: Buckets) -> bool:
         """Whether T of these buckets is no extrapolation."""
         held = [sum(self.sent[name] for name in names) for names in buckets]
@@ -151,7 +161,7 @@ def _recuttings(run: Run, link: Link | None) -> tuple[Recutting, ...]:
 def _find_model_recutting(run: Run, recorded: Recorded, traits: Traits, link: Link | None) -> Recutting | None:
     if (order := _order(run, recorded)) is None:
         return None
-    takes = takes_behind(run, recorded, link)
+    takes = _takes_behind(run, recorded, link)
     try:
         play(recorded.programs)
         takes(0)
@@ -196,7 +206,7 @@ def _first_cap(manifest: Manifest | None) -> int | None:
     return int(first_mb * MIB) if isinstance(first_mb, int | float) and 0 < first_mb < inf else None
 
 
-def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:
+def _takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:
     """T of an all-reduce of so many bytes behind a link; without one by what was measured, see `transfer_times`."""
     return partial(transfer_times(run, recorded.programs, link), "all_reduce")
 
