@@ -10,7 +10,7 @@ it pauses of `no_pause` (None where no range tells), the other strategy of `stra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from math import hypot
@@ -45,21 +45,23 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.recorded import Recorded, editable_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
+from overlaplab.traits import Traits
 
 _SHARED_COLUMNS = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
 _COLUMNS = {"rank": "Int64", "step": "Int64"} | _SHARED_COLUMNS
 _GAIN_COLUMNS = _SHARED_COLUMNS | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
-_NEEDS_MEMORY = {
-    "prefetch",
-    "larger_units",
-    "keep_gathered",
-    "whole_optimizer",
-    "last_pass",
-    "background",
-    "strategy",
-    "library_collectives",
+_MEMORY: Mapping[str, Callable[[Manifest, Traits, Any], int | None]] = {
+    "prefetch": lambda manifest, _, ahead: prefetched_bytes(manifest, int(ahead) - (manifest.prefetch or 0)),
+    "larger_units": lambda manifest, _, together: joined_units_bytes(manifest, int(together)),
+    "keep_gathered": lambda manifest, *_: whole_parameters_bytes(manifest),
+    "last_pass": lambda manifest, traits, _: whole_gradients_bytes(manifest) if "gradients" in traits.sharded else 0,
+    "whole_optimizer": lambda *_: None,
+    "background": lambda *_: None,
+    "strategy": lambda *_: None,
+    "library_collectives": lambda *_: None,
 }
+"""What each rank would hold more at most, by the manifest, its traits and the remedy's setting; of others nothing."""
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
 _MIN_PAUSE_SHARE = 0.02
@@ -114,20 +116,10 @@ def gains(run: Run) -> pd.DataFrame:
 
 def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> int | None:
     """See `memory_bytes` of `gains`."""
-    if remedy not in _NEEDS_MEMORY:
+    if remedy not in _MEMORY:
         return 0
     traits = strategy_traits(manifest)
-    if manifest is None or traits is None:
-        return None
-    if remedy == "prefetch":
-        return prefetched_bytes(manifest, int(setting) - (manifest.prefetch or 0))
-    if remedy == "larger_units":
-        return joined_units_bytes(manifest, int(setting))
-    if remedy == "keep_gathered":
-        return whole_parameters_bytes(manifest)
-    if remedy == "last_pass":
-        return whole_gradients_bytes(manifest) if "gradients" in traits.sharded else 0
-    return None
+    return None if manifest is None or traits is None else _MEMORY[remedy](manifest, traits, setting)
 
 
 @once_per_run
